@@ -1,0 +1,48 @@
+"""Errors: every exception the package raises on purpose.
+
+All derive from `CriticalNeuronsError`; each also inherits the built-in a caller would expect. A message
+says where, what was found, what is accepted and what to do.
+"""
+
+
+class CriticalNeuronsError(Exception):
+    """Root of every error raised by critical_neurons."""
+
+
+class UnreadableModelError(CriticalNeuronsError, TypeError):
+    """A model that cannot be described as a network of affine maps and ReLUs."""
+
+
+class InvalidInputError(CriticalNeuronsError, ValueError):
+    """Inputs, labels or an example that do not fit the model."""
+
+
+class InvalidSettingError(CriticalNeuronsError, ValueError):
+    """A setting outside its range, or an unknown name."""
+
+
+class PlanMismatchError(CriticalNeuronsError, ValueError):
+    """A plan or scores that belong to another network."""
+
+
+class PruningError(CriticalNeuronsError, RuntimeError):
+    """The smaller network does not behave like the masked one."""
+
+
+class SolverError(CriticalNeuronsError, RuntimeError):
+    """A solver that failed, or cannot solve this kind of program."""
+
+
+class MissingExtraError(CriticalNeuronsError, ImportError):
+    """An optional dependency that is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed. Install it with: pip install 'critical_neurons[{extra}]'")
+
+
+class InvalidFileError(CriticalNeuronsError, ValueError):
+    """A file that cannot be read as what it should be."""
+
+
+class OutputError(CriticalNeuronsError, OSError):
+    """A path that cannot be written."""

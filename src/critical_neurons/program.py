@@ -1,0 +1,131 @@
+"""Program: arrays, plus sources of rows that are added when violated, plus a convex term.
+
+    minimise    cost · x + constant
+    subject to  lower <= x <= upper,   rows,   every row of every source,
+                x[i] integer where integer[i],   x[term.columns] >= term(x)
+
+A solver that cannot handle sources or a convex term is wrapped by one that adds rows and tangent cuts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from scipy import sparse
+
+from critical_neurons.network import Bools, Floats, Ints
+
+
+@dataclass(frozen=True)
+class Rows:
+    """lower <= matrix · x <= upper."""
+
+    matrix: sparse.csr_array
+    lower: Floats
+    upper: Floats
+
+    def __len__(self) -> int:
+        return len(self.lower)
+
+
+def stack_rows(parts: list[Rows], column_count: int) -> Rows:
+    if not parts:
+        return Rows(sparse.csr_array((0, column_count)), np.zeros(0), np.zeros(0))
+    return Rows(
+        sparse.csr_array(sparse.vstack([part.matrix for part in parts], format="csr")),
+        np.concatenate([part.lower for part in parts]),
+        np.concatenate([part.upper for part in parts]),
+    )
+
+
+def widen(matrix: sparse.csr_array, column_count: int) -> sparse.csr_array:
+    """The same rows over more columns."""
+    return sparse.csr_array((matrix.data, matrix.indices, matrix.indptr), shape=(matrix.shape[0], column_count))
+
+
+def lay_out(**sizes: int) -> dict[str, slice]:
+    """Named blocks of columns, one after the other."""
+    ends = np.cumsum(list(sizes.values()))
+    return {name: slice(int(end) - size, int(end)) for (name, size), end in zip(sizes.items(), ends, strict=True)}
+
+
+class RowSource(Protocol):
+    """Rows too many to write out: numbered `0 … count - 1`, judged all at once, built one by one."""
+
+    @property
+    def count(self) -> int: ...
+
+    def violations(self, point: Floats) -> Floats:
+        """By how much each row is violated at the point, relative to its scale; zero or less: not at all."""
+
+    def build(self, numbers: Ints) -> Rows:
+        """The rows with these numbers. One number may stand for more than one row."""
+
+
+class ConvexTerm(Protocol):
+    """Convex functions f_d of the point, one for each of the epigraph `columns`: x[columns] >= f(x)."""
+
+    @property
+    def columns(self) -> slice: ...
+
+    def values(self, point: Floats) -> Floats:
+        """f_d at the point."""
+
+    def cuts(self, point: Floats, which: Ints) -> Rows:
+        """The tangents of the chosen f_d at the point, as rows."""
+
+    def affine_forms(self) -> tuple[sparse.csr_array, Floats, Ints]:
+        """For conic solvers: matrix and offset of the logits (d, class) in the point, and the labels d."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """`start` is a feasible point: every score at 1 and the network's own forward pass."""
+
+    blocks: Mapping[str, slice]
+    cost: Floats
+    lower: Floats
+    upper: Floats
+    integer: Bools
+    rows: Rows
+    sources: tuple[RowSource, ...]
+    term: ConvexTerm
+    start: Floats
+    constant: float = 0.0
+
+    @property
+    def column_count(self) -> int:
+        return len(self.cost)
+
+    @property
+    def row_count(self) -> int:
+        return len(self.rows) + sum(source.count for source in self.sources)
+
+    def raise_term(self, point: Floats) -> Floats:
+        """The point with its epigraph columns set to the true values of the convex term."""
+        raised = point.copy()
+        raised[self.term.columns] = self.term.values(point)
+        return raised
+
+    def value(self, point: Floats) -> float:
+        return float(self.cost @ point) + self.constant
+
+    def write_out(self) -> Program:
+        """The same program with every row of every source among its rows, for solvers that want all of it."""
+        built = [source.build(np.arange(source.count)) for source in self.sources]
+        rows = stack_rows([self.rows, *built], self.column_count)
+        return Program(
+            self.blocks,
+            self.cost,
+            self.lower,
+            self.upper,
+            self.integer,
+            rows,
+            (),
+            self.term,
+            self.start,
+            self.constant,
+        )

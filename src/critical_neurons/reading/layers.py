@@ -1,0 +1,154 @@
+"""The built-in readers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from critical_neurons.network import Floats
+from critical_neurons.reading.maps import DenseMap, ReshapeMap, ScaleMap, TorchMap
+from critical_neurons.reading.registry import (
+    Call,
+    Ends,
+    KeepsChannels,
+    Mixes,
+    Passes,
+    Reading,
+    Rectifies,
+    reads,
+)
+
+NOTHING: Floats = np.zeros(0)
+
+
+@reads(nn.Linear)
+def read_linear(call: Call) -> Reading:
+    module = _module(call, nn.Linear)
+    if len(call.input_shape) != 1:
+        raise call.refuse(
+            f"a linear layer on inputs of shape {_batched(call.input_shape)}",
+            "Linear layers are read on (batch, features). Flatten before it.",
+        )
+    return Mixes(DenseMap(_array(module.weight), _offset(module.bias, module.out_features)))
+
+
+@reads(nn.Conv1d, nn.Conv2d)
+def read_convolution(call: Call) -> Reading:
+    module = _module(call, nn.Conv1d, nn.Conv2d)
+    bare = copy.deepcopy(module)
+    bare.bias = None
+
+    def convolve(values: Tensor, weight: Tensor) -> Tensor:
+        result: Tensor = torch.func.functional_call(bare, {"weight": weight}, (values,))
+        return result
+
+    offset = _offset(module.bias, module.out_channels)
+    return Mixes(
+        TorchMap(convolve, _array(module.weight), offset, call.input_shape),
+        obstacle=f"a grouped convolution (groups={module.groups})" if module.groups > 1 else "",
+    )
+
+
+@reads(nn.BatchNorm1d, nn.BatchNorm2d)
+def read_batch_norm(call: Call) -> Reading:
+    module = _module(call, nn.BatchNorm1d, nn.BatchNorm2d)
+    if module.running_mean is None or module.running_var is None:
+        raise call.refuse(
+            "a batch norm without running statistics, which depends on the whole batch",
+            "Train it with track_running_stats=True.",
+        )
+    scale = 1.0 / np.sqrt(_array(module.running_var) + module.eps)
+    if module.weight is not None:
+        scale = scale * _array(module.weight)
+    offset = _offset(module.bias, module.num_features) - scale * _array(module.running_mean)
+    return KeepsChannels(ScaleMap(scale, offset), shifts_zero=True)
+
+
+@reads(nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
+def read_average_pool(call: Call) -> Reading:
+    module = _module(call, nn.Module)
+    return _pooling(call, lambda values, _: module(values))
+
+
+@reads(F.avg_pool1d, F.avg_pool2d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d)
+def read_functional_average_pool(call: Call) -> Reading:
+    function, args, kwargs = call.function, call.args[1:], dict(call.kwargs)
+    return _pooling(call, lambda values, _: function(values, *args, **kwargs))
+
+
+@reads(torch.mean, "mean")
+def read_mean(call: Call) -> Reading:
+    axes = call.argument(1, "dim")
+    keep = bool(call.argument(2, "keepdim", False))
+    if axes is None or not _spatial(axes, call.input.ndim):
+        raise call.refuse(f"a mean over the axes {axes}", "Only a mean over positions (axes 2, 3) is read.")
+    return _pooling(call, lambda values, _: values.mean(axes, keepdim=keep))
+
+
+@reads(nn.Flatten, torch.flatten, "flatten", "view", "reshape", torch.reshape)
+def read_reshape(call: Call) -> Reading:
+    if len(call.output) != len(call.input):
+        raise call.refuse(
+            f"it turns {tuple(call.input.shape)} into {tuple(call.output.shape)} and so changes the batch axis",
+            "Keep the first axis, as x.flatten(1) does.",
+        )
+    sizes = ", ".join(map(str, call.literal_sizes))
+    return KeepsChannels(
+        ReshapeMap(call.input_shape, call.output_shape),
+        obstacle=f"{call.name}, which has the size {sizes} written into it; write x.flatten(1)" if sizes else "",
+    )
+
+
+@reads(nn.ReLU, F.relu, torch.relu, torch.relu_, "relu", "relu_")
+def read_relu(call: Call) -> Reading:
+    return Rectifies()
+
+
+@reads(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Identity, "contiguous")
+def read_identity(call: Call) -> Reading:
+    return Passes()
+
+
+@reads(F.dropout, F.dropout1d, F.dropout2d)
+def read_functional_dropout(call: Call) -> Reading:
+    if not torch.equal(call.input, call.output):
+        raise call.refuse("dropout that stays on in evaluation mode", "Pass training=self.training.")
+    return Passes()
+
+
+@reads(nn.Softmax, nn.LogSoftmax, F.softmax, F.log_softmax, torch.softmax, torch.log_softmax)
+@reads("softmax", "log_softmax")
+def read_softmax(call: Call) -> Reading:
+    return Ends(f"{call.name} (softmax) is left out: the program works on the logits before it")
+
+
+def _pooling(call: Call, function: Any) -> Reading:
+    return KeepsChannels(TorchMap(function, NOTHING, NOTHING, call.input_shape))
+
+
+def _module(call: Call, *kinds: type[nn.Module]) -> Any:
+    assert isinstance(call.module, kinds)
+    return call.module
+
+
+def _array(values: Tensor) -> Floats:
+    result: Floats = values.detach().numpy()
+    return result
+
+
+def _offset(bias: Tensor | None, size: int) -> Floats:
+    return np.zeros(size) if bias is None else _array(bias)
+
+
+def _spatial(axes: int | tuple[int, ...], ndim: int) -> bool:
+    chosen = (axes,) if isinstance(axes, int) else axes
+    return all(axis % ndim >= 2 for axis in chosen)
+
+
+def _batched(shape: tuple[int, ...]) -> str:
+    return f"(batch, {', '.join(map(str, shape))})"

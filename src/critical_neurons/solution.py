@@ -1,0 +1,75 @@
+"""Solution: what a solver found, what it proved, and how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from critical_neurons.network import Floats
+
+
+class Status(Enum):
+    """How a solve ended. The order is from best to worst."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+    TIMED_OUT = "timed out"
+    INFEASIBLE = "infeasible"
+    UNBOUNDED = "unbounded"
+    FAILED = "failed"
+
+    @property
+    def sentence(self) -> str:
+        return _SENTENCES[self]
+
+    @property
+    def rank(self) -> int:
+        return list(Status).index(self)
+
+
+_SENTENCES = {
+    Status.OPTIMAL: "Solved: the gap between incumbent and bound is within the tolerance.",
+    Status.FEASIBLE: "Stopped early: a feasible point is known, its distance to the optimum is the gap.",
+    Status.TIMED_OUT: "Stopped at the time limit before any feasible point was known.",
+    Status.INFEASIBLE: "Proved: no point satisfies all rows.",
+    Status.UNBOUNDED: "Proved: the objective has no lower end.",
+    Status.FAILED: "The solver gave up; neither point nor bound can be trusted.",
+}
+
+
+def relative_gap(objective: float | None, bound: float | None) -> float | None:
+    """(objective - bound) / max(1, |objective|), or None where one of the two is missing."""
+    if objective is None or bound is None:
+        return None
+    return max(0.0, (objective - bound) / max(1.0, abs(objective)))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One entry of a solve's history."""
+
+    seconds: float
+    objective: float | None
+    bound: float | None
+    rows: int
+    cuts: int
+
+    @property
+    def gap(self) -> float | None:
+        return relative_gap(self.objective, self.bound)
+
+
+@dataclass(frozen=True)
+class Solution:
+    status: Status
+    point: Floats | None
+    objective: float | None
+    bound: float | None
+    seconds: float
+    history: tuple[Step, ...]
+    sizes: Mapping[str, int]
+
+    @property
+    def gap(self) -> float | None:
+        return relative_gap(self.objective, self.bound)
