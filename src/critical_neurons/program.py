@@ -1,6 +1,6 @@
 """Program: arrays, plus sources of rows that are added when violated, plus a convex term.
 
-    minimise    cost · x + constant
+    minimise    cost · x
     subject to  lower <= x <= upper,   rows,   every row of every source,
                 x[i] integer where integer[i],   x[term.columns] >= term(x)
 
@@ -10,7 +10,7 @@ A solver that cannot handle sources or a convex term is wrapped by one that adds
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -83,7 +83,10 @@ class ConvexTerm(Protocol):
 
 @dataclass(frozen=True)
 class Program:
-    """`start` is a feasible point: every score at 1 and the network's own forward pass."""
+    """`start` is a feasible point, if one is known: every score at 1 and the network's own forward pass.
+
+    Among points of the same cost, those with the smaller `tie_break` · x are better.
+    """
 
     blocks: Mapping[str, slice]
     cost: Floats
@@ -93,8 +96,8 @@ class Program:
     rows: Rows
     sources: tuple[RowSource, ...]
     term: ConvexTerm
-    start: Floats
-    constant: float = 0.0
+    start: Floats | None = None
+    tie_break: Floats | None = None
 
     @property
     def column_count(self) -> int:
@@ -111,21 +114,10 @@ class Program:
         return raised
 
     def value(self, point: Floats) -> float:
-        return float(self.cost @ point) + self.constant
+        return float(self.cost @ point)
 
     def write_out(self) -> Program:
         """The same program with every row of every source among its rows, for solvers that want all of it."""
         built = [source.build(np.arange(source.count)) for source in self.sources]
         rows = stack_rows([self.rows, *built], self.column_count)
-        return Program(
-            self.blocks,
-            self.cost,
-            self.lower,
-            self.upper,
-            self.integer,
-            rows,
-            (),
-            self.term,
-            self.start,
-            self.constant,
-        )
+        return replace(self, rows=rows, sources=())

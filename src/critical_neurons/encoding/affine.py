@@ -1,8 +1,9 @@
 """The network as an affine function of the scores, once its stable gates are fixed (docs/method.md, section 3).
 
 A unit whose gate is decided on a data point needs no variable of its own: dead, its activation is 0; live, it
-is p - (1 - s) U. Only units with L < 0 < U keep an explicit activation. So everything downstream is affine in
-the *columns*: the scores, then the explicit activations. Evaluating it at a point is one forward pass; the
+is p - (1 - s) U. Only units with L < 0 < U keep an explicit activation, measured in units of its U so that it lies
+in [0, 1] like the scores. So everything downstream is affine in the *columns*: the scores, then the explicit
+activations. Evaluating it at a point is one forward pass; the
 coefficients of one value are one backward pass; no matrix is ever formed.
 """
 
@@ -27,7 +28,8 @@ class Gate:
     """One ReLU on the whole batch; arrays are (batch, *shape).
 
     `shrink` is max(U, 0) where the unit has a score and 0 elsewhere: what p loses when its score goes to 0.
-    `unstable` are the flat indices with L < 0 < U, whose activations are the columns `first`, `first + 1`, ….
+    `unstable` are the flat indices with L < 0 < U; the columns `first`, `first + 1`, … times `tops`, their U, are
+    their activations.
     """
 
     lower: Floats
@@ -35,6 +37,7 @@ class Gate:
     shrink: Floats
     live: Bools
     unstable: Ints
+    tops: Floats
     first: int
     units: Ints
     scatter: sparse.csr_array
@@ -97,7 +100,7 @@ class AffineNetwork:
                     gate = self.gates[index]
                     shrunk[index] = values[op.source] - loss[gate.units] * gate.shrink
                     activation = np.where(gate.live, shrunk[index], 0.0)
-                    activation.reshape(-1)[gate.unstable] = columns[gate.columns]
+                    activation.reshape(-1)[gate.unstable] = gate.tops * columns[gate.columns]
                     values[index] = activation
                 case _:
                     assert_never(op)
@@ -112,7 +115,7 @@ class AffineNetwork:
         for index, gate in self.gates.items():  # in topological order: each needs the ones before it
             if len(gate.unstable):
                 shrunk = self._forward(columns).shrunk[index]
-                columns[gate.columns] = np.maximum(shrunk.reshape(-1)[gate.unstable], 0.0)
+                columns[gate.columns] = np.maximum(shrunk.reshape(-1)[gate.unstable], 0.0) / gate.tops
         return columns
 
     def differentiate_logits(self, seeds: Floats, samples: Ints) -> sparse.csr_array:
@@ -175,8 +178,8 @@ class AffineNetwork:
 
 
 def _gate(op: Relu, bounds: Bounds, index: int, first: int, unit_count: int) -> Gate:
-    interval = bounds.before_relu[index]
-    lower, upper = interval.lower, interval.upper
+    lower, upper = bounds.before_relu[index].lower, bounds.before_relu[index].upper
+    unstable = np.flatnonzero((lower < 0) & (upper > 0))
     units = op.units.reshape(-1)
     scored = np.flatnonzero(units != NO_UNIT)
     scatter = sparse.csr_array((np.ones(len(scored)), (scored, units[scored])), shape=(len(units), unit_count))
@@ -185,7 +188,8 @@ def _gate(op: Relu, bounds: Bounds, index: int, first: int, unit_count: int) -> 
         upper=upper,
         shrink=np.where(op.units != NO_UNIT, np.maximum(upper, 0.0), 0.0),
         live=(lower >= 0) & (upper > 0),
-        unstable=np.flatnonzero((lower < 0) & (upper > 0)),
+        unstable=unstable,
+        tops=upper.reshape(-1)[unstable],
         first=first,
         units=op.units,
         scatter=scatter,
@@ -232,7 +236,7 @@ def _explicit_entries(gate: Gate, adjoint: Floats, samples: Ints) -> tuple[Ints,
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     numbers = np.repeat(firsts, counts) + within
     positions = gate.unstable[numbers] % size
-    return rows, gate.first + numbers, adjoint.reshape(len(samples), size)[rows, positions]
+    return rows, gate.first + numbers, gate.tops[numbers] * adjoint.reshape(len(samples), size)[rows, positions]
 
 
 def _assemble(scores: Floats, explicit: list[tuple[Ints, Ints, Floats]], width: int) -> sparse.csr_array:

@@ -4,7 +4,7 @@ Columns: the scores, activations and gates of the unstable units only, the spars
 data point. With q = p - (1 - s) max(U, 0), affine in the columns, equation 4 leaves on every unit and position
 
     stable     min(L, 0) <= q <= max(U, 0)
-    unstable   h + (1 - z) L <= q,   q <= h,   h <= z U
+    unstable   y U + (1 - z) L <= q,   q <= y U,   y <= z,   where y U is the activation
 
 far too many to write out: they are added when violated.
 """
@@ -44,7 +44,7 @@ def encode_paper(
     lower = np.zeros(column_count)
     lower[sparsity] = -np.inf
     upper = np.full(column_count, np.inf)
-    upper[blocks["score"]] = upper[blocks["gate"]] = 1.0
+    upper[: blocks["gate"].stop] = 1.0
     integral = np.zeros(column_count, dtype=bool)
     integral[blocks["gate"]] = integer
 
@@ -61,10 +61,13 @@ def encode_paper(
         lower=lower,
         upper=upper,
         integer=integral,
-        rows=stack_rows([sparsity_rows, _encode_gate_limits(affine, blocks, column_count)], column_count),
+        rows=stack_rows(
+            [sparsity_rows, _encode_gate_limits(affine.unstable_count, blocks, column_count)], column_count
+        ),
         sources=(ReluRows(affine, blocks["gate"].start, column_count),),
         term=term,
         start=start,
+        tie_break=(np.arange(column_count) < affine.unit_count).astype(np.float64),
     )
 
 
@@ -98,7 +101,7 @@ class ReluRows:
         lower = np.minimum(gate.lower, 0.0).reshape(-1)
         upper = np.maximum(gate.upper, 0.0).reshape(-1)
         if len(gate.unstable):
-            activation, z = point[gate.columns], point[self._gate_columns(gate)]
+            activation, z = gate.tops * point[gate.columns], point[self._gate_columns(gate)]
             lower[gate.unstable] = activation + (1.0 - z) * gate.lower.reshape(-1)[gate.unstable]
             upper[gate.unstable] = activation
         return lower, upper
@@ -129,11 +132,11 @@ class ReluRows:
         return _normalise(stack_rows(parts, self._column_count), gate.scale)
 
     def _build_unstable(self, gate: Gate, elements: Ints, forms: sparse.csr_array, offset: Floats) -> list[Rows]:
-        """q - h + L z >= L and q - h <= 0."""
+        """q - y U + L z >= L and q - y U <= 0."""
         numbers = np.searchsorted(gate.unstable, elements)
-        rows, ones = np.arange(len(elements)), np.ones(len(elements))
+        rows = np.arange(len(elements))
         lower = gate.lower.reshape(-1)[elements]
-        activation = sparse.csr_array((ones, (rows, gate.first + numbers)), shape=forms.shape)
+        activation = sparse.csr_array((gate.tops[numbers], (rows, gate.first + numbers)), shape=forms.shape)
         z = sparse.csr_array((lower, (rows, self._gate_columns(gate).start + numbers)), shape=forms.shape)
         nothing = np.full(len(elements), np.inf)
         below = sparse.csr_array(forms - activation)
@@ -144,21 +147,13 @@ class ReluRows:
         return slice(first, first + len(gate.unstable))
 
 
-def _encode_gate_limits(affine: AffineNetwork, blocks: dict[str, slice], column_count: int) -> Rows:
-    """h <= z U."""
-    upper = np.concatenate([gate.upper.reshape(-1)[gate.unstable] for gate in affine.gates.values()])
-    rows = np.arange(len(upper))
-    matrix = sparse.csr_array(
-        (
-            np.concatenate([np.ones(len(upper)), -upper]),
-            (
-                np.tile(rows, 2),
-                np.concatenate([blocks["activation"].start + rows, blocks["gate"].start + rows]),
-            ),
-        ),
-        shape=(len(upper), column_count),
-    )
-    return Rows(matrix, np.full(len(upper), -np.inf), np.zeros(len(upper)))
+def _encode_gate_limits(count: int, blocks: dict[str, slice], column_count: int) -> Rows:
+    """y <= z."""
+    rows = np.arange(count)
+    columns = np.concatenate([blocks["activation"].start + rows, blocks["gate"].start + rows])
+    signs = np.repeat([1.0, -1.0], count)
+    matrix = sparse.csr_array((signs, (np.tile(rows, 2), columns)), shape=(count, column_count))
+    return Rows(matrix, np.full(count, -np.inf), np.zeros(count))
 
 
 def _normalise(rows: Rows, scale: float) -> Rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from critical_neurons.network import Floats
-from critical_neurons.reading.maps import DenseMap, ReshapeMap, ScaleMap, TorchMap
+from critical_neurons.network import Floats, Shape
+from critical_neurons.reading.maps import (
+    ConvolutionMap,
+    DenseMap,
+    PositionsMap,
+    ReshapeMap,
+    ScaleMap,
+    separate_pooling,
+)
 from critical_neurons.reading.registry import (
     Call,
     Ends,
@@ -22,8 +29,6 @@ from critical_neurons.reading.registry import (
     Rectifies,
     reads,
 )
-
-NOTHING: Floats = np.zeros(0)
 
 
 @reads(nn.Linear)
@@ -40,16 +45,20 @@ def read_linear(call: Call) -> Reading:
 @reads(nn.Conv1d, nn.Conv2d)
 def read_convolution(call: Call) -> Reading:
     module = _module(call, nn.Conv1d, nn.Conv2d)
-    bare = copy.deepcopy(module)
-    bare.bias = None
-
-    def convolve(values: Tensor, weight: Tensor) -> Tensor:
-        result: Tensor = torch.func.functional_call(bare, {"weight": weight}, (values,))
-        return result
-
-    offset = _offset(module.bias, module.out_channels)
+    if module.padding_mode != "zeros":
+        raise call.refuse(f"padding_mode={module.padding_mode!r}", "Convolutions are read with padding_mode='zeros'.")
+    before, after = _paddings(module)
     return Mixes(
-        TorchMap(convolve, _array(module.weight), offset, call.input_shape),
+        ConvolutionMap(
+            weight=module.weight.detach(),
+            offset=_offset(module.bias, module.out_channels),
+            stride=module.stride,
+            before=before,
+            after=after,
+            dilation=module.dilation,
+            groups=module.groups,
+            input_shape=call.input_shape,
+        ),
         obstacle=f"a grouped convolution (groups={module.groups})" if module.groups > 1 else "",
     )
 
@@ -71,23 +80,20 @@ def read_batch_norm(call: Call) -> Reading:
 
 @reads(nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
 def read_average_pool(call: Call) -> Reading:
-    module = _module(call, nn.Module)
-    return _pooling(call, lambda values, _: module(values))
+    return _pooling(call, call.function)
 
 
 @reads(F.avg_pool1d, F.avg_pool2d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d)
 def read_functional_average_pool(call: Call) -> Reading:
-    function, args, kwargs = call.function, call.args[1:], dict(call.kwargs)
-    return _pooling(call, lambda values, _: function(values, *args, **kwargs))
+    return _pooling(call, lambda values: call.function(values, *call.args[1:], **call.kwargs))
 
 
 @reads(torch.mean, "mean")
 def read_mean(call: Call) -> Reading:
     axes = call.argument(1, "dim")
-    keep = bool(call.argument(2, "keepdim", False))
     if axes is None or not _spatial(axes, call.input.ndim):
-        raise call.refuse(f"a mean over the axes {axes}", "Only a mean over positions (axes 2, 3) is read.")
-    return _pooling(call, lambda values, _: values.mean(axes, keepdim=keep))
+        raise call.refuse(f"a mean over the axes {axes}", "Only a mean over positions (axes 2 and 3) is read.")
+    return _pooling(call, lambda values: values.mean(axes, keepdim=True))
 
 
 @reads(nn.Flatten, torch.flatten, "flatten", "view", "reshape", torch.reshape)
@@ -127,8 +133,18 @@ def read_softmax(call: Call) -> Reading:
     return Ends(f"{call.name} (softmax) is left out: the program works on the logits before it")
 
 
-def _pooling(call: Call, function: Any) -> Reading:
-    return KeepsChannels(TorchMap(function, NOTHING, NOTHING, call.input_shape))
+def _pooling(call: Call, pool: Callable[[Tensor], Tensor]) -> Reading:
+    matrices = separate_pooling(pool, call.input_shape[1:])
+    return KeepsChannels(PositionsMap(matrices, call.input_shape, call.output_shape))
+
+
+def _paddings(module: nn.Conv1d | nn.Conv2d) -> tuple[Shape, Shape]:
+    """Zeros before and after each axis. "same" adds the odd one after, as torch does."""
+    if module.padding == "same":
+        total = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+        return tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+    padding = (0,) * len(module.kernel_size) if isinstance(module.padding, str) else module.padding
+    return padding, padding
 
 
 def _module(call: Call, *kinds: type[nn.Module]) -> Any:

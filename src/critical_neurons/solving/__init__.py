@@ -1,0 +1,20 @@
+"""Solving: program to solution. One file per solver; this one finds them by name."""
+
+from critical_neurons.errors import InvalidSettingError
+from critical_neurons.solving.base import Capability, Limits, Report, Solver, ignore_progress
+
+__all__ = ["Capability", "Limits", "Report", "Solver", "find_solver", "ignore_progress"]
+
+
+def find_solver(name: str) -> Solver:
+    """`highs`, or `cvxpy:NAME` for any solver of CVXPY."""
+    if name == "highs":
+        from critical_neurons.solving.highs import HighsSolver
+
+        return HighsSolver()
+    family, _, inner = name.partition(":")
+    if family == "cvxpy" and inner:
+        from critical_neurons.solving.conic import ConicSolver
+
+        return ConicSolver(inner)
+    raise InvalidSettingError(f"solver: found {name!r}. Accepted: 'highs', or 'cvxpy:NAME' such as 'cvxpy:CLARABEL'.")

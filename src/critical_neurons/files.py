@@ -1,0 +1,64 @@
+"""Files: an output is checked before the work that fills it, and written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+from critical_neurons.errors import OutputError
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise `OutputError` unless a file can be written at `path`. What is there now stays as it is."""
+    target = _resolve(path)
+    try:
+        if target.is_dir():
+            raise OutputError(f"{path}: is a directory. Give the path of a file in it.")
+        if target.exists() and not target.is_file():
+            raise OutputError(f"{path}: exists and is not a regular file.")
+        if not target.parent.exists():
+            raise OutputError(f"{path}: the directory {target.parent} does not exist. Create it first.")
+        if not target.parent.is_dir():
+            raise OutputError(f"{path}: {target.parent} is not a directory.")
+        probe = _beside(target)
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OutputError:
+        raise
+    except OSError as error:
+        raise _refused(path, error) from error
+
+
+def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write `content` to a file beside `path`, then move it there: a reader never sees half of it."""
+    check_writable(path)
+    target = _resolve(path)
+    draft = _beside(target)
+    try:
+        with draft.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if target.exists():
+            shutil.copymode(target, draft)
+        draft.replace(target)
+    except OSError as error:
+        raise _refused(path, error) from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _resolve(path: str | os.PathLike[str]) -> Path:
+    """The file behind symbolic links: writing to a link must not replace it."""
+    return Path(os.path.realpath(path))
+
+
+def _beside(target: Path) -> Path:
+    """A name nobody uses in the same directory, so that moving it is one step on one file system."""
+    return target.with_name(f".{secrets.token_hex(8)}.part")
+
+
+def _refused(path: str | os.PathLike[str], error: OSError) -> OutputError:
+    return OutputError(f"{path}: cannot be written ({error.strerror or error}).")

@@ -1,0 +1,312 @@
+"""Solving with rows and cuts added when violated, around any engine for linear programs.
+
+Every point the engine finds is judged by one forward pass: the most violated rows of the sources and the tangents
+of the convex term join the program, and the engine goes on from where it was. Each linear optimum is a lower bound;
+each point that violates nothing is an incumbent once its convex term is raised to the true value.
+
+With integer columns the relaxation is solved first, to collect rows and cuts. Then in rounds: the engine solves the
+integer program as far as it is written; its integer columns are fixed and the continuous rest is solved to the end,
+which gives an incumbent and more rows and cuts, valid for the whole program.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+from scipy import sparse
+
+from critical_neurons.network import Floats, Ints
+from critical_neurons.program import Program, Rows
+from critical_neurons.solution import Solution, Status, Step, relative_gap
+from critical_neurons.solving.base import Limits, Report
+
+FEASIBILITY_TOLERANCE = 1e-6
+"""Largest violation of a row, relative to the scale of its ReLU, that still counts as satisfied."""
+
+ROWS_PER_ROUND = 200
+"""Rows added per round, the most violated first. More make the linear programs larger, fewer the rounds more."""
+
+CUT_TOLERANCE = 1e-3
+"""Share of the gap tolerance by which a column may underestimate its convex function without a new tangent."""
+
+INNER_SHARE = 0.1
+"""Share of the gap tolerance to which the parts of a round with integer columns are solved."""
+
+TIE_BREAK_SHARE = 0.1
+"""Share of the gap tolerance left to the tie-break."""
+
+
+class Outcome(Enum):
+    OPTIMAL = "optimal"
+    INFEASIBLE = "infeasible"
+    UNBOUNDED = "unbounded"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class LinearResult:
+    outcome: Outcome
+    point: Floats | None
+    bound: float
+
+
+class LinearEngine(Protocol):
+    """A mixed integer linear program that grows by rows. Continuous until told otherwise."""
+
+    def add_rows(self, rows: Rows) -> None: ...
+
+    def change_cost(self, cost: Floats) -> None: ...
+
+    def change_bounds(self, columns: Ints, lower: Floats, upper: Floats) -> None: ...
+
+    def solve(self, seconds: float) -> LinearResult: ...
+
+    def solve_integer(self, seconds: float, gap: float, start: Floats | None) -> LinearResult: ...
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """An optimum of the engine with its convex term raised to the true value, and what the engine thought of it."""
+
+    point: Floats
+    value: float
+    bound: float
+    feasible: bool
+
+    @property
+    def gap(self) -> float:
+        return _gap(self.value, self.bound)
+
+
+class _Stop(Exception):
+    """Ends the search before its time."""
+
+    def __init__(self, status: Status) -> None:
+        self.status = status
+
+
+class CutLoop:
+    def __init__(self, engine: LinearEngine, program: Program, limits: Limits, report: Report) -> None:
+        self._engine = engine
+        self._program = program
+        self._limits = limits
+        self._report = report
+        self._started = time.monotonic()
+        self._incumbent: Floats | None = None
+        self._objective: float | None = None
+        self._bound: float | None = None
+        self._history: list[Step] = []
+        self._known = [np.zeros(source.count, dtype=bool) for source in program.sources]
+        self._row_count = 0
+        self._cut_count = 0
+        self._integers = np.flatnonzero(program.integer)
+
+    def run(self) -> Solution:
+        try:
+            status = self._search()
+        except _Stop as stop:
+            status = stop.status
+        except KeyboardInterrupt:
+            status = Status.TIMED_OUT
+        if self._incumbent is not None:
+            status = Status.FEASIBLE
+        if self._solved(self._limits.gap):
+            status = Status.OPTIMAL
+        return Solution(
+            status=status,
+            point=self._incumbent,
+            objective=self._objective,
+            bound=self._bound,
+            seconds=self._elapsed(),
+            history=tuple(self._history),
+            sizes={
+                "columns": self._program.column_count,
+                "rows": self._program.row_count,
+                "rows_used": len(self._program.rows) + self._row_count,
+                "gates": len(self._integers),
+                "cuts": self._cut_count,
+            },
+        )
+
+    def _search(self) -> Status:
+        target = (1.0 - TIE_BREAK_SHARE) * self._limits.gap
+        if self._program.start is not None:
+            self._offer(self._program.start)
+            self._add_cuts(self._below(self._program.start))
+        self._solve_relaxation(target)
+        while not self._solved(target):
+            self._solve_integer_round(target)
+        self._break_ties()
+        return Status.OPTIMAL
+
+    def _solve_relaxation(self, target: float) -> None:
+        """The program with its integer columns relaxed. Its linear programs bound the whole."""
+        for turn in self._turns():
+            self._raise_bound(turn.bound)
+            if turn.feasible and self._is_integral(turn.point):
+                self._offer(turn.point)
+            self._tell()
+            if self._solved(target):
+                return
+            if turn.feasible and turn.gap <= target:
+                break
+        self._solve_fixed(turn.point, target)
+
+    def _solve_integer_round(self, target: float) -> None:
+        learnt = self._row_count + self._cut_count
+        result = self._engine.solve_integer(self._remaining(), INNER_SHARE * target, self._incumbent)
+        self._raise_bound(result.bound)
+        self._tell()
+        if self._solved(target):
+            return
+        self._solve_fixed(_accept(result), target)
+        if self._row_count + self._cut_count == learnt and not self._solved(target):
+            raise _Stop(Status.FAILED)  # the next round would be the same
+
+    def _solve_fixed(self, point: Floats, target: float) -> None:
+        """What is left when the integer columns take their rounded values: an incumbent, if feasible."""
+        self._fix_integers(point)
+        best = np.inf
+        try:
+            for turn in self._turns():
+                if turn.feasible:
+                    self._offer(turn.point)
+                    best = min(best, turn.value)
+                self._tell()
+                if self._solved(target) or _gap(best, turn.bound) <= INNER_SHARE * target:
+                    break
+        except _Stop as stop:
+            if stop.status is not Status.INFEASIBLE:
+                raise
+        columns = self._integers
+        self._engine.change_bounds(columns, self._program.lower[columns], self._program.upper[columns])
+
+    def _break_ties(self) -> None:
+        """Among the points as good as the incumbent, the one with the smallest tie_break · x.
+
+        Integer columns keep the values they have. Without such a point in time the incumbent stays.
+        """
+        program, best, objective = self._program, self._incumbent, self._objective
+        if program.tie_break is None or best is None or objective is None:
+            return
+        slack = TIE_BREAK_SHARE * self._limits.gap * max(1.0, abs(objective))
+        self._fix_integers(best)
+        limit = np.array([objective + slack / 2])
+        as_good = Rows(sparse.csr_array(program.cost[None]), np.array([-np.inf]), limit)
+        self._engine.add_rows(as_good)
+        self._engine.change_cost(program.tie_break)
+        for turn in self._turns():
+            if turn.feasible and turn.value <= objective + slack:
+                if program.tie_break @ turn.point < program.tie_break @ best:
+                    self._incumbent, self._objective = turn.point, turn.value
+                    self._tell()
+                return
+
+    def _turns(self) -> Iterator[_Turn]:
+        """Solve, judge, add what is violated, and again, until there is nothing to add."""
+        while True:
+            result = self._engine.solve(self._remaining())
+            point = _accept(result)
+            feasible = not self._add_violated_rows(point)
+            raised = self._program.raise_term(point)
+            yield _Turn(raised, self._program.value(raised), result.bound, feasible)
+            if not self._add_cuts(point) and feasible:
+                return
+
+    def _fix_integers(self, point: Floats) -> None:
+        values = np.round(point[self._integers])
+        self._engine.change_bounds(self._integers, values, values)
+
+    def _add_violated_rows(self, point: Floats) -> bool:
+        """Whether any row was violated; the worst of them are now in the program."""
+        found = False
+        for source, known in zip(self._program.sources, self._known, strict=True):
+            violations = source.violations(point)
+            violations[known] = 0.0
+            worst = np.flatnonzero(violations > FEASIBILITY_TOLERANCE)
+            if len(worst) == 0:
+                continue
+            found = True
+            if len(worst) > ROWS_PER_ROUND:
+                chosen = np.argsort(-violations[worst], kind="stable")[:ROWS_PER_ROUND]
+                worst = np.sort(worst[chosen])
+            rows = source.build(worst)
+            self._engine.add_rows(rows)
+            known[worst] = True
+            self._row_count += len(rows)
+        return found
+
+    def _add_cuts(self, point: Floats) -> bool:
+        """Tangents at the point for every convex function that its column underestimates there."""
+        columns = self._program.term.columns
+        values = self._program.term.values(point)
+        tolerance = CUT_TOLERANCE * self._limits.gap * np.maximum(1.0, values)
+        low = np.flatnonzero((values > point[columns] + tolerance) & (self._program.cost[columns] > 0))
+        if len(low):
+            self._engine.add_rows(self._program.term.cuts(point, low))
+            self._cut_count += len(low)
+        return len(low) > 0
+
+    def _offer(self, point: Floats) -> None:
+        value = self._program.value(point)
+        if self._objective is None or value < self._objective:
+            self._incumbent, self._objective = point, value
+
+    def _below(self, point: Floats) -> Floats:
+        """The point with its epigraph columns as low as they go: every convex function is underestimated there."""
+        lowered = point.copy()
+        lowered[self._program.term.columns] = -np.inf
+        return lowered
+
+    def _raise_bound(self, bound: float) -> None:
+        if np.isfinite(bound) and (self._bound is None or bound > self._bound):
+            self._bound = bound
+
+    def _is_integral(self, point: Floats) -> bool:
+        values = point[self._integers]
+        return bool(np.all(np.abs(values - np.round(values)) <= FEASIBILITY_TOLERANCE))
+
+    def _solved(self, target: float) -> bool:
+        gap = relative_gap(self._objective, self._bound)
+        return gap is not None and gap <= target
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    def _remaining(self) -> float:
+        remaining = self._limits.time_limit - self._elapsed()
+        if remaining <= 0:
+            raise _Stop(Status.TIMED_OUT)
+        return remaining
+
+    def _tell(self) -> None:
+        step = Step(self._elapsed(), self._objective, self._bound, self._row_count, self._cut_count)
+        self._history.append(step)
+        self._report(step)
+
+
+_STOPS = {
+    Outcome.STOPPED: Status.TIMED_OUT,
+    Outcome.INFEASIBLE: Status.INFEASIBLE,
+    Outcome.UNBOUNDED: Status.UNBOUNDED,
+    Outcome.FAILED: Status.FAILED,
+}
+
+
+def _accept(result: LinearResult) -> Floats:
+    """The optimum, or the end of the search."""
+    if result.outcome is not Outcome.OPTIMAL or result.point is None:
+        raise _Stop(_STOPS.get(result.outcome, Status.FAILED))
+    return result.point
+
+
+def _gap(value: float, bound: float) -> float:
+    gap = relative_gap(value, bound)
+    assert gap is not None
+    return gap

@@ -1,0 +1,263 @@
+"""A zoo of tiny networks that covers every readable op, with inputs and labels; seeded throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from critical_neurons.network import Floats, Ints, Network
+from critical_neurons.reading import read_network
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """`finish` is what the model does to its logits at the end."""
+
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    finish: Callable[[Tensor], Tensor] = nn.Identity()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model in float64 and evaluation mode, the network read from it, and a labelled batch."""
+
+    model: nn.Module
+    network: Network
+    inputs: Floats
+    labels: Ints
+
+
+class Block(nn.Module):
+    """Convolution, batch norm, ReLU in place, average pooling."""
+
+    def __init__(self, inputs: int, outputs: int, *, functional: bool) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.pool = nn.AvgPool2d(2)
+        self.functional = functional
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.convolution(x))
+        if self.functional:
+            return F.avg_pool2d(F.relu(x, inplace=True), 2)
+        return self.pool(self.relu(x))
+
+
+class Nest(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(Block(1, 2, functional=False), nn.Sequential(Block(2, 3, functional=True)))
+        self.head = nn.ModuleDict({"hidden": nn.Linear(3, 3), "logits": nn.Linear(3, 3)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.features(x).flatten(1)
+        return self.head["logits"](torch.relu(self.head["hidden"](x)))
+
+
+class Reshaped(nn.Module):
+    """A convolution whose output, 2 channels of 2 x 2, becomes a vector in the way given."""
+
+    def __init__(self, reshape: Callable[[Tensor], Tensor], features: int = 8) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 2, 3)
+        self.hidden = nn.Linear(features, 3)
+        self.logits = nn.Linear(3, 2)
+        self.reshape = reshape
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.reshape(self.convolution(x).relu_())
+        return self.logits(F.dropout(F.relu(self.hidden(x)), training=self.training))
+
+
+class Ended(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(3, 4)
+        self.logits = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.log_softmax(self.logits(F.relu(self.hidden(x))), dim=1)
+
+
+IMAGE = (1, 4, 4)
+
+ZOO: dict[str, Specimen] = {
+    "mlp": Specimen(
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), (4,)
+    ),
+    "mlp of one hidden layer": Specimen(lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (3,)),
+    "mlp of three hidden layers": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+        ),
+        (3,),
+    ),
+    "mlp without biases": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 3, bias=False), nn.ReLU()),
+            nn.Linear(3, 3, bias=False),
+        ),
+        (4,),
+    ),
+    "mlp with batch norm and dropout": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.5)),
+            *(nn.Linear(4, 3), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(3, 4)),
+        ),
+        (4,),
+    ),
+    "mlp with identities": Specimen(
+        lambda: nn.Sequential(nn.Identity(), nn.Linear(3, 4), nn.ReLU(), nn.Identity(), nn.Linear(4, 2)), (3,)
+    ),
+    "batch norm without parameters": Specimen(
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False), nn.ReLU(), nn.Linear(4, 2)), (3,)
+    ),
+    "batch norm behind the relu": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Linear(3, 4), nn.ReLU(), nn.BatchNorm1d(4), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+        ),
+        (3,),
+    ),
+    "relu twice": Specimen(
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.ReLU(), nn.Linear(4, 2)),
+        (3,),
+    ),
+    "stride, padding and dilation": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(1, 2, 3, stride=2, padding=1), nn.ReLU()),
+            *(nn.Conv2d(2, 3, (2, 1), dilation=2, padding=(1, 0)), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)),
+        ),
+        IMAGE,
+    ),
+    "padding same": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(1, 2, 2, padding="same"), nn.ReLU(), nn.Conv2d(2, 2, 3, padding="same", dilation=2)),
+            *(nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2)),
+        ),
+        (1, 3, 3),
+    ),
+    "groups": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(2, 4, 2, groups=2), nn.ReLU(), nn.Conv2d(4, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(2, 2)),
+        ),
+        (2, 3, 3),
+    ),
+    "convolution in one dimension": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Conv1d(2, 3, 3, padding=1), nn.BatchNorm1d(3), nn.ReLU(), nn.AvgPool1d(2)),
+            *(nn.Flatten(), nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 2)),
+        ),
+        (2, 4),
+    ),
+    "adaptive pool in one dimension": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Conv1d(1, 3, 2), nn.ReLU(), nn.Dropout1d(0.5), nn.AdaptiveAvgPool1d(2)),
+            *(nn.Flatten(), nn.Linear(6, 2)),
+        ),
+        (1, 4),
+    ),
+    "nest": Specimen(Nest, IMAGE),
+    "pool that leaves padding out": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Dropout2d(0.5)),
+            *(nn.AvgPool2d(3, stride=2, padding=1, count_include_pad=False), nn.Flatten(), nn.Linear(8, 3)),
+        ),
+        IMAGE,
+    ),
+    "pool that rounds up": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.AvgPool2d(2, ceil_mode=True, padding=1)),
+            *(nn.Flatten(), nn.Linear(8, 2)),
+        ),
+        IMAGE,
+    ),
+    "adaptive pool": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2, affine=False), nn.ReLU(), nn.AdaptiveAvgPool2d((2, None))),
+            *(nn.Flatten(), nn.Linear(12, 2)),
+        ),
+        IMAGE,
+    ),
+    "convolution to logits": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(1, 3, 2), nn.ReLU(), nn.Conv2d(3, 2, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        ),
+        (1, 3, 3),
+    ),
+    "flattened before the relu": Specimen(
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.ReLU(), nn.Linear(8, 2)), IMAGE
+    ),
+    "batch norm on the flattened": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.BatchNorm1d(8), nn.ReLU()),
+            *(nn.Linear(8, 3), nn.ReLU(), nn.Linear(3, 2)),
+        ),
+        IMAGE,
+    ),
+    "flatten method": Specimen(lambda: Reshaped(lambda x: x.flatten(1)), IMAGE),
+    "flatten function": Specimen(lambda: Reshaped(lambda x: torch.flatten(x, 1)), IMAGE),
+    "view by size": Specimen(lambda: Reshaped(lambda x: x.view(x.size(0), -1)), IMAGE),
+    "reshape by shape": Specimen(lambda: Reshaped(lambda x: x.reshape(x.shape[0], -1)), IMAGE),
+    "reshape function": Specimen(lambda: Reshaped(lambda x: torch.reshape(x, (x.shape[0], -1))), IMAGE),
+    "view by number": Specimen(lambda: Reshaped(lambda x: x.view(-1, 8)), IMAGE),
+    "mean method": Specimen(lambda: Reshaped(lambda x: x.mean((2, 3)), 2), IMAGE),
+    "mean function": Specimen(lambda: Reshaped(lambda x: torch.mean(x, dim=[-1, -2]), 2), IMAGE),
+    "functional pools": Specimen(
+        lambda: Reshaped(lambda x: F.adaptive_avg_pool2d(F.avg_pool2d(x, 2, stride=1), 1).flatten(1), 2), IMAGE
+    ),
+    "softmax": Specimen(
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.Softmax(dim=1)),
+        (3,),
+        nn.Softmax(dim=1),
+    ),
+    "log softmax": Specimen(Ended, (3,), nn.LogSoftmax(dim=1)),
+}
+
+UNSCORED = {
+    "batch norm behind the relu": "0",
+    "groups": "0",
+    "batch norm on the flattened": "0",
+    "view by number": "convolution",
+}
+"""A hidden layer in front of a ReLU that has to go without scores."""
+
+
+def build_model(name: str, seed: int = 0) -> nn.Module:
+    """In float64 and evaluation mode, with batch norms that look trained."""
+    torch.manual_seed(seed)
+    model = ZOO[name].build().double().eval()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
+                module.weight.normal_(0.0, 1.5 / module.weight[0].numel() ** 0.5)
+                if module.bias is not None:
+                    module.bias.normal_(0.0, 0.3)
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+                module.running_mean.normal_(0.0, 0.3)
+                module.running_var.uniform_(0.3, 2.0)
+                if module.affine:
+                    module.weight.normal_(0.5, 1.0)  # some of them negative
+                    module.bias.normal_(0.0, 0.3)
+    return model
+
+
+def draw_inputs(name: str, count: int, seed: int = 0) -> Tensor:
+    """Most of them in [0, 1], some outside on either side."""
+    generator = torch.Generator().manual_seed(seed)
+    return 0.5 + torch.randn(count, *ZOO[name].shape, generator=generator, dtype=torch.float64)
+
+
+def draw_case(name: str, count: int = 3, seed: int = 0) -> Case:
+    model = build_model(name, seed)
+    inputs = draw_inputs(name, count, seed)
+    network = read_network(model, inputs)
+    labels = np.random.default_rng(seed).integers(network.class_count, size=count)
+    return Case(model, network, inputs.numpy(), labels)
