@@ -218,27 +218,26 @@ def path(request, tmp_path):
 
 class TestFiles:
     def test_everything_as_stored(self, path):
-        batch = load_batch(save(path, inputs=INPUTS, labels=LABELS))
-        assert np.array_equal(batch.inputs, INPUTS)
-        assert np.array_equal(batch.labels, LABELS)
-        assert batch.inputs.dtype == torch.float32
-        assert len(batch) == 12
+        inputs, labels = load_batch(save(path, inputs=INPUTS, labels=LABELS))
+        assert np.array_equal(inputs, INPUTS)
+        assert np.array_equal(labels, LABELS)
+        assert inputs.dtype == torch.float32
 
     def test_double_precision_stays(self, path):
-        assert load_batch(save(path, inputs=INPUTS.astype(float), labels=LABELS)).inputs.dtype == torch.float64
+        assert load_batch(save(path, inputs=INPUTS.astype(float), labels=LABELS))[0].dtype == torch.float64
 
     def test_bytes_are_scaled_floats_are_not(self, path):
         inputs = np.full((3, 1, 2, 2), 51, np.uint8)
-        assert load_batch(save(path, inputs=inputs, labels=np.arange(3))).inputs.unique() == np.float32(0.2)
+        assert load_batch(save(path, inputs=inputs, labels=np.arange(3)))[0].unique() == np.float32(0.2)
         inputs = inputs.astype(np.float32)
-        assert load_batch(save(path, inputs=inputs, labels=np.arange(3))).inputs.unique() == 51
+        assert load_batch(save(path, inputs=inputs, labels=np.arange(3)))[0].unique() == 51
 
     def test_per_class_is_balanced_ordered_and_seeded(self, path):
         source = save(path, inputs=INPUTS, labels=LABELS[::-1].copy())
         first, again, other = (load_batch(source, per_class=2, seed=seed) for seed in (0, 0, 1))
-        assert first.labels.tolist() == [0, 0, 1, 1, 2, 2]
-        assert torch.equal(first.inputs, again.inputs)
-        assert not torch.equal(first.inputs, other.inputs)
+        assert first[1].tolist() == [0, 0, 1, 1, 2, 2]
+        assert torch.equal(first[0], again[0])
+        assert not torch.equal(first[0], other[0])
 
     def test_missing_arrays(self, path):
         with pytest.raises(InvalidFileError, match=r"no labels in it\. Found inputs, targets"):
@@ -312,7 +311,7 @@ class TestChoosing:
 class TestLook:
     def look(self, tmp_path, inputs, **look):
         source = save(tmp_path / "data.npz", inputs=inputs, labels=np.zeros(len(inputs), int))
-        return load_batch(source, look=Look(**look)).inputs
+        return load_batch(source, look=Look(**look))[0]
 
     def test_grey_to_three_channels(self, tmp_path):
         result = self.look(tmp_path, INPUTS, channels=3)
@@ -385,12 +384,12 @@ class TestDataSets:
     def test_folder_of_parquet_files(self, tmp_path, column):
         labels = [0, 1, 0, 1, 0, 1]
         source = write_data_set(tmp_path / "data", [picture(10 * i) for i in range(6)], labels, column)
-        batch = load_batch(source, per_class=1, seed=0)
-        assert batch.inputs.shape == (2, 1, 4, 4)
-        assert batch.labels.tolist() == [0, 1]
-        values = (batch.inputs[:, 0, 0, 0] * 255 / 10).round().int().tolist()
+        inputs, chosen = load_batch(source, per_class=1, seed=0)
+        assert inputs.shape == (2, 1, 4, 4)
+        assert chosen.tolist() == [0, 1]
+        values = (inputs[:, 0, 0, 0] * 255 / 10).round().int().tolist()
         assert [labels[value] for value in values] == [0, 1]
-        assert len(load_batch(source, split="test")) == 2
+        assert len(load_batch(source, split="test")[0]) == 2
 
     def test_only_the_chosen_images_are_decoded(self, tmp_path, monkeypatch):
         import datasets
@@ -401,7 +400,7 @@ class TestDataSets:
         monkeypatch.setattr(
             datasets.Image, "decode_example", lambda *args, **kwargs: decoded.append(1) or decode(*args, **kwargs)
         )
-        assert len(load_batch(source, per_class=3)) == 6
+        assert len(load_batch(source, per_class=3)[0]) == 6
         assert len(decoded) == 6
 
     def test_colour_size_and_mode_are_brought_together(self, tmp_path):
@@ -411,10 +410,10 @@ class TestDataSets:
             picture((0, 255, 0, 255), (5, 5), "RGBA"),
         ]
         source = write_data_set(tmp_path / "data", images, [0, 1, 2])
-        batch = load_batch(source, look=Look(channels=3, resize=4))
-        assert batch.inputs.shape == (3, 3, 4, 4)
+        inputs, _ = load_batch(source, look=Look(channels=3, resize=4))
+        assert inputs.shape == (3, 3, 4, 4)
         expected = [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0]]
-        torch.testing.assert_close(batch.inputs[:, :, 0, 0], torch.tensor(expected))
+        torch.testing.assert_close(inputs[:, :, 0, 0], torch.tensor(expected))
 
     def test_images_of_different_sizes(self, tmp_path):
         source = write_data_set(tmp_path / "data", [picture(0, (4, 4)), picture(0, (5, 4))], [0, 1])
@@ -430,8 +429,8 @@ class TestDataSets:
         )
         data.save_to_disk(tmp_path / "one")
         datasets.DatasetDict(train=data).save_to_disk(tmp_path / "dict")
-        assert len(load_batch(str(tmp_path / "one"))) == 1
-        assert len(load_batch(str(tmp_path / "dict"))) == 1
+        assert len(load_batch(str(tmp_path / "one"))[0]) == 1
+        assert len(load_batch(str(tmp_path / "dict"))[0]) == 1
 
     def test_missing_columns_are_named(self, tmp_path):
         import datasets

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
-from critical_neurons.errors import OutputError
+from critical_neurons.errors import InvalidFileError, OutputError
+
+_Built = TypeVar("_Built")
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
@@ -62,3 +67,25 @@ def _beside(target: Path) -> Path:
 
 def _refused(path: str | os.PathLike[str], error: OSError) -> OutputError:
     return OutputError(f"{path}: cannot be written ({error.strerror or error}).")
+
+
+def load_json(
+    path: str | os.PathLike[str], kind: str, version: int, build: Callable[[Mapping[str, Any]], _Built]
+) -> _Built:
+    """Read a JSON file with `format` and `version` and build what it describes."""
+    try:
+        data = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise InvalidFileError(f"{path}: cannot be read ({error.strerror or error}).") from error
+    except ValueError as error:
+        raise InvalidFileError(f"{path}: not a JSON file ({error}).") from error
+    if not isinstance(data, dict) or data.get("format") != kind:
+        raise InvalidFileError(f"{path}: not a file of {kind}.")
+    if data.get("version") != version:
+        raise InvalidFileError(
+            f"{path}: format version {data.get('version')!r}; this release reads version {version}."
+        )
+    try:
+        return build(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidFileError(f"{path}: damaged, or edited by hand ({type(error).__name__}: {error}).") from error

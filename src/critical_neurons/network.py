@@ -102,7 +102,7 @@ class Fingerprint:
     weights: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Network:
     ops: tuple[Op, ...]
     layers: tuple[Layer, ...]
@@ -130,6 +130,17 @@ class Network:
     @property
     def class_count(self) -> int:
         return self.ops[-1].shape[0]
+
+    def __repr__(self) -> str:
+        return f"Network({len(self.layers)} layers, {self.unit_count} scored units)"
+
+    def __str__(self) -> str:
+        width = max((len(layer.name) for layer in self.layers), default=0)
+        lines = [
+            f"{layer.name:<{width}}  {layer.kind:<8} {layer.size:>5} units  {layer.reason or 'scored'}"
+            for layer in self.layers
+        ]
+        return "\n".join([*lines, *self.notes])
 
     def split(self, per_unit: Floats) -> dict[str, Floats]:
         """One array for all units -> one array per scored layer."""

@@ -71,6 +71,9 @@ class ConvexTerm(Protocol):
     @property
     def columns(self) -> slice: ...
 
+    def logits(self, point: Floats) -> Floats:
+        """(batch, classes): what the f_d are functions of."""
+
     def values(self, point: Floats) -> Floats:
         """f_d at the point."""
 

@@ -69,6 +69,8 @@ class Solution:
     seconds: float
     history: tuple[Step, ...]
     sizes: Mapping[str, int]
+    interrupted: bool = False
+    """Whether it was the user who ended it."""
 
     @property
     def gap(self) -> float | None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import numpy as np
 from scipy import sparse
 
 from critical_neurons.network import Floats
 from critical_neurons.program import Rows
-
-ObjectiveName: TypeAlias = Literal["published", "paper"]
+from critical_neurons.settings import ObjectiveName
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,9 @@ class SoftmaxTerm:
     columns: slice
     column_count: int
 
+    def logits(self, point: Floats) -> Floats:
+        return self.model.logits(point)
+
     def values(self, point: Floats) -> Floats:
         logits = self.model.logits(point)
         result: Floats = logsumexp(logits, axis=1) - logits[np.arange(len(logits)), self.labels]

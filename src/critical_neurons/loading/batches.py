@@ -1,4 +1,4 @@
-"""Loading: a file or a data set of images to a batch of inputs and labels."""
+"""Loading: a file or a data set of images to inputs and labels."""
 
 from __future__ import annotations
 
@@ -23,17 +23,6 @@ FILE_SUFFIXES = (".npz", ".safetensors")
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMN = "label"
 LUMINANCE = (0.299, 0.587, 0.114)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Inputs with a leading batch axis, floating point, and one class index each."""
-
-    inputs: Tensor
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
 
 @dataclass(frozen=True)
@@ -68,8 +57,8 @@ def load_batch(
     seed: int = 0,
     split: str = "train",
     look: Look = AS_STORED,
-) -> Batch:
-    """A `.npz` or `.safetensors` with `inputs` and `labels`, or a Hugging Face data set, by folder or hub id.
+) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of a `.npz` or `.safetensors` that holds both, or of a Hugging Face data set, folder or id.
 
     With `per_class` as many of every class, drawn with `seed` and in the order of the classes. uint8 inputs are
     scaled to [0, 1]. `split` means data sets only.
@@ -83,7 +72,7 @@ def load_batch(
                 "(batch, ...) and (batch,)."
             )
         chosen = choose_balanced(labels, per_class, seed)
-        return Batch(_prepare(source, _scaled(source, inputs[chosen]), look), torch.from_numpy(labels[chosen]))
+        return _prepare(source, _scaled(source, inputs[chosen]), look), torch.from_numpy(labels[chosen])
     data, image_column = _open_data_set(source, split)
     labels = _checked_labels(source, data.select_columns([LABEL_COLUMN]).with_format("numpy")[:][LABEL_COLUMN])
     chosen = choose_balanced(labels, per_class, seed)
@@ -97,7 +86,7 @@ def load_batch(
             f"{source}: the images differ in channels or size, {sizes[0]} and {sizes[-1]} among them. "
             "Make them alike with resize and channels."
         )
-    return Batch(torch.cat(images), torch.from_numpy(labels[chosen]))
+    return torch.cat(images), torch.from_numpy(labels[chosen])
 
 
 def choose_balanced(labels: NDArray[np.int64], per_class: int | None, seed: int) -> NDArray[np.int64]:

@@ -12,10 +12,10 @@ from critical_neurons.reading.registry import (
     reads,
 )
 from critical_neurons.reading.tracing import (
-    check_weights,
     copy_for_reading,
     fingerprint,
     read_network,
+    run_to_logits,
     unwrap,
 )
 
@@ -27,10 +27,10 @@ __all__ = [
     "Passes",
     "Reading",
     "Rectifies",
-    "check_weights",
     "copy_for_reading",
     "fingerprint",
     "read_network",
     "reads",
+    "run_to_logits",
     "unwrap",
 ]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from critical_neurons.errors import InvalidInputError, InvalidSettingError, UnreadableModelError
-from critical_neurons.network import Affine, Fingerprint, Input, Network, Op, Relu
+from critical_neurons.network import Affine, Fingerprint, Floats, Input, Network, Op, Relu
 from critical_neurons.reading.channels import Channels, ChannelTracker
 from critical_neurons.reading.maps import ReshapeMap
 from critical_neurons.reading.registry import (
@@ -35,6 +35,10 @@ READING_TOLERANCE = 1e-9
 
 EXAMPLE_SIZE = 3
 """Data points in the tracing run: more than one, so that a forward that touches the batch axis shows."""
+
+
+LOGIT_BATCH = 256
+"""Data points run at once through the model."""
 
 
 def read_network(model: nn.Module, example: Tensor, *, ignore: Collection[str] = ()) -> Network:
@@ -70,6 +74,18 @@ def read_network(model: nn.Module, example: Tensor, *, ignore: Collection[str] =
     network = Network(ops, layers, wirings, fingerprint(source), tuple(walk.notes))
     _check_reading(network, rows, walk.logits if walk.ended else expected)
     return network
+
+
+def run_to_logits(model: nn.Module, inputs: Floats) -> Floats:
+    """The logits of the model itself, run by torch in float64, without a final softmax."""
+    traced = _trace(copy_for_reading(unwrap(model)))
+    parts = []
+    with torch.no_grad():
+        for at in range(0, len(inputs), LOGIT_BATCH):
+            walk = _Walk(traced)
+            result = walk.run(torch.tensor(inputs[at : at + LOGIT_BATCH]))
+            parts.append((walk.logits if walk.ended else result).numpy())
+    return np.concatenate(parts)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -155,6 +171,7 @@ class _Walk(fx.Interpreter):
         self._value_of: dict[fx.Node, int] = {}
         self._channels: list[Channels] = []
         self._called: set[str] = set()
+        self._parameters: dict[int, str] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op == "output":
@@ -256,6 +273,10 @@ class _Walk(fx.Interpreter):
         if call.name in self._called:
             raise call.refuse("this module is called more than once", "Layers that share weights are not read.")
         self._called.add(call.name)
+        for parameter in call.module.parameters() if call.module is not None else ():
+            other = self._parameters.setdefault(id(parameter), call.name)
+            if other != call.name:
+                raise call.refuse(f"it shares weights with {other}", "Layers that share weights are not read.")
 
     def _reader(self, n: fx.Node, module: nn.Module | None) -> Reader:
         if module is not None and torch.nn.utils.parametrize.is_parametrized(module):

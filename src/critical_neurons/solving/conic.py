@@ -33,8 +33,16 @@ _STATUSES = {
 }
 """Every other status, the inaccurate verdicts among them, proves nothing: FAILED."""
 
+_CAREFUL = {
+    "max_step_fraction": 0.95,
+    "iterative_refinement_reltol": 1e-14,
+    "iterative_refinement_abstol": 1e-14,
+    "iterative_refinement_max_iter": 30,
+}
+"""At radius 0 a feasible set has no interior, and without these Clarabel may stop short of its own tolerance."""
+
 _OPTIONS: dict[str, Callable[[float, Limits], dict[str, Any]]] = {
-    "CLARABEL": lambda seconds, limits: {"time_limit": seconds, "max_threads": limits.threads or 0},
+    "CLARABEL": lambda seconds, limits: {"time_limit": seconds, "max_threads": limits.threads or 0, **_CAREFUL},
     "SCS": lambda seconds, limits: {"time_limit_secs": seconds},
     "MOSEK": lambda seconds, limits: {
         "mosek_params": {
@@ -166,13 +174,18 @@ def _violation(rows: Rows, point: Floats) -> float:
 
 
 def _constrain(x: Any, rows: Rows, fixed_point: Floats, free: Ints) -> list[Any]:
-    """Equal, at least, at most: three matrix constraints on the free columns."""
+    """Equal, at least, at most: three matrix constraints on the free columns.
+
+    Rows without coefficients that hold anyway are left out: their large numbers spoil the scaling of the others.
+    """
     matrix, moved = rows.matrix[:, free], rows.matrix @ fixed_point
     lower, upper = rows.lower - moved, rows.upper - moved
+    empty = abs(matrix).sum(axis=1) == 0
+    says = ~(empty & (lower <= ROW_TOLERANCE) & (upper >= -ROW_TOLERANCE))
     both = rows.lower == rows.upper
-    equal = np.flatnonzero(both)
-    at_least = np.flatnonzero(np.isfinite(lower) & ~both)
-    at_most = np.flatnonzero(np.isfinite(upper) & ~both)
+    equal = np.flatnonzero(says & both)
+    at_least = np.flatnonzero(says & ~both & np.isfinite(lower))
+    at_most = np.flatnonzero(says & ~both & np.isfinite(upper))
     return [
         matrix[equal] @ x == lower[equal],
         matrix[at_least] @ x >= lower[at_least],

@@ -108,12 +108,13 @@ class CutLoop:
         self._integers = np.flatnonzero(program.integer)
 
     def run(self) -> Solution:
+        interrupted = False
         try:
             status = self._search()
         except _Stop as stop:
             status = stop.status
         except KeyboardInterrupt:
-            status = Status.TIMED_OUT
+            status, interrupted = Status.TIMED_OUT, True
         if self._incumbent is not None:
             status = Status.FEASIBLE
         if self._solved(self._limits.gap):
@@ -132,6 +133,7 @@ class CutLoop:
                 "gates": len(self._integers),
                 "cuts": self._cut_count,
             },
+            interrupted=interrupted,
         )
 
     def _search(self) -> Status:

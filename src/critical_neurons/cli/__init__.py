@@ -1,0 +1,10 @@
+"""Command line: arguments in, one call, table out. What needs torch is imported inside the commands."""
+
+from critical_neurons.cli.commands import app
+
+
+def main() -> None:
+    app()
+
+
+__all__ = ["app", "main"]

@@ -1,0 +1,308 @@
+"""The commands: demo, inspect, score, prune."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from critical_neurons.cli.options import (
+    Channels,
+    DataName,
+    DataOption,
+    InputShape,
+    Json,
+    Mean,
+    ModelName,
+    Objective,
+    PerClass,
+    Resize,
+    Scope,
+    Seed,
+    Split,
+    Std,
+    Weights,
+    WeightsOutput,
+    read_numbers,
+    read_shape,
+    read_threshold,
+)
+from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
+from critical_neurons.errors import InvalidSettingError, OutputError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from critical_neurons import Plan
+
+PLAN_KEY = "critical_neurons.plan"
+"""Where the plan stands in the metadata of the smaller weights."""
+
+app = typer.Typer(
+    name="critical-neurons",
+    help="Score the units of a trained network with a mixed integer program, and remove the unimportant ones.\n\n"
+    "\b\nExamples:\n"
+    "  critical-neurons demo\n"
+    "  critical-neurons inspect lenet5\n"
+    "  critical-neurons score lenet5 ylecun/mnist --weights lenet5.pt --resize 32 --channels 3 --output scores.json\n"
+    "  critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --threshold 0.1 --dry-run",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+@reports_errors
+def demo(
+    output: WeightsOutput = None,
+    per_class: Annotated[int, typer.Option(help="Digits of every class to score on.")] = 2,
+    threshold: Annotated[float, typer.Option(help="Units that score below are removed.")] = 0.1,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Train a small network on scikit-learn's digits, score it, remove what scores low, measure.
+
+    Takes less than a minute. Without --output no file is written.
+
+    \b
+    Example:
+      critical-neurons demo
+    """
+    if output:
+        _check_outputs(output, None, dry_run=False)
+    from critical_neurons.experiments.demo import run_demo
+    from critical_neurons.reporting import demo_to_dict, report_demo
+
+    with show_progress() as progress:
+        result = run_demo(seed=seed, per_class=per_class, threshold=threshold, announce=note, progress=progress)
+    if output:
+        _write_smaller(result.smaller, result.plan, output, None)
+    if as_json:
+        show_json(demo_to_dict(result))
+    else:
+        show(report_demo(result))
+
+
+@app.command()
+@reports_errors
+def inspect(
+    model: ModelName,
+    weights: Weights = None,
+    data: DataOption = None,
+    input_shape: InputShape = None,
+    as_json: Json = False,
+) -> None:
+    """Show which layers of MODEL get scores, and why the others do not.
+
+    \b
+    Examples:
+      critical-neurons inspect vgg16
+      critical-neurons inspect my_package.models:make_net --input-shape 1,28,28
+    """
+    import critical_neurons as cn
+    from critical_neurons.loading import load_batch, load_model
+    from critical_neurons.reporting import network_to_dict, report_network
+
+    inputs = load_batch(data, per_class=1)[0] if data else None
+    network = cn.inspect(load_model(model, weights), _example(model, inputs, input_shape))
+    if as_json:
+        show_json(network_to_dict(network))
+    else:
+        show(report_network(network))
+
+
+@app.command()
+@reports_errors
+def score(
+    model: ModelName,
+    data: DataName,
+    weights: Weights = None,
+    output: Annotated[Path | None, typer.Option(help="Where the scores go, as JSON.")] = None,
+    per_class: PerClass = None,
+    split: Split = "train",
+    mean: Mean = "",
+    std: Std = "",
+    resize: Resize = None,
+    channels: Channels = None,
+    loss_weight: Annotated[
+        float, typer.Option(help="Weight of the loss against sparsity (the paper's lambda).")
+    ] = 5.0,
+    input_radius: Annotated[float, typer.Option(help="Half width of the box around each input.")] = 0.0,
+    objective: Objective = "published",
+    rescale: Annotated[float, typer.Option(help="The constant c in the sparsity term.")] = 2.0,
+    relaxed: Annotated[bool, typer.Option("--relaxed", help="Let gates take values between 0 and 1.")] = False,
+    by_class: Annotated[bool, typer.Option("--by-class", help="One program per class, scores averaged.")] = False,
+    solver: Annotated[str, typer.Option(help="highs, or cvxpy:NAME.")] = "highs",
+    time_limit: Annotated[float, typer.Option(help="Seconds after which the best so far is taken.")] = 300.0,
+    gap: Annotated[float, typer.Option(help="Relative gap at which the solver is content.")] = 1e-4,
+    threads: Annotated[int | None, typer.Option(help="Threads of the solver.")] = None,
+    seed: Seed = 0,
+    ignore: Annotated[list[str] | None, typer.Option(help="A layer that gets no scores; repeat for more.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Score the units of MODEL on a few labelled inputs from DATA.
+
+    Ctrl-C stops the solver, and the best scores so far are reported and saved.
+
+    \b
+    Examples:
+      critical-neurons score lenet5 ylecun/mnist --weights lenet5.pt --resize 32 --channels 3 --output scores.json
+      critical-neurons score my_package.models:make_net batch.npz --relaxed --input-radius 1e-5 --json
+    """
+    from critical_neurons.files import check_writable
+
+    if output:
+        check_writable(output)
+    import critical_neurons as cn
+    from critical_neurons.experiments.models import MODELS
+    from critical_neurons.loading import Look, is_file, load_batch, load_model
+    from critical_neurons.reporting import describe_batch, report_scores
+
+    look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
+    network = load_model(model, weights)
+    per_class = 1 if per_class is None and not is_file(data) else per_class
+    inputs, labels = load_batch(data, per_class=per_class, seed=seed, split=split, look=look)
+    if model in MODELS and weights is None:
+        note(f"{model} without --weights is untrained, and other weights every time.")
+    note(describe_batch(inputs.shape[1:], labels.tolist()))
+    with show_progress() as progress:
+        scores = cn.score(
+            network,
+            inputs,
+            labels,
+            loss_weight=loss_weight,
+            input_radius=input_radius,
+            objective=objective,
+            rescale=rescale,
+            integer=not relaxed,
+            by_class=by_class,
+            solver=solver,
+            time_limit=time_limit,
+            gap=gap,
+            threads=threads,
+            seed=seed,
+            ignore=tuple(ignore or ()),
+            progress=progress,
+        )
+    if output:
+        scores.save(output)
+        note(f"Scores written to {output}")
+    if as_json:
+        show_json({"scores": scores.to_dict(), "labels": labels.tolist(), "output": output and str(output)})
+    else:
+        show(report_scores(scores))
+
+
+@app.command()
+@reports_errors
+def prune(
+    model: ModelName,
+    scores: Annotated[Path, typer.Option(help="Scores of this model, as written by score.")],
+    weights: Weights = None,
+    threshold: Annotated[str | None, typer.Option(help="Remove units that score below: a number, or mean.")] = None,
+    units: Annotated[float | None, typer.Option(help="Keep at most this share of the units, such as 0.5.")] = None,
+    scope: Scope = "layer",
+    min_units: Annotated[int, typer.Option(help="Units that stay in every layer.")] = 1,
+    round_to: Annotated[int, typer.Option(help="Keep a multiple of so many units per layer.")] = 1,
+    output: WeightsOutput = None,
+    plan: Annotated[Path | None, typer.Option(help="Where the plan goes, as JSON.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
+    data: Annotated[str | None, typer.Option(help="Labelled data to measure the accuracy on, as for score.")] = None,
+    input_shape: InputShape = None,
+    per_class: Annotated[int | None, typer.Option(help="Data points of every class. By default all.")] = None,
+    split: Split = "test",
+    mean: Mean = "",
+    std: Std = "",
+    resize: Resize = None,
+    channels: Channels = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Remove the low-scored units of MODEL and write the smaller weights.
+
+    \b
+    Examples:
+      critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --threshold 0.1 --dry-run
+      critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --units 0.5 --scope global \\
+        --output smaller.safetensors --plan plan.json
+    """
+    _check_outputs(output, plan, dry_run=dry_run)
+    import critical_neurons as cn
+    from critical_neurons.loading import Look, load_batch, load_model
+    from critical_neurons.measuring import count_parameters, measure_accuracy
+    from critical_neurons.reporting import describe_parameters, report_change, report_plan
+
+    chosen = cn.plan(
+        cn.Scores.load(scores),
+        threshold=read_threshold(threshold),
+        units=units,
+        scope=scope,
+        min_units=min_units,
+        round_to=round_to,
+    )
+    network = load_model(model, weights)
+    look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
+    batch = load_batch(data, per_class=per_class, seed=seed, split=split, look=look) if data else None
+    smaller = cn.prune(network, chosen, _example(model, batch and batch[0], input_shape))
+    before, after = count_parameters(network), count_parameters(smaller)
+    accuracies = [measure_accuracy(each, *batch) for each in (network, smaller)] if batch else []
+    if not dry_run:
+        _write_smaller(smaller, chosen, output, plan)
+    if as_json:
+        result: dict[str, Any] = {"plan": chosen.to_dict(), "parameters": {"before": before, "after": after}}
+        if accuracies:
+            result["accuracy"] = {"before": accuracies[0], "after": accuracies[1]}
+        written = {} if dry_run else {"output": output and str(output), "plan": plan and str(plan)}
+        show_json(result | {"written": written})
+        return
+    measured = [("accuracy", f"{accuracies[0]:.2%}", f"{accuracies[1]:.2%}")] if accuracies else []
+    show(report_plan(chosen))
+    show(report_change([describe_parameters(before, after), *measured]))
+    note("Dry run: nothing written." if dry_run else f"Written: {', '.join(str(p) for p in (output, plan) if p)}")
+
+
+def _check_outputs(output: Path | None, plan: Path | None, *, dry_run: bool) -> None:
+    from critical_neurons.files import check_writable
+
+    if dry_run:
+        return
+    if output is None and plan is None:
+        raise InvalidSettingError("Say where the result goes with --output or --plan, or look first with --dry-run.")
+    if output is not None and output.suffix != ".safetensors":
+        raise OutputError(f"{output}: weights are written as safetensors; give a name that ends in .safetensors.")
+    for path in (output, plan):
+        if path is not None:
+            check_writable(path)
+
+
+def _write_smaller(smaller: nn.Module, plan: Plan, output: Path | None, plan_path: Path | None) -> None:
+    from safetensors.torch import save
+
+    from critical_neurons.files import write_atomically
+
+    if output is not None:
+        tensors = {name: values.contiguous().clone() for name, values in smaller.state_dict().items()}
+        write_atomically(output, save(tensors, metadata={PLAN_KEY: json.dumps(plan.to_dict())}))
+    if plan_path is not None:
+        plan.save(plan_path)
+
+
+def _example(model: str, inputs: Tensor | None, input_shape: str | None) -> Tensor:
+    """Inputs the model can be read with: from the data, of the given shape, or of the built-in network's."""
+    import torch
+
+    from critical_neurons.experiments.models import MODELS
+
+    if inputs is not None:
+        return inputs
+    if input_shape is not None:
+        shape = read_shape(input_shape)
+    elif model in MODELS:
+        shape = MODELS[model].input_shape
+    else:
+        raise InvalidSettingError(f"{model}: say what an input looks like, with --input-shape 3,32,32 or --data.")
+    return torch.rand((2, *shape), generator=torch.Generator().manual_seed(0))

@@ -1,0 +1,62 @@
+"""Options that several commands share, and how their texts are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from critical_neurons.errors import InvalidSettingError
+
+ModelName = Annotated[
+    str, typer.Argument(help="fc3, fc4, lenet5, vgg16, or package.module:factory.", metavar="MODEL")
+]
+DataName = Annotated[
+    str,
+    typer.Argument(
+        help="A .npz or .safetensors with inputs and labels, or a data set: a folder or a Hugging Face id.",
+        metavar="DATA",
+    ),
+]
+DataOption = Annotated[str | None, typer.Option(help="Labelled data, as for score.")]
+Weights = Annotated[Path | None, typer.Option(help="Trained weights: safetensors or a torch checkpoint.")]
+WeightsOutput = Annotated[Path | None, typer.Option(help="Where the smaller weights go, as safetensors.")]
+InputShape = Annotated[str | None, typer.Option(help="Shape of one input, such as 3,32,32.")]
+PerClass = Annotated[
+    int | None, typer.Option(help="Inputs of every class, drawn at random. Default: 1 of a data set, a whole file.")
+]
+Split = Annotated[str, typer.Option(help="Split of a data set.")]
+Mean = Annotated[str, typer.Option(help="Subtracted from inputs: one number, or one per channel as 0.5,0.5,0.5.")]
+Std = Annotated[str, typer.Option(help="Inputs are divided by it: one number, or one per channel.")]
+Resize = Annotated[int | None, typer.Option(help="Side of the square that images are resized to.")]
+Channels = Annotated[int | None, typer.Option(help="1 or 3: images become grey or RGB.")]
+Seed = Annotated[int, typer.Option(help="Seed of every random choice.")]
+Objective = Annotated[
+    Literal["published", "paper"], typer.Option(help="As in the authors' code, or as printed in the paper.")
+]
+Scope = Annotated[Literal["layer", "global"], typer.Option(help="Whether --units counts in each layer or over all.")]
+Json = Annotated[bool, typer.Option("--json", help="Only JSON on standard output.")]
+
+
+def read_numbers(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise InvalidSettingError(f"{option}: numbers with commas between them, got {text!r}.") from None
+
+
+def read_shape(text: str) -> tuple[int, ...]:
+    sizes = read_numbers("--input-shape", text)
+    if not sizes or any(size < 1 or not size.is_integer() for size in sizes):
+        raise InvalidSettingError(f"--input-shape: whole numbers above zero, such as 3,32,32; got {text!r}.")
+    return tuple(int(size) for size in sizes)
+
+
+def read_threshold(text: str | None) -> float | Literal["mean"] | None:
+    if text is None or text == "mean":
+        return text and "mean"
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidSettingError(f"--threshold: a number or mean, got {text!r}.") from None

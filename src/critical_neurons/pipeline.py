@@ -1,0 +1,65 @@
+"""Pipeline: the public steps around scoring. Scores -> plan -> smaller or masked model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import nn
+
+from critical_neurons.batch import gather_batch
+from critical_neurons.errors import PlanMismatchError
+from critical_neurons.network import Network
+from critical_neurons.plans import Plan
+from critical_neurons.pruning import check_removal, hold_at_zero, remove_units
+from critical_neurons.reading import copy_for_reading, fingerprint, read_network, unwrap
+from critical_neurons.scores import Scores
+from critical_neurons.selecting import Scope, Threshold, select_units
+
+
+def inspect(model: nn.Module, example: Any, *, ignore: Collection[str] = ()) -> Network:
+    """What would be scored and what would not, with reasons: print the result. `example` is a batch of inputs."""
+    return read_network(model, torch.from_numpy(gather_batch(example).inputs), ignore=ignore)
+
+
+def plan(
+    scores: Scores,
+    *,
+    threshold: Threshold | None = None,
+    units: float | None = None,
+    scope: Scope = "layer",
+    min_units: int = 1,
+    round_to: int = 1,
+) -> Plan:
+    """Which units stay: see `selecting.select_units`."""
+    return select_units(scores, threshold=threshold, units=units, scope=scope, min_units=min_units, round_to=round_to)
+
+
+def prune(model: nn.Module, plan: Plan, example: Any) -> nn.Module:
+    """A new, smaller module without the units the plan removes; the given one stays as it is.
+
+    `example` is a batch of inputs. On a few rows of it the smaller model is compared with the masked one in float64.
+    """
+    source = unwrap(model)
+    rows = torch.from_numpy(gather_batch(example).inputs)[:4]
+    network = read_network(source, rows)
+    _check_architecture(network.fingerprint.architecture, plan)
+    smaller = remove_units(source, network, plan)
+    check_removal(copy_for_reading(hold_at_zero(source, plan)), copy_for_reading(smaller), rows)
+    return smaller
+
+
+def mask(model: nn.Module, plan: Plan) -> nn.Module:
+    """A copy of the model, of the same size, with the activations of the removed units held at zero."""
+    source = unwrap(model)
+    _check_architecture(fingerprint(source).architecture, plan)
+    return hold_at_zero(source, plan)
+
+
+def _check_architecture(architecture: str, plan: Plan) -> None:
+    if architecture != plan.architecture:
+        raise PlanMismatchError(
+            "the plan was made for another network: names or shapes of the parameters differ from this model's. "
+            "Score this model and plan anew."
+        )

@@ -1,0 +1,147 @@
+"""Reporting: networks, scores and plans to tables, lines and plain data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from critical_neurons.experiments.demo import Demo
+    from critical_neurons.network import Network
+    from critical_neurons.plans import Plan
+    from critical_neurons.scores import Scores
+    from critical_neurons.solution import Step
+
+LABELS_SHOWN = 40
+"""Labels written one by one; of a larger batch the number per class is."""
+
+LOW_SCORE = 0.1
+"""The paper's threshold for fully connected networks."""
+
+
+def describe_batch(shape: Sequence[int], labels: Sequence[int]) -> str:
+    size = "x".join(map(str, shape))
+    if len(labels) <= LABELS_SHOWN:
+        return f"{len(labels)} inputs of shape {size}, labels {' '.join(map(str, labels))}"
+    counts = ", ".join(f"{count} of class {label}" for label, count in sorted(Counter(labels).items()))
+    return f"{len(labels)} inputs of shape {size}: {counts}"
+
+
+def describe_step(step: Step) -> str:
+    """One line of progress."""
+    return (
+        f"{step.seconds:5.1f} s   incumbent {_number(step.objective)}   bound {_number(step.bound)}   "
+        f"gap {_percent(step.gap)}   rows {step.rows}   cuts {step.cuts}"
+    )
+
+
+def report_network(network: Network) -> RenderableType:
+    table = _table("Layer", "Kind", ">Units", "Scored")
+    for layer in network.layers:
+        table.add_row(layer.name, layer.kind, str(layer.size), "yes" if layer.scored else f"no: {layer.reason}")
+    scored = f"{network.unit_count} units in {len(network.scored)} of {len(network.layers)} layers get scores."
+    return Group(table, Text(scored), *(Text(f"Note: {note}") for note in network.notes))
+
+
+def report_scores(scores: Scores) -> RenderableType:
+    table = _table("Layer", ">Units", ">Mean score", f">Below {LOW_SCORE}", ">Share")
+    for name, values in scores.items():
+        low = int((values < LOW_SCORE).sum())
+        table.add_row(name, str(len(values)), f"{values.mean():.3f}", str(low), f"{low / len(values):.0%}")
+    return Group(table, *describe_solve(scores))
+
+
+def describe_solve(scores: Scores) -> list[Text]:
+    sizes = scores.sizes
+    return [
+        Text(f"{scores.status.value}: {scores.status.sentence}"),
+        Text(
+            f"objective {_number(scores.objective)}   bound {_number(scores.bound)}   gap {_percent(scores.gap)}   "
+            f"{scores.seconds:.1f} s"
+        ),
+        Text(
+            f"{sizes['columns']} columns, {sizes['rows_used']} of {sizes['rows']} rows used, {sizes['gates']} gates, "
+            f"{sizes['cuts']} cuts; logits differ from the network's by {scores.logit_error:.1e}"
+        ),
+    ]
+
+
+def report_plan(plan: Plan) -> RenderableType:
+    table = _table("Layer", ">Units", ">Kept", ">Removed", "Why")
+    for layer in plan.layers:
+        kept = len(plan.kept[layer.name])
+        table.add_row(layer.name, str(layer.total), str(kept), str(layer.total - kept), layer.reason)
+    return table
+
+
+def report_change(rows: Sequence[tuple[str, str, str]]) -> RenderableType:
+    """What is measured, before, after."""
+    table = _table("", ">Before", ">After")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def describe_parameters(before: int, after: int) -> tuple[str, str, str]:
+    return "parameters", f"{before:,}", f"{after:,} ({after / before:.0%})"
+
+
+def report_demo(demo: Demo) -> RenderableType:
+    """Units per layer, accuracy on unseen data, parameters, and how the solve went."""
+    units = [
+        (f"units in layer {layer.name}", str(layer.total), str(len(demo.plan.kept[layer.name])))
+        for layer in demo.plan.layers
+    ]
+    accuracies = [
+        ("accuracy", f"{demo.accuracy_before:.1%}", f"{demo.accuracy_after:.1%}"),
+        ("accuracy, as many units removed at random", "", f"{demo.accuracy_random:.1%}"),
+    ]
+    return Group(
+        report_change([*units, describe_parameters(demo.parameters_before, demo.parameters_after), *accuracies]),
+        Text(
+            f"Trained on {demo.training_images} digits, scored on {demo.scoring_images} of those, accuracy on "
+            f"{demo.test_images} others. No fine-tuning."
+        ),
+        *describe_solve(demo.scores),
+        Text(f"{demo.seconds:.1f} s in all, {demo.training_seconds:.1f} s of it training"),
+    )
+
+
+def network_to_dict(network: Network) -> dict[str, Any]:
+    layers = [
+        {"name": layer.name, "kind": layer.kind, "units": layer.size, "scored": layer.scored, "reason": layer.reason}
+        for layer in network.layers
+    ]
+    return {"layers": layers, "notes": list(network.notes)}
+
+
+def demo_to_dict(demo: Demo) -> dict[str, Any]:
+    return {
+        "plan": demo.plan.to_dict(),
+        "scores": demo.scores.to_dict(),
+        "parameters": {"before": demo.parameters_before, "after": demo.parameters_after},
+        "accuracy": {"before": demo.accuracy_before, "after": demo.accuracy_after, "random": demo.accuracy_random},
+        "images": {"training": demo.training_images, "scoring": demo.scoring_images, "test": demo.test_images},
+        "seconds": {"training": demo.training_seconds, "all": demo.seconds},
+    }
+
+
+def _table(*headers: str) -> Table:
+    """Columns whose header starts with > hold numbers, set to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    for header in headers:
+        table.add_column(header.removeprefix(">"), justify="right" if header.startswith(">") else "left")
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.5f}"
+
+
+def _percent(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3%}"

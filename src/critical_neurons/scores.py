@@ -1,0 +1,128 @@
+"""Scores: the importance of every unit, with what was solved and what was proved about it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from critical_neurons.files import load_json, write_atomically
+from critical_neurons.network import Fingerprint, Floats, Layer
+from critical_neurons.solution import Status, Step
+
+FORMAT = "critical_neurons scores"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Scores(Mapping[str, Floats]):
+    """`scores["features.0"]` are the scores of that layer, one in [0, 1] per unit.
+
+    Averaged scores have no objective and no bound of their own; they keep the worst status and the largest gap of
+    their `parts`.
+    """
+
+    values_by_layer: Mapping[str, Floats]
+    layers: tuple[Layer, ...]
+    fingerprint: Fingerprint
+    status: Status
+    objective: float | None
+    bound: float | None
+    gap: float | None
+    seconds: float
+    settings: Mapping[str, Any]
+    history: tuple[Step, ...]
+    sizes: Mapping[str, int]
+    logit_error: float
+    notes: tuple[str, ...] = ()
+    parts: tuple[Scores, ...] = ()
+
+    def __getitem__(self, layer: str) -> Floats:
+        if layer not in self.values_by_layer:
+            raise KeyError(f"no scores for {layer!r}. Scored layers: {', '.join(self.values_by_layer)}")
+        return self.values_by_layer[layer]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_by_layer)
+
+    def __len__(self) -> int:
+        return len(self.values_by_layer)
+
+    def __repr__(self) -> str:
+        gap = "none" if self.gap is None else f"{self.gap:.1e}"
+        return f"Scores({len(self)} layers, {sum(map(len, self.values()))} units, {self.status.value}, gap {gap})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "scores": {name: values.tolist() for name, values in self.items()},
+            "layers": [vars(layer) for layer in self.layers],
+            "fingerprint": vars(self.fingerprint),
+            "status": self.status.value,
+            "objective": self.objective,
+            "bound": self.bound,
+            "gap": self.gap,
+            "seconds": self.seconds,
+            "settings": dict(self.settings),
+            "history": [vars(step) for step in self.history],
+            "sizes": dict(self.sizes),
+            "logit_error": self.logit_error,
+            "notes": list(self.notes),
+            "parts": [part.to_dict() for part in self.parts],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Scores:
+        scores = cls(
+            values_by_layer={name: np.array(values, dtype=np.float64) for name, values in data["scores"].items()},
+            layers=tuple(Layer(**layer) for layer in data["layers"]),
+            fingerprint=Fingerprint(**data["fingerprint"]),
+            status=Status(data["status"]),
+            objective=data["objective"],
+            bound=data["bound"],
+            gap=data["gap"],
+            seconds=data["seconds"],
+            settings=data["settings"],
+            history=tuple(Step(**step) for step in data["history"]),
+            sizes=data["sizes"],
+            logit_error=data["logit_error"],
+            notes=tuple(data["notes"]),
+            parts=tuple(cls.from_dict(part) for part in data["parts"]),
+        )
+        sizes = {layer.name: layer.size for layer in scores.layers if layer.scored}
+        if sizes != {name: len(values) for name, values in scores.items()}:
+            raise ValueError("the scores do not fit the layers")
+        return scores
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        write_atomically(path, json.dumps(self.to_dict(), indent=1).encode())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Scores:
+        return load_json(path, FORMAT, FORMAT_VERSION, cls.from_dict)
+
+
+def average_scores(parts: Sequence[Scores], *, seconds: float, notes: tuple[str, ...] = ()) -> Scores:
+    """The mean of every unit's scores over the parts."""
+    gaps = [part.gap for part in parts]
+    known = [gap for gap in gaps if gap is not None]
+    return replace(
+        parts[0],
+        values_by_layer={name: np.mean([part[name] for part in parts], axis=0) for name in parts[0]},
+        status=max((part.status for part in parts), key=lambda status: status.rank),
+        objective=None,
+        bound=None,
+        gap=max(known) if len(known) == len(gaps) else None,
+        seconds=seconds,
+        history=(),
+        sizes={key: sum(part.sizes[key] for part in parts) for key in parts[0].sizes},
+        logit_error=max(part.logit_error for part in parts),
+        notes=parts[0].notes + notes,
+        parts=tuple(parts),
+    )

@@ -1,0 +1,71 @@
+"""Law: the eliminated program and the literal one have the same optimum, whoever solves them."""
+
+from __future__ import annotations
+
+import pytest
+
+from critical_neurons.bounding import bound_network
+from critical_neurons.encoding.literal import encode_literal
+from critical_neurons.encoding.objective import Objective
+from critical_neurons.encoding.paper import encode_paper
+from critical_neurons.solution import Status
+from critical_neurons.solving import Limits, find_solver, ignore_progress
+from tests.zoo import ZOO, draw_case
+
+SAME_OPTIMUM = 1e-4
+"""Relative difference of two optima that count as the same."""
+
+SOLVED = Limits(gap=1e-5, time_limit=30.0, threads=1)
+RADII = [0.0, 1e-3, 1e-2, 5e-2]
+
+
+def encode_both(name, radius, objective):
+    case = draw_case(name)
+    bounds = bound_network(case.network, case.inputs, radius=radius)
+    return [
+        encode(case.network, bounds, case.labels, Objective(objective), integer=False)
+        for encode in (encode_paper, encode_literal)
+    ]
+
+
+def optimum(program, solver):
+    solution = find_solver(solver).solve(program, SOLVED, ignore_progress)
+    assert solution.status is Status.OPTIMAL or (solver != "highs" and solution.status is Status.FEASIBLE)
+    return solution.objective
+
+
+def same(value):
+    return pytest.approx(value, rel=SAME_OPTIMUM, abs=SAME_OPTIMUM)
+
+
+@pytest.mark.parametrize("objective", ["published", "paper"])
+@pytest.mark.parametrize("radius", RADII)
+@pytest.mark.parametrize("name", ZOO)
+def test_eliminated_and_literal_have_the_same_optimum(name, radius, objective):
+    eliminated, literal = encode_both(name, radius, objective)
+    expected = optimum(literal, "cvxpy:CLARABEL")
+    assert optimum(eliminated.write_out(), "cvxpy:CLARABEL") == same(expected)
+    assert optimum(eliminated, "highs") == same(expected)
+
+
+@pytest.mark.parametrize("name", ["mlp", "nest", "mean method", "batch norm behind the relu"])
+def test_rows_added_when_violated_are_enough(name):
+    eliminated, literal = encode_both(name, 5e-2, "published")
+    assert optimum(literal, "highs") == same(optimum(eliminated, "highs"))
+    assert optimum(eliminated.write_out(), "highs") == same(optimum(eliminated, "highs"))
+
+
+@pytest.mark.parametrize("radius", [1e-2, 5e-2])
+def test_the_radii_leave_gates_open(radius):
+    """Otherwise the law above would only speak about stable units."""
+    gates = [program.blocks["gate"] for program in (encode_both(name, radius, "paper")[0] for name in ZOO)]
+    assert sum(gate.stop > gate.start for gate in gates) >= len(ZOO) // 2
+
+
+def test_scores_move():
+    """Otherwise all optima would be the start."""
+    moved = 0
+    for name in ZOO:
+        program = encode_both(name, 0.0, "published")[0]
+        moved += optimum(program, "highs") < program.value(program.start) - SAME_OPTIMUM
+    assert moved >= len(ZOO) // 2
