@@ -32,8 +32,8 @@ def gather_batch(inputs: Any, labels: Any = None) -> Batch:
         gathered, given = _join(inputs)
     else:
         raise InvalidInputError(
-            f"inputs: found {type(inputs).__name__}. Accepted: a tensor or array (batch, ...) with labels beside it, or "
-            "an iterable of batches or of pairs (inputs, labels)."
+            f"inputs: found {type(inputs).__name__}. Accepted: a tensor or array (batch, ...) with labels beside "
+            "it, or an iterable of batches or of pairs (inputs, labels)."
         )
     checked = _check_inputs(gathered)
     return Batch(checked, None if given is None else _check_labels(given, len(checked)))

@@ -110,6 +110,12 @@ class Program:
     def row_count(self) -> int:
         return len(self.rows) + sum(source.count for source in self.sources)
 
+    @property
+    def gate_count(self) -> int:
+        """Explicit gates, integer or relaxed."""
+        gates = self.blocks.get("gate", slice(0, 0))
+        return gates.stop - gates.start
+
     def raise_term(self, point: Floats) -> Floats:
         """The point with its epigraph columns set to the true values of the convex term."""
         raised = point.copy()

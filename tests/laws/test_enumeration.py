@@ -7,6 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from tests.zoo import share_case
 
 from critical_neurons.bounding import bound_network
 from critical_neurons.encoding.literal import encode_literal
@@ -14,7 +15,6 @@ from critical_neurons.encoding.objective import Objective
 from critical_neurons.encoding.paper import encode_paper
 from critical_neurons.solution import Status
 from critical_neurons.solving import Limits, find_solver, ignore_progress
-from tests.zoo import draw_case
 
 SAME_OPTIMUM = 1e-4
 MOST_GATES = 6
@@ -35,7 +35,7 @@ CASES = [
 
 
 def encode(encoder, name, radius, seed, *, integer=True, objective="published"):
-    case = draw_case(name, seed=seed)
+    case = share_case(name, seed=seed)
     bounds = bound_network(case.network, case.inputs, radius=radius)
     return encoder(case.network, bounds, case.labels, Objective(objective), integer=integer)
 

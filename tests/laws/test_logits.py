@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.zoo import UNSCORED, ZOO, share_case
 
 from critical_neurons.bounding import bound_network
 from critical_neurons.encoding.literal import encode_literal
 from critical_neurons.encoding.objective import Objective
 from critical_neurons.encoding.paper import encode_paper
-from tests.zoo import UNSCORED, ZOO, draw_case
 
 LOGIT_TOLERANCE = 1e-10
 ROW_TOLERANCE = 1e-10
@@ -20,7 +20,7 @@ ROW_TOLERANCE = 1e-10
 @pytest.mark.parametrize("encode", [encode_paper, encode_literal])
 @pytest.mark.parametrize("name", ZOO)
 def test_start_gives_the_logits(name, encode, radius):
-    case = draw_case(name)
+    case = share_case(name)
     bounds = bound_network(case.network, case.inputs, radius=radius)
     program = encode(case.network, bounds, case.labels, Objective())
     with torch.no_grad():
@@ -34,7 +34,7 @@ def test_start_gives_the_logits(name, encode, radius):
 @pytest.mark.parametrize("encode", [encode_paper, encode_literal])
 @pytest.mark.parametrize("name", ZOO)
 def test_start_is_feasible(name, encode, radius):
-    case = draw_case(name)
+    case = share_case(name)
     bounds = bound_network(case.network, case.inputs, radius=radius)
     program = encode(case.network, bounds, case.labels, Objective(), integer=True)
     start, whole = program.start, program.write_out()
@@ -50,7 +50,7 @@ def test_start_is_feasible(name, encode, radius):
 
 @pytest.mark.parametrize(("name", "layer"), UNSCORED.items())
 def test_zoo_has_layers_without_scores(name, layer):
-    network = draw_case(name).network
+    network = share_case(name).network
     (found,) = [candidate for candidate in network.layers if candidate.name == layer]
     assert found.reason
     assert network.unit_count > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.zoo import ZOO, share_case
 
 from critical_neurons.bounding import bound_network
 from critical_neurons.encoding.literal import encode_literal
@@ -10,7 +11,6 @@ from critical_neurons.encoding.objective import Objective
 from critical_neurons.encoding.paper import encode_paper
 from critical_neurons.solution import Status
 from critical_neurons.solving import Limits, find_solver, ignore_progress
-from tests.zoo import ZOO, draw_case
 
 SAME_OPTIMUM = 1e-4
 """Relative difference of two optima that count as the same."""
@@ -20,7 +20,7 @@ RADII = [0.0, 1e-3, 1e-2, 5e-2]
 
 
 def encode_both(name, radius, objective):
-    case = draw_case(name)
+    case = share_case(name)
     bounds = bound_network(case.network, case.inputs, radius=radius)
     return [
         encode(case.network, bounds, case.labels, Objective(objective), integer=False)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.zoo import ZOO, Case, draw_inputs, share_case
 
 from critical_neurons.bounding import bound_network
 from critical_neurons.network import Relu
-from tests.zoo import ZOO, Case, draw_case, draw_inputs
 
 ROUNDING = 1e-12
 
@@ -19,8 +17,6 @@ RADII = st.sampled_from([0.0, 1e-5, 1e-2, 0.3])
 SEEDS = st.integers(0, 2**32 - 1)
 SHIFTS = st.sampled_from([-5.0, 0.0, 5.0])
 """Whole batches far outside [0, 1] on either side."""
-
-cached_case = cache(draw_case)
 
 
 def assert_inside(case: Case, centres, points, radius):
@@ -39,7 +35,7 @@ def assert_inside(case: Case, centres, points, radius):
 @given(radius=RADII, seed=SEEDS, shift=SHIFTS, corner=st.booleans())
 @settings(max_examples=15, deadline=None)
 def test_points_of_the_box_stay_inside(name, radius, seed, shift, corner):
-    case = cached_case(name)
+    case = share_case(name)
     generator = np.random.default_rng(seed)
     centres = draw_inputs(name, 4, seed % 2**31).numpy() + shift
     steps = generator.uniform(-1.0, 1.0, centres.shape)

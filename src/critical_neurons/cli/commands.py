@@ -59,8 +59,8 @@ app = typer.Typer(
 @reports_errors
 def demo(
     output: WeightsOutput = None,
-    per_class: Annotated[int, typer.Option(help="Digits of every class to score on.")] = 2,
-    threshold: Annotated[float, typer.Option(help="Units that score below are removed.")] = 0.1,
+    per_class: Annotated[int, typer.Option(help="Digits of every class to score on.")] = 1,
+    threshold: Annotated[float, typer.Option(help="Units that score below are removed.")] = 0.5,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:

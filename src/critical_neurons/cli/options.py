@@ -54,8 +54,10 @@ def read_shape(text: str) -> tuple[int, ...]:
 
 
 def read_threshold(text: str | None) -> float | Literal["mean"] | None:
-    if text is None or text == "mean":
-        return text and "mean"
+    if text is None:
+        return None
+    if text == "mean":
+        return "mean"
     try:
         return float(text)
     except ValueError:

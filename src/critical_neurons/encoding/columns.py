@@ -1,4 +1,4 @@
-"""Columns: what every encoding of equation 4 shares, whatever rows it writes.
+"""Columns: what every encoding of equation 2 shares, whatever rows it writes.
 
 The blocks, in order: the scores, one activation and one gate for every unit, position and data point that keeps
 them, the sparsity term, one softmax value per data point.

@@ -1,4 +1,4 @@
-"""The objective (equations 6 and 8): sparsity of the scores plus loss_weight times the softmax term."""
+"""The objective (equations 4 to 7): sparsity of the scores plus loss_weight times the softmax term."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Objective:
 
 
 def encode_sparsity(objective: Objective, sizes: tuple[int, ...], column: int, column_count: int) -> Rows:
-    """Equation 7: t >= sum over all layers but l of w (s - rescale), for every l; all layers if there is only one.
+    """Equation 5: t >= sum over all layers but l of w (s - rescale), for every l; all layers if there is only one.
 
     The scores are the first columns, layer after layer; `column` is that of t.
     """

@@ -1,7 +1,7 @@
 """Encoding: the paper's program after exact elimination; same optimum, hardly any columns (method.md, section 3).
 
 Columns: the scores, activations and gates of the unstable units only, the sparsity term, one softmax value per
-data point. With q = p - (1 - s) max(U, 0), affine in the columns, equation 4 leaves on every unit and position
+data point. With q = p - (1 - s) max(U, 0), affine in the columns, equation 2 leaves on every unit and position
 
     stable     min(L, 0) <= q <= max(U, 0)
     unstable   y U + (1 - z) L <= q,   q <= y U,   y <= z,   where y U is the activation
@@ -18,56 +18,28 @@ from scipy import sparse
 
 from critical_neurons.bounds import Bounds
 from critical_neurons.encoding.affine import AffineNetwork, Gate
-from critical_neurons.encoding.objective import Objective, encode_sparsity
+from critical_neurons.encoding.columns import assemble_program, lay_out_columns
+from critical_neurons.encoding.objective import Objective
 from critical_neurons.encoding.softmax import SoftmaxTerm
 from critical_neurons.network import Floats, Ints, Network
-from critical_neurons.program import Program, Rows, lay_out, stack_rows, widen
+from critical_neurons.program import Program, Rows, stack_rows, widen
 
 
 def encode_paper(
     network: Network, bounds: Bounds, labels: Ints, objective: Objective, *, integer: bool = True
 ) -> Program:
     affine = AffineNetwork(network, bounds)
-    blocks = lay_out(
-        score=affine.unit_count,
-        activation=affine.unstable_count,
-        gate=affine.unstable_count,
-        sparsity=1,
-        softmax=affine.batch_size,
-    )
+    blocks = lay_out_columns(affine.unit_count, affine.unstable_count, affine.batch_size)
     column_count = blocks["softmax"].stop
-    sparsity = blocks["sparsity"].start
-
-    cost = np.zeros(column_count)
-    cost[sparsity] = 1.0
-    cost[blocks["softmax"]] = objective.softmax_weight(affine.batch_size)
-    lower = np.zeros(column_count)
-    lower[sparsity] = -np.inf
-    upper = np.full(column_count, np.inf)
-    upper[: blocks["gate"].stop] = 1.0
-    integral = np.zeros(column_count, dtype=bool)
-    integral[blocks["gate"]] = integer
-
-    sparsity_rows = encode_sparsity(objective, network.sizes, sparsity, column_count)
-    term = SoftmaxTerm(affine, labels, blocks["softmax"], column_count)
-    start = np.zeros(column_count)
-    start[: affine.column_count] = affine.forward_pass()
-    start[blocks["gate"]] = start[blocks["activation"]] > 0
-    start[sparsity] = (sparsity_rows.lower - sparsity_rows.matrix @ start).max()
-    start[blocks["softmax"]] = term.values(start)
-    return Program(
-        blocks=blocks,
-        cost=cost,
-        lower=lower,
-        upper=upper,
-        integer=integral,
-        rows=stack_rows(
-            [sparsity_rows, _encode_gate_limits(affine.unstable_count, blocks, column_count)], column_count
-        ),
+    return assemble_program(
+        blocks,
+        objective,
+        network.sizes,
+        SoftmaxTerm(affine, labels, blocks["softmax"], column_count),
+        rows=_encode_gate_limits(affine.unstable_count, blocks, column_count),
         sources=(ReluRows(affine, blocks["gate"].start, column_count),),
-        term=term,
-        start=start,
-        tie_break=(np.arange(column_count) < affine.unit_count).astype(np.float64),
+        activations=affine.forward_pass()[blocks["activation"]],
+        integer_gates=np.full(affine.unstable_count, integer),
     )
 
 

@@ -1,4 +1,4 @@
-"""The softmax term (equation 7): log-sum-exp of the logits minus the label's logit, for every data point."""
+"""The softmax term (equation 6): log-sum-exp of the logits minus the label's logit, for every data point."""
 
 from __future__ import annotations
 

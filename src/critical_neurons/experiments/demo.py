@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TypeAlias
@@ -53,8 +54,8 @@ class Demo:
 def run_demo(
     *,
     seed: int = 0,
-    per_class: int = 2,
-    threshold: float = 0.1,
+    per_class: int = 1,
+    threshold: float = 0.5,
     time_limit: float = 30.0,
     announce: Callable[[str], None] = lambda text: None,
     progress: Callable[[Step], None] | None = None,
@@ -125,7 +126,7 @@ def small_network() -> nn.Sequential:
 
 def train_small_network(inputs: Tensor, labels: Tensor, seed: int) -> nn.Module:
     """A trained `small_network`, in evaluation mode. The global random state stays as it is."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(seed)
         model = small_network()
         optimiser = torch.optim.Adam(model.parameters())
@@ -139,3 +140,14 @@ def train_small_network(inputs: Tensor, labels: Tensor, seed: int) -> nn.Module:
                 optimiser.step()
                 schedule.step()
     return model.eval()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Steps this small are slower on several threads, many times so on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

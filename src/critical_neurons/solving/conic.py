@@ -79,14 +79,15 @@ class ConicSolver:
                 f"{self.name} cannot solve programs with integer columns. Use integer=False, or a solver that can."
             )
         started = time.monotonic()
+        interrupted = False
         try:
             whole = program.write_out() if program.sources else program
             problem = _Problem(whole)
-            seconds = max(limits.time_limit - (time.monotonic() - started), 1e-3)
-            status = self._run(problem.problem, seconds, limits)
+            seconds = limits.time_limit - (time.monotonic() - started)
+            status = self._run(problem.problem, seconds, limits) if seconds > 0 else Status.TIMED_OUT
             status, point = _judge(whole, status, problem.point())
         except KeyboardInterrupt:
-            status, point = Status.TIMED_OUT, None
+            interrupted, status, point = True, Status.TIMED_OUT, None
         if point is None and status in (Status.TIMED_OUT, Status.FAILED) and program.start is not None:
             status, point = Status.FEASIBLE, program.start
         objective = None if point is None else program.value(point)
@@ -106,6 +107,7 @@ class ConicSolver:
                 "gates": int(program.integer.sum()),
                 "cuts": 0,
             },
+            interrupted=interrupted,
         )
 
     def _run(self, problem: Any, seconds: float, limits: Limits) -> Status:

@@ -130,7 +130,7 @@ class CutLoop:
                 "columns": self._program.column_count,
                 "rows": self._program.row_count,
                 "rows_used": len(self._program.rows) + self._row_count,
-                "gates": len(self._integers),
+                "gates": self._program.gate_count,
                 "cuts": self._cut_count,
             },
             interrupted=interrupted,

@@ -1,0 +1,40 @@
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test slow lint format benchmarks clean
+
+demo: .venv/demo.installed  ## Train a small network, score it, make it smaller.
+	$(BIN)/critical-neurons demo
+
+test: .venv/dev.installed lint  ## What continuous integration runs.
+	$(BIN)/pytest --numprocesses 2
+
+slow: .venv/dev.installed  ## The tests that take minutes or need data outside the repository.
+	$(BIN)/pytest -m slow
+
+lint: .venv/dev.installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/dev.installed
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+benchmarks: .venv/dev.installed  ## Time the cases of benchmarks/ and store the results.
+	$(BIN)/python benchmarks/speed.py
+
+# torch first and by itself: the pin in constraints.txt picks the CPU build.
+.venv/torch.installed: constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) torch
+	touch $@
+
+.venv/%.installed: .venv/torch.installed pyproject.toml
+	$(PIP) --editable '.[$*]'
+	touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build src/*.egg-info

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.zoo import ZOO, share_case
+from torch import nn
+
+from critical_neurons.bounding import bound_network
+from critical_neurons.network import Relu
+from critical_neurons.reading import read_network
+
+ROUNDING = 1e-12
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_radius_zero_gives_the_pre_activations(name):
+    case = share_case(name)
+    values = case.network.evaluate(case.inputs)
+    for index, interval in bound_network(case.network, case.inputs).before_relu.items():
+        assert interval.lower is interval.upper
+        assert np.array_equal(interval.lower, values[case.network.ops[index].source])
+
+
+@pytest.mark.parametrize("name", ["mlp", "mlp without biases", "mlp of three hidden layers"])
+def test_bounds_are_those_of_the_equation(name):
+    """L = W+ L + W- U + b and U = W+ U + W- L + b, clamped at zero behind each ReLU; bias included."""
+    case = share_case(name)
+    linear = [module for module in case.model if isinstance(module, nn.Linear)]
+    lower, upper = case.inputs - 0.1, case.inputs + 0.1
+    for module, interval in zip(
+        linear, bound_network(case.network, case.inputs, radius=0.1).before_relu.values(), strict=False
+    ):
+        weight = module.weight.detach().numpy()
+        bias = 0.0 if module.bias is None else module.bias.detach().numpy()
+        positive, negative = np.maximum(weight, 0), np.minimum(weight, 0)
+        lower, upper = (
+            lower @ positive.T + upper @ negative.T + bias,
+            upper @ positive.T + lower @ negative.T + bias,
+        )
+        assert np.allclose(interval.lower, lower, rtol=0, atol=ROUNDING)
+        assert np.allclose(interval.upper, upper, rtol=0, atol=ROUNDING)
+        lower, upper = np.maximum(lower, 0), np.maximum(upper, 0)
+
+
+@pytest.mark.parametrize("name", ["mlp", "stride, padding and dilation", "nest", "convolution in one dimension"])
+def test_first_bounds_are_attained_at_a_corner(name):
+    """One affine map is bounded exactly: the gradient's sign is the corner."""
+    case = share_case(name)
+    index, relu = next((index, op) for index, op in enumerate(case.network.ops) if isinstance(op, Relu))
+    maps = [op.map for op in case.network.ops[1:index]]
+    seed = np.zeros((len(case.inputs), *relu.shape))
+    seed.reshape(len(seed), -1)[:, 1] = 1.0
+    gradient = seed
+    for linear in reversed(maps):
+        gradient = linear.adjoint(gradient)
+    interval = bound_network(case.network, case.inputs, radius=0.2).before_relu[index]
+    for sign, end in ((-1, interval.lower), (1, interval.upper)):
+        corner = case.network.evaluate(case.inputs + 0.2 * sign * np.sign(gradient))[relu.source]
+        assert np.allclose(corner.reshape(len(corner), -1)[:, 1], end.reshape(len(end), -1)[:, 1], atol=ROUNDING)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_bounds_widen_with_the_radius(name):
+    case = share_case(name)
+    narrow, wide = (bound_network(case.network, case.inputs, radius=radius).before_relu for radius in (0.01, 0.02))
+    for index in narrow:
+        assert np.all(wide[index].lower <= narrow[index].lower + ROUNDING)
+        assert np.all(narrow[index].upper <= wide[index].upper + ROUNDING)
+        assert np.all(narrow[index].lower <= narrow[index].upper)
+
+
+def test_inputs_outside_the_unit_box_keep_their_box():
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 2)).double()
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+    inputs = np.array([[-3.0], [7.0]])
+    network = read_network(model, torch.from_numpy(inputs))
+    (interval,) = bound_network(network, inputs, radius=0.5).before_relu.values()
+    assert interval.lower.tolist() == [[-3.5], [6.5]]
+    assert interval.upper.tolist() == [[-2.5], [7.5]]
