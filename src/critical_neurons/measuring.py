@@ -12,6 +12,8 @@ def count_parameters(model: nn.Module) -> int:
 
 def measure_accuracy(model: nn.Module, inputs: Tensor, labels: Tensor, *, batch_size: int = 512) -> float:
     """Share of data points whose highest output is their label, in evaluation mode. The mode is put back."""
+    parameter = next(model.parameters(), inputs)
+    inputs, labels = inputs.to(parameter), labels.to(parameter.device)
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

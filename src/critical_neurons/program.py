@@ -58,6 +58,10 @@ class RowSource(Protocol):
     @property
     def count(self) -> int: ...
 
+    @property
+    def piece(self) -> int:
+        """How many rows to build between two looks at the clock."""
+
     def violations(self, point: Floats) -> Floats:
         """By how much each row is violated at the point, relative to its scale; zero or less: not at all."""
 
@@ -114,7 +118,7 @@ class Program:
     def gate_count(self) -> int:
         """Explicit gates, integer or relaxed."""
         gates = self.blocks.get("gate", slice(0, 0))
-        return gates.stop - gates.start
+        return int(gates.stop - gates.start)
 
     def raise_term(self, point: Floats) -> Floats:
         """The point with its epigraph columns set to the true values of the convex term."""

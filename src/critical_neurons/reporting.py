@@ -33,10 +33,10 @@ def describe_batch(shape: Sequence[int], labels: Sequence[int]) -> str:
 
 
 def describe_step(step: Step) -> str:
-    """One line of progress."""
+    """One line of progress, short enough for a terminal of 80 columns."""
     return (
-        f"{step.seconds:5.1f} s   incumbent {_number(step.objective)}   bound {_number(step.bound)}   "
-        f"gap {_percent(step.gap)}   rows {step.rows}   cuts {step.cuts}"
+        f"{step.seconds:.1f} s  incumbent {_number(step.objective)}  bound {_number(step.bound)}  "
+        f"gap {_percent(step.gap, 1)}  rows {step.rows}  cuts {step.cuts}"
     )
 
 
@@ -45,7 +45,7 @@ def report_network(network: Network) -> RenderableType:
     for layer in network.layers:
         table.add_row(layer.name, layer.kind, str(layer.size), "yes" if layer.scored else f"no: {layer.reason}")
     scored = f"{network.unit_count} units in {len(network.scored)} of {len(network.layers)} layers get scores."
-    return Group(table, Text(scored), *(Text(f"Note: {note}") for note in network.notes))
+    return Group(table, Text(scored), *_notes(network.notes))
 
 
 def report_scores(scores: Scores) -> RenderableType:
@@ -53,7 +53,7 @@ def report_scores(scores: Scores) -> RenderableType:
     for name, values in scores.items():
         low = int((values < LOW_SCORE).sum())
         table.add_row(name, str(len(values)), f"{values.mean():.3f}", str(low), f"{low / len(values):.0%}")
-    return Group(table, *describe_solve(scores))
+    return Group(table, *describe_solve(scores), *_notes(scores.notes))
 
 
 def describe_solve(scores: Scores) -> list[Text]:
@@ -139,9 +139,13 @@ def _table(*headers: str) -> Table:
     return table
 
 
+def _notes(notes: Sequence[str]) -> list[Text]:
+    return [Text(f"Note: {note}") for note in notes]
+
+
 def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.5f}"
+    return "none" if value is None else f"{value:.6g}"
 
 
-def _percent(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3%}"
+def _percent(value: float | None, digits: int = 3) -> str:
+    return "unknown" if value is None else f"{value:.{digits}%}"

@@ -26,6 +26,9 @@ from critical_neurons.settings import ObjectiveName, Settings
 from critical_neurons.solution import Step
 from critical_neurons.solving import Capability, Limits, Solver, find_solver, ignore_progress
 
+SCORE_DECIMALS = 6
+"""The solver's tolerance: what lies below it is noise, which must not decide between equal scores."""
+
 
 def score(
     model: nn.Module,
@@ -142,7 +145,7 @@ class _Task:
         solution = self.solver.solve(program, limits, self.report)
         if solution.point is None:
             raise SolverError(f"{self.solver.name}: {solution.status.sentence}")
-        per_unit = np.clip(solution.point[program.blocks["score"]], 0.0, 1.0)
+        per_unit = np.clip(solution.point[program.blocks["score"]].round(SCORE_DECIMALS), 0.0, 1.0)
         scores = Scores(
             values_by_layer=network.split(per_unit),
             layers=network.layers,

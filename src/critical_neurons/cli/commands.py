@@ -188,6 +188,8 @@ def score(
             ignore=tuple(ignore or ()),
             progress=progress,
         )
+    if all((values == 1).all() for values in scores.values()):
+        note("Every unit scores 1: no point better than the whole network was found.")
     if output:
         scores.save(output)
         note(f"Scores written to {output}")
@@ -234,10 +236,12 @@ def prune(
     import critical_neurons as cn
     from critical_neurons.loading import Look, load_batch, load_model
     from critical_neurons.measuring import count_parameters, measure_accuracy
+    from critical_neurons.reading import fingerprint, unwrap
     from critical_neurons.reporting import describe_parameters, report_change, report_plan
 
+    loaded = cn.Scores.load(scores)
     chosen = cn.plan(
-        cn.Scores.load(scores),
+        loaded,
         threshold=read_threshold(threshold),
         units=units,
         scope=scope,
@@ -248,8 +252,15 @@ def prune(
     look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
     batch = load_batch(data, per_class=per_class, seed=seed, split=split, look=look) if data else None
     smaller = cn.prune(network, chosen, _example(model, batch and batch[0], input_shape))
+    if fingerprint(unwrap(network)).weights != loaded.fingerprint.weights:
+        note("The scores were made with other weights of this network.")
+    if not chosen.removed:
+        note("The plan removes nothing: every unit stays.")
     before, after = count_parameters(network), count_parameters(smaller)
-    accuracies = [measure_accuracy(each, *batch) for each in (network, smaller)] if batch else []
+    accuracies = []
+    if batch:
+        inputs, labels = batch[0].to(next(network.parameters()).dtype), batch[1]
+        accuracies = [measure_accuracy(each, inputs, labels) for each in (network, smaller)]
     if not dry_run:
         _write_smaller(smaller, chosen, output, plan)
     if as_json:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import assert_never
 
 import numpy as np
@@ -72,6 +73,11 @@ class AffineNetwork:
         self._depends = _depends(network)
         self._constants = _evaluate_constants(network, bounds.inputs, self._depends)
         self._last: tuple[Floats, Evaluation] | None = None
+
+    @cached_property
+    def size(self) -> int:
+        """Numbers in one forward pass of one data point."""
+        return sum(int(np.prod(op.shape)) for op in self._ops)
 
     @property
     def unstable_count(self) -> int:

@@ -24,6 +24,9 @@ from critical_neurons.encoding.softmax import SoftmaxTerm
 from critical_neurons.network import Floats, Ints, Network
 from critical_neurons.program import Program, Rows, stack_rows, widen
 
+PIECE_ELEMENTS = 2 * 10**7
+"""Numbers a backward pass may touch: a second or so of work."""
+
 
 def encode_paper(
     network: Network, bounds: Bounds, labels: Ints, objective: Objective, *, integer: bool = True
@@ -55,6 +58,10 @@ class ReluRows:
     @property
     def count(self) -> int:
         return int(self._ends[-1])
+
+    @property
+    def piece(self) -> int:
+        return max(1, PIECE_ELEMENTS // self._affine.size)
 
     @cached_property
     def _offsets(self) -> dict[int, Floats]:

@@ -238,10 +238,13 @@ class CutLoop:
             if len(worst) > ROWS_PER_ROUND:
                 chosen = np.argsort(-violations[worst], kind="stable")[:ROWS_PER_ROUND]
                 worst = np.sort(worst[chosen])
-            rows = source.build(worst)
-            self._engine.add_rows(rows)
-            known[worst] = True
-            self._row_count += len(rows)
+            for at in range(0, len(worst), source.piece):
+                piece = worst[at : at + source.piece]
+                rows = source.build(piece)
+                self._engine.add_rows(rows)
+                known[piece] = True
+                self._row_count += len(rows)
+                self._remaining()
         return found
 
     def _add_cuts(self, point: Floats) -> bool:

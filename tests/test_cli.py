@@ -1,0 +1,600 @@
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+from typer.testing import CliRunner
+
+import critical_neurons as cn
+from critical_neurons.cli import app
+from critical_neurons.cli.terminal import show_progress
+from critical_neurons.reporting import describe_batch, describe_step
+
+COMMANDS = ["demo", "inspect", "score", "prune"]
+HELP_SECONDS = 0.5
+
+TINY_MODELS = """
+import torch
+from torch import nn
+
+def seeded(build):
+    def factory():
+        torch.manual_seed(0)
+        return build().eval()
+    return factory
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+    def forward(self, x):
+        return self.layer(x), x
+
+class Branching(Pair):
+    def forward(self, x):
+        return self.layer(x) if x.sum() > 0 else self.layer(-x)
+
+def chain(*widths):
+    layers = []
+    for before, after in zip(widths, widths[1:]):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+net = seeded(lambda: chain(6, 8, 5, 3))
+other = seeded(lambda: chain(6, 7, 5, 3))
+parallel = seeded(lambda: nn.DataParallel(chain(6, 8, 5, 3)))
+compiled = seeded(lambda: torch.compile(chain(6, 8, 5, 3)))
+nothing = seeded(lambda: chain(6, 3))
+one_logit = seeded(lambda: chain(6, 5, 1))
+half = seeded(lambda: chain(6, 8, 5, 3).half())
+gelu = seeded(lambda: nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 3)))
+softmax = seeded(lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3), nn.Softmax(1)))
+pair = seeded(Pair)
+branching = seeded(Branching)
+"""
+
+INPUTS = np.random.default_rng(0).random((9, 6)).astype(np.float32)
+LABELS = np.repeat([0, 1, 2], 3)
+
+
+@pytest.fixture(autouse=True)
+def workspace(tmp_path, monkeypatch):
+    """A current directory with models and data."""
+    (tmp_path / "tiny_models.py").write_text(TINY_MODELS)
+    np.savez(tmp_path / "data.npz", inputs=INPUTS, labels=LABELS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def succeed(*arguments):
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def files():
+    return sorted({*os.listdir()} - {"__pycache__"})
+
+
+def refuse(*arguments):
+    """The message of a command that must fail as a user's mistake does, and write nothing."""
+    before = files()
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert files() == before
+    return " ".join(result.stderr.split())
+
+
+@pytest.fixture
+def scores(workspace):
+    succeed("score", "tiny_models:net", "data.npz", "--output", "scores.json")
+    return workspace / "scores.json"
+
+
+class TestHelp:
+    @pytest.mark.parametrize("command", [[], *[[command] for command in COMMANDS]])
+    def test_every_command_explains_itself_by_example(self, command):
+        text = succeed(*command, "--help").stdout
+        assert f"critical-neurons {' '.join(command)}".strip() in text.partition("Example")[2]
+
+    def test_every_command_is_listed(self):
+        listed = re.findall(r"^  (\w+)  ", succeed("--help").stdout.partition("Commands:")[2], re.MULTILINE)
+        assert listed == COMMANDS
+
+    @pytest.mark.parametrize("command", [[], *[[command] for command in COMMANDS]])
+    def test_help_imports_nothing_heavy(self, command):
+        code = (
+            "import sys\nfrom critical_neurons.cli import app\n"
+            f"app({[*command, '--help']}, standalone_mode=False)\n"
+            "print('HEAVY', *{'torch', 'numpy', 'scipy', 'highspy', 'datasets'} & set(sys.modules))"
+        )
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert result.stdout.splitlines()[-1] == "HEAVY"
+
+    def test_the_installed_command_answers_at_once(self):
+        seconds = []
+        for _ in range(5):
+            started = time.perf_counter()
+            subprocess.run([installed_command(), "--help"], capture_output=True, check=True)
+            seconds.append(time.perf_counter() - started)
+        assert min(seconds) < HELP_SECONDS
+
+
+def installed_command():
+    return str(Path(sys.executable).with_name("critical-neurons"))
+
+
+class TestInspect:
+    def test_table(self):
+        text = succeed("inspect", "lenet5").stdout
+        assert re.search(r"^0 +Conv2d +6 +yes", text, re.MULTILINE)
+        assert re.search(r"^11 +Linear +10 +no: \w+", text, re.MULTILINE)
+        assert "226 units in 4 of 5 layers get scores" in text
+
+    def test_own_model_with_a_shape_or_data(self):
+        by_shape = succeed("inspect", "tiny_models:net", "--input-shape", "6").stdout
+        assert by_shape == succeed("inspect", "tiny_models:net", "--data", "data.npz").stdout
+        assert "13 units in 2 of 3 layers" in by_shape
+
+    def test_notes(self):
+        assert "Note: " in succeed("inspect", "tiny_models:softmax", "--input-shape", "6").stdout
+
+    def test_json(self):
+        result = json.loads(succeed("inspect", "tiny_models:net", "--input-shape", "6", "--json").stdout)
+        assert [(layer["name"], layer["units"], layer["scored"]) for layer in result["layers"]] == [
+            ("0", 8, True),
+            ("2", 5, True),
+            ("4", 3, False),
+        ]
+        assert result["layers"][2]["reason"]
+
+    def test_own_model_without_a_shape(self):
+        assert "with --input-shape 3,32,32 or --data" in refuse("inspect", "tiny_models:net")
+
+    @pytest.mark.parametrize("shape", ["a,b", "3,0", "2.5", "3,,3"])
+    def test_shapes_that_are_none(self, shape):
+        assert "--input-shape" in refuse("inspect", "fc3", "--input-shape", shape)
+
+    def test_unreadable_layer(self):
+        message = refuse("inspect", "tiny_models:gelu", "--input-shape", "6")
+        assert "1: cannot read GELU" in message
+        assert "reads(GELU)" in message
+
+
+class TestScore:
+    def test_scores_are_saved_and_told(self, workspace):
+        result = succeed("score", "tiny_models:net", "data.npz", "--output", "scores.json")
+        scores = cn.Scores.load("scores.json")
+        assert {name: len(values) for name, values in scores.items()} == {"0": 8, "2": 5}
+        assert scores.status.sentence in result.stdout
+        assert re.search(r"^0 +8 +[01]\.\d{3} ", result.stdout, re.MULTILINE)
+        assert f"objective {scores.objective:.6g}" in result.stdout
+        assert "9 inputs of shape 6, labels 0 0 0 1 1 1 2 2 2" in result.stderr
+        assert files() == ["data.npz", "scores.json", "tiny_models.py"]
+
+    def test_json_is_all_there_is_on_standard_output(self):
+        result = json.loads(succeed("score", "tiny_models:net", "data.npz", "--json").stdout)
+        assert result["labels"] == LABELS.tolist()
+        assert result["scores"]["status"] == "optimal"
+        assert result["output"] is None
+
+    def test_every_setting_arrives(self):
+        result = succeed(
+            *("score", "tiny_models:net", "data.npz", "--json", "--loss-weight", 2, "--input-radius", 1e-3),
+            *("--objective", "paper", "--rescale", 1, "--relaxed", "--by-class", "--solver", "highs"),
+            *("--time-limit", 20, "--gap", 1e-3, "--threads", 1, "--seed", 7, "--ignore", "0"),
+        )
+        scores = json.loads(result.stdout)["scores"]
+        expected = {
+            "loss_weight": 2.0,
+            "input_radius": 1e-3,
+            "objective": "paper",
+            "rescale": 1.0,
+            "integer": False,
+            "by_class": True,
+            "solver": "highs",
+            "time_limit": 20.0,
+            "gap": 1e-3,
+            "threads": 1,
+            "seed": 7,
+            "ignore": ["0"],
+        }
+        assert {name: scores["settings"][name] for name in expected} == expected
+        assert list(scores["scores"]) == ["2"]
+        assert len(scores["parts"]) == 3
+
+    def test_notes_of_the_network_are_shown(self):
+        assert "Note: " in succeed("score", "tiny_models:softmax", "data.npz").stdout
+
+    def test_scores_that_say_nothing_are_told(self):
+        assert "Every unit scores 1" in succeed("score", "tiny_models:net", "data.npz", "--time-limit", 1e-9).stderr
+        assert "Every unit scores 1" not in succeed("score", "tiny_models:net", "data.npz").stderr
+
+    def test_averaged_scores_have_a_table_too(self):
+        assert "objective none" in succeed("score", "tiny_models:net", "data.npz", "--by-class").stdout
+
+    def test_choice_of_the_data_arrives(self):
+        chosen = succeed("score", "tiny_models:net", "data.npz", "--per-class", 1)
+        assert "3 inputs of shape 6, labels 0 1 2" in chosen.stderr
+
+    def test_look_of_the_data_arrives(self):
+        np.savez("shifted.npz", inputs=INPUTS * 2 + 0.5, labels=LABELS)
+        plain = succeed("score", "tiny_models:net", "data.npz", "--json").stdout
+        shifted = succeed("score", "tiny_models:net", "shifted.npz", "--mean", "0.5", "--std", "2", "--json").stdout
+        objectives = [json.loads(text)["scores"]["objective"] for text in (plain, shifted)]
+        assert objectives[0] == pytest.approx(objectives[1], rel=1e-4)
+
+    def test_size_and_channels_arrive(self):
+        np.savez("images.npz", inputs=np.full((2, 28, 28), 99, np.uint8), labels=[0, 1])
+        options = ("--resize", 32, "--channels", 3, "--time-limit", 1)
+        assert "2 inputs of shape 3x32x32" in succeed("score", "fc3", "images.npz", *options).stderr
+
+    @pytest.mark.parametrize("model", ["parallel", "compiled"])
+    def test_wrapped_models_are_unwrapped(self, model, scores):
+        result = succeed("score", f"tiny_models:{model}", "data.npz", "--json")
+        assert json.loads(result.stdout)["scores"]["scores"] == json.loads(scores.read_text())["scores"]
+
+    def test_untrained_built_in_is_told(self, workspace):
+        np.savez(workspace / "images.npz", inputs=np.zeros((2, 3, 32, 32), np.float32), labels=[0, 1])
+        assert "without --weights is untrained" in succeed("score", "fc3", "images.npz", "--time-limit", 1).stderr
+
+    def test_weights_arrive(self, workspace):
+        state = load_tiny("other").state_dict()
+        save_file({name: torch.zeros_like(values) for name, values in state.items()}, workspace / "zeros.safetensors")
+        arguments = ("score", "tiny_models:other", "data.npz", "--json")
+        plain = json.loads(succeed(*arguments).stdout)["scores"]["fingerprint"]
+        zeros = json.loads(succeed(*arguments, "--weights", "zeros.safetensors").stdout)["scores"]["fingerprint"]
+        assert plain["architecture"] == zeros["architecture"]
+        assert plain["weights"] != zeros["weights"]
+
+    def test_interrupt_outside_the_solver(self, monkeypatch):
+        def interrupt(*_args, **_kwargs):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("critical_neurons.loading.load_model", interrupt)
+        result = run("score", "tiny_models:net", "data.npz", "--output", "scores.json")
+        assert result.exit_code == 130
+        assert "Interrupted." in result.stderr
+        assert not Path("scores.json").exists()
+
+
+def fail_for_space(_descriptor):
+    raise OSError(28, "No space left on device")
+
+
+def load_tiny(name):
+    from critical_neurons.loading import load_model
+
+    return load_model(f"tiny_models:{name}")
+
+
+class TestBadInputOfScore:
+    def refuse(self, model="net", data="data.npz", *options):
+        return refuse("score", f"tiny_models:{model}", data, "--output", "scores.json", *options)
+
+    def with_data(self, inputs=INPUTS, labels=LABELS):
+        np.savez("bad.npz", inputs=inputs, labels=labels)
+        return self.refuse("net", "bad.npz")
+
+    def test_wrong_shape(self):
+        assert "(9, 5)" in self.with_data(inputs=INPUTS[:, :5])
+
+    def test_labels_outside_the_classes(self):
+        assert "labels: found 3. Accepted: 0 to 2" in self.with_data(labels=LABELS + 1)
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf])
+    def test_inputs_that_are_no_numbers(self, value):
+        inputs = INPUTS.copy()
+        inputs[4, 1] = value
+        assert "NaN or infinite values in data points 4" in self.with_data(inputs=inputs)
+
+    def test_empty_batch(self):
+        assert "holds no data" in self.with_data(inputs=INPUTS[:0], labels=LABELS[:0])
+
+    def test_class_that_is_too_small(self):
+        assert "class 0 has 3" in self.refuse("net", "data.npz", "--per-class", 4)
+
+    def test_weights_that_are_no_numbers(self):
+        state = load_tiny("net").state_dict()
+        torch.save({name: values * np.nan for name, values in state.items()}, "nan.pt")
+        assert "0.weight: the model has NaN" in self.refuse("net", "data.npz", "--weights", "nan.pt")
+
+    @pytest.mark.parametrize(
+        ("model", "message"),
+        [
+            ("nothing", "nothing to score"),
+            ("one_logit", "at least two classes"),
+            ("pair", "a single tensor of logits"),
+            ("branching", "cannot be traced"),
+            ("half", "half precision"),
+            ("gelu", "cannot read GELU"),
+            ("absent", "has no absent"),
+        ],
+    )
+    def test_models_that_cannot_be_scored(self, model, message):
+        assert message in self.refuse(model)
+
+    @pytest.mark.parametrize(
+        ("option", "value", "message"),
+        [
+            ("--loss-weight", "-1", "loss_weight: found -1.0"),
+            ("--input-radius", "-0.1", "input_radius: found -0.1"),
+            ("--gap", "nan", "gap: found nan"),
+            ("--time-limit", "0", "time_limit: found 0.0"),
+            ("--threads", "0", "threads: found 0"),
+            ("--objective", "printed", "'published', 'paper'"),
+            ("--solver", "cplex", "cplex"),
+            ("--solver", "cvxpy:NOSUCH", "NOSUCH"),
+            ("--ignore", "features.0", "features.0"),
+            ("--mean", "a,b", "--mean: numbers with commas"),
+            ("--std", "0", "standard deviations above zero"),
+            ("--channels", "2", "channels: 1 (grey) or 3 (RGB)"),
+            ("--per-class", "0", "at least one"),
+            ("--weights", "gone.pt", "gone.pt: no such file"),
+            ("--loss-weight", "five", "--loss-weight"),
+        ],
+    )
+    def test_settings(self, option, value, message):
+        assert message in self.refuse("net", "data.npz", option, value)
+
+    def test_unsafe_pickle(self):
+        torch.save(load_tiny("net"), "whole.pt")
+        message = self.refuse("net", "data.npz", "--weights", "whole.pt")
+        assert "can run code when loaded" in message
+        assert "state_dict()" in message
+
+    def test_weights_of_another_network(self):
+        torch.save({"state_dict": load_tiny("other").state_dict()}, "other.pt")
+        message = self.refuse("net", "data.npz", "--weights", "other.pt")
+        assert "0.weight is (7, 6) in the file and (8, 6) in the model" in message
+
+    @pytest.mark.parametrize(
+        ("output", "message"),
+        [("missing/scores.json", "does not exist"), (".", "is a directory"), ("data.npz/x", "not a")],
+    )
+    def test_unwritable_output_is_told_before_anything_is_loaded(self, output, message):
+        assert message in refuse("score", "no_such_module:net", "no_such.npz", "--output", output)
+
+    def test_missing_arguments(self):
+        assert "DATA" in refuse("score", "fc3")
+
+    def test_error_for_machines(self):
+        result = run("score", "tiny_models:net", "gone.npz", "--json")
+        assert result.exit_code == 2
+        error = json.loads(result.stdout)["error"]
+        assert error["type"] == "InvalidFileError"
+        assert "gone.npz: no such file" in error["message"]
+
+    def test_a_failing_save_leaves_nothing(self, monkeypatch):
+        monkeypatch.setattr(os, "fsync", fail_for_space)
+        result = run("score", "tiny_models:net", "data.npz", "--output", "scores.json")
+        assert result.exit_code == 2
+        assert "No space left on device" in result.stderr
+        assert files() == ["data.npz", "tiny_models.py"]
+
+
+class TestPrune:
+    def test_smaller_weights_load_into_the_smaller_model(self, scores):
+        succeed(
+            *("prune", "tiny_models:net", "--scores", scores, "--units", 0.5, "--input-shape", 6),
+            *("--output", "smaller.safetensors", "--plan", "plan.json"),
+        )
+        plan = cn.Plan.load("plan.json")
+        assert [len(layer.kept) for layer in plan.layers] == [4, 2, 3]
+        smaller = cn.prune(load_tiny("net"), plan, torch.rand(2, 6))
+        written = load_file("smaller.safetensors")
+        assert written.keys() == smaller.state_dict().keys()
+        assert all(torch.equal(values, written[name]) for name, values in smaller.state_dict().items())
+        with safe_open("smaller.safetensors", "pt") as file:
+            assert json.loads(file.metadata()["critical_neurons.plan"]) == plan.to_dict()
+
+    def test_tables(self, scores):
+        text = succeed(
+            *("prune", "tiny_models:net", "--scores", scores, "--units", 0.5, "--data", "data.npz", "--dry-run"),
+        ).stdout
+        assert re.search(r"^0 +8 +4 +4 +\w+", text, re.MULTILINE)
+        assert re.search(r"^parameters +119 +47 \(39%\)$", text, re.MULTILINE)
+        assert re.search(r"^accuracy +\d+\.\d\d% +\d+\.\d\d%$", text, re.MULTILINE)
+
+    @pytest.mark.parametrize("dtype", [np.float64, np.uint8])
+    def test_accuracy_on_data_of_another_type(self, scores, dtype):
+        np.savez("typed.npz", inputs=(INPUTS * 200).astype(dtype), labels=LABELS)
+        succeed("prune", "tiny_models:net", "--scores", scores, "--units", 0.5, "--data", "typed.npz", "--dry-run")
+
+    def test_other_weights_of_the_same_network_are_told(self, scores):
+        torch.save({name: values + 1 for name, values in load_tiny("net").state_dict().items()}, "moved.pt")
+        arguments = ("prune", "tiny_models:net", "--scores", scores, "--units", 0.5, "--input-shape", 6, "--dry-run")
+        assert "with other weights" in succeed(*arguments, "--weights", "moved.pt").stderr
+        assert "with other weights" not in succeed(*arguments).stderr
+
+    def test_a_plan_that_changes_nothing_is_told(self, scores):
+        arguments = ("prune", "tiny_models:net", "--scores", scores, "--input-shape", 6, "--dry-run")
+        assert "removes nothing" in succeed(*arguments, "--threshold", 0).stderr
+        assert "removes nothing" not in succeed(*arguments, "--units", 0.5).stderr
+
+    def test_dry_run_writes_nothing(self, scores):
+        before = files()
+        result = succeed(
+            *("prune", "tiny_models:net", "--scores", scores, "--threshold", 0.5, "--input-shape", 6, "--dry-run"),
+            *("--output", "smaller.safetensors", "--plan", "plan.json"),
+        )
+        assert "nothing written" in result.stderr
+        assert files() == before
+
+    @pytest.mark.parametrize("rule", [("--threshold", "mean"), ("--units", "0.5", "--scope", "global")])
+    def test_rules_arrive(self, scores, rule):
+        arguments = ("prune", "tiny_models:net", "--scores", scores, "--input-shape", 6, "--dry-run", "--json")
+        result = json.loads(succeed(*arguments, *rule, "--min-units", 2, "--round-to", 2).stdout)
+        kwargs = {"threshold": "mean"} if "mean" in rule else {"units": 0.5, "scope": "global"}
+        expected = cn.plan(cn.Scores.load(scores), **kwargs, min_units=2, round_to=2)
+        assert result["plan"] == expected.to_dict()
+        assert result["parameters"]["after"] < result["parameters"]["before"] == 119
+        assert result["written"] == {}
+
+    def refuse(self, *options, model="net", shape=("--input-shape", 6)):
+        return refuse("prune", f"tiny_models:{model}", *shape, *options)
+
+    def test_scores_of_another_network(self, scores):
+        options = ("--scores", scores, "--threshold", 0.5, "--output", "smaller.safetensors")
+        assert "another network" in self.refuse(*options, model="other")
+
+    @pytest.mark.parametrize(
+        ("rule", "message"),
+        [
+            ((), "threshold"),
+            (("--threshold", 0.1, "--units", 0.5), "either threshold"),
+            (("--threshold", "median"), "--threshold: a number or mean"),
+            (("--threshold", "nan"), "finite"),
+            (("--units", 1.5), "units=1.5"),
+            (("--units", 0.5, "--scope", "block"), "'layer', 'global'"),
+            (("--threshold", 0.1, "--min-units", 0), "min_units=0"),
+        ],
+    )
+    def test_rules_that_are_none(self, scores, rule, message):
+        assert message in self.refuse("--scores", scores, *rule, "--dry-run")
+
+    @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": "critical_neurons scores", "version": 1}'])
+    def test_damaged_scores(self, content):
+        Path("bad.json").write_text(content)
+        assert "bad.json: " in self.refuse("--scores", "bad.json", "--threshold", 0.1, "--dry-run")
+
+    def test_nowhere_to_write(self, scores):
+        assert "--output or --plan" in self.refuse("--scores", scores, "--threshold", 0.1)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (("--output", "missing/smaller.safetensors"), "does not exist"),
+            (("--output", "smaller.pt"), "ends in .safetensors"),
+            (("--output", "smaller.safetensors", "--plan", "."), "is a directory"),
+        ],
+    )
+    def test_unwritable_output_is_told_before_anything_is_loaded(self, options, message):
+        assert message in self.refuse("--scores", "gone.json", "--threshold", 0.1, *options, model="absent")
+
+    def test_a_failing_write_leaves_nothing(self, scores, monkeypatch):
+        monkeypatch.setattr(os, "fsync", fail_for_space)
+        outputs = ("--output", "smaller.safetensors", "--plan", "plan.json")
+        assert "No space left" in self.refuse("--scores", scores, "--threshold", 0.5, *outputs)
+
+
+def tiny_convolution():
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(36, 16),
+        nn.ReLU(),
+        nn.Linear(16, 10),
+    )
+
+
+class TestDemo:
+    @pytest.fixture(autouse=True)
+    def _short(self, request, monkeypatch):
+        if "slow" not in request.keywords:
+            monkeypatch.setattr("critical_neurons.experiments.demo.small_network", tiny_convolution)
+            monkeypatch.setattr("critical_neurons.experiments.demo.EPOCHS", 3)
+
+    def test_table_and_no_files(self):
+        before = files()
+        result = succeed("demo")
+        assert re.search(r"^units in layer 5 +16 +\d+$", result.stdout, re.MULTILINE)
+        assert re.search(r"^parameters +810 +\d+ \(\d+%\)$", result.stdout, re.MULTILINE)
+        assert re.search(r"^accuracy +\d\d\.\d% +\d\d\.\d%$", result.stdout, re.MULTILINE)
+        assert re.search(r"at random +\d+\.\d%$", result.stdout, re.MULTILINE)
+        assert re.search(r"gap \d+\.\d+%", result.stdout)
+        assert "Training a small network" in result.stderr
+        assert files() == before
+
+    @pytest.mark.slow
+    def test_promises_of_the_real_one(self):
+        result = json.loads(succeed("demo", "--json").stdout)
+        assert result["accuracy"]["before"] > 0.98
+        assert result["accuracy"]["after"] > result["accuracy"]["before"] - 0.02
+        assert result["parameters"]["after"] < 0.7 * result["parameters"]["before"]
+        assert result["seconds"]["all"] < 60
+
+    def test_json_is_the_same_every_time(self):
+        first, second = (json.loads(succeed("demo", "--json", "--seed", 3).stdout) for _ in range(2))
+        assert first["scores"]["scores"] == second["scores"]["scores"]
+        assert first["accuracy"] == second["accuracy"]
+        assert first["images"] == {"training": 1198, "scoring": 10, "test": 599}
+        assert first["parameters"]["after"] < first["parameters"]["before"]
+
+    def test_the_smaller_network_on_request(self):
+        succeed("demo", "--output", "smaller.safetensors")
+        assert load_file("smaller.safetensors")["5.weight"].shape[0] < 16
+
+    def test_missing_extra(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+        assert "pip install 'critical_neurons[demo]'" in refuse("demo")
+
+    def test_bad_settings_before_training(self, monkeypatch):
+        monkeypatch.setattr("critical_neurons.experiments.demo.train_small_network", None)
+        assert "at least one" in refuse("demo", "--per-class", 0)
+        assert "does not exist" in refuse("demo", "--output", "missing/smaller.safetensors")
+
+
+class TestProgress:
+    STEP = cn.Step(seconds=299.9, objective=-1234.5678, bound=-2345.6789, rows=36966, cuts=6000)
+
+    def test_a_step_fits_a_terminal_behind_its_spinner(self):
+        text = describe_step(self.STEP)
+        assert len(text) <= 78
+        for part in ("299.9 s", "incumbent -1234.57", "bound -2345.68", "gap 90.0%", "rows 36966", "cuts 6000"):
+            assert part in text
+
+    def test_a_step_without_bound(self):
+        text = describe_step(cn.Step(seconds=0.1, objective=None, bound=None, rows=0, cuts=0))
+        assert "incumbent none  bound none  gap unknown" in text
+
+    def test_a_log_file_gets_a_line_now_and_then(self, monkeypatch, capsys):
+        monkeypatch.setattr("critical_neurons.cli.terminal.SECONDS_BETWEEN_LINES", 0.05)
+        with show_progress() as progress:
+            progress(self.STEP)
+            time.sleep(0.06)
+            progress(self.STEP)
+            progress(self.STEP)
+        captured = capsys.readouterr()
+        assert captured.err.count("incumbent") == 1
+        assert captured.out == ""
+
+    def test_a_large_batch_is_counted_by_class(self):
+        assert describe_batch((1, 8, 8), [0, 1] * 30) == "60 inputs of shape 1x8x8: 30 of class 0, 30 of class 1"
+
+
+class TestInstalledCommand:
+    """The real entry point, as a user starts it."""
+
+    def start(self, *arguments):
+        return subprocess.run([installed_command(), *arguments], capture_output=True, text=True, timeout=60)
+
+    def test_models_in_the_current_directory(self):
+        result = self.start("inspect", "tiny_models:net", "--input-shape", "6")
+        assert result.returncode == 0, result.stderr
+        assert "13 units in 2 of 3 layers" in result.stdout
+        assert result.stderr == ""
+
+    def test_mistakes(self):
+        result = self.start("score", "tiny_models:net", "gone.npz")
+        assert result.returncode == 2
+        assert result.stdout == ""
+        assert result.stderr == "Error: gone.npz: no such file of data.\n"
