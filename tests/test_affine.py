@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.zoo import ZOO, share_case
 
 from critical_neurons.bounding import bound_network
 from critical_neurons.encoding import affine as affine_module
 from critical_neurons.encoding.affine import AffineNetwork
+from tests.zoo import ZOO, share_case
 
 ROUNDING = 1e-10
 RADIUS = 0.1

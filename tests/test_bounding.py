@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.zoo import ZOO, share_case
 from torch import nn
 
 from critical_neurons.bounding import bound_network
 from critical_neurons.network import Relu
 from critical_neurons.reading import read_network
+from tests.zoo import ZOO, share_case
 
 ROUNDING = 1e-12
 

@@ -7,7 +7,6 @@ import cvxpy
 import numpy as np
 import pytest
 from scipy import sparse
-from tests.zoo import share_case
 
 from critical_neurons.bounding import bound_network
 from critical_neurons.encoding.objective import Objective
@@ -17,6 +16,7 @@ from critical_neurons.program import Rows, stack_rows
 from critical_neurons.solution import Status
 from critical_neurons.solving import Capability, Limits, conic, find_solver, ignore_progress
 from critical_neurons.solving.conic import ConicSolver
+from tests.zoo import share_case
 
 CLOSE = 1e-5
 FIRST_ORDER = 1e-2

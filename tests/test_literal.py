@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.zoo import ZOO, share_case
 
 from critical_neurons.bounding import bound_network
 from critical_neurons.encoding import literal as literal_module
 from critical_neurons.encoding.literal import encode_literal
 from critical_neurons.encoding.objective import Objective
 from critical_neurons.network import NO_UNIT, Affine, Input, Relu
+from tests.zoo import ZOO, share_case
 
 ROUNDING = 1e-10
 RADIUS = 0.05

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
 
 import critical_neurons as cn
 from critical_neurons.errors import InvalidInputError, InvalidSettingError, UnreadableModelError
@@ -61,7 +62,7 @@ def reason_of(network, name):
 
 
 def refuse(model, example=None, error=UnreadableModelError):
-    """The first lines of the message with which the model is refused."""
+    """The message with which the model is refused."""
     with pytest.raises(error) as caught:
         read_network(model, vectors() if example is None else example)
     message = str(caught.value)
@@ -90,7 +91,6 @@ FORMS = {
     "contiguous": lambda m, x: F.relu(x).contiguous(),
     "reshape to the same shape": lambda m, x: F.relu(x).reshape(x.shape),
     "identity": lambda m, x: m.identity(F.relu(x)),
-    "further argument at its default": lambda m, x: (lambda y, scale=None: F.relu(y))(x),
 }
 
 
@@ -218,7 +218,7 @@ REASONS = {
         "0",
         "it gives the network's output",
     ),
-    "a reshape mixes channels and positions": (
+    "none: flattened positions keep their channels": (
         lambda: nn.Sequential(nn.Conv2d(1, 3, 1), nn.ReLU(), nn.Flatten(2), nn.Conv1d(3, 2, 4), nn.Flatten()),
         (1, 2, 2),
         "0",
@@ -235,12 +235,14 @@ def test_reasons_to_leave_a_layer_alone(case):
     found = reason_of(network, layer)
     assert expected in found
     assert bool(expected) == bool(found)
-    assert (f"{layer} " in str(network)) and ((found or "scored") in str(network))
+    assert any(
+        line.startswith(f"{layer} ") and line.endswith(found or "scored") for line in str(network).splitlines()
+    )
 
 
 def test_a_reshape_of_positions_into_channels_is_left_alone():
     def forward(model, x):
-        return model.head(F.relu(model.convolution(x)).reshape(x.shape[0], 2, -1)).flatten(1)
+        return model.head(F.relu(model.convolution(x)).reshape(x.shape[0], x.shape[2], -1)).flatten(1)
 
     model = Forward(forward, convolution=nn.Conv2d(1, 3, 1), head=nn.Conv1d(2, 1, 1))
     network = read_network(model, images(1, 2, 2))
@@ -257,6 +259,11 @@ def test_a_view_with_a_size_written_into_it_names_itself_and_the_size():
     assert "view" in found
     assert "12" in found
     assert "flatten(1)" in found
+
+
+def test_a_view_with_a_size_written_into_it_counts_even_where_it_does_nothing():
+    model = Forward(lambda m, x: m.last(F.relu(m.first(x)).view(-1, 4)))
+    assert "size 4 written into it" in reason_of(read_network(model, vectors()), "first")
 
 
 def test_ignored_layers():
@@ -333,10 +340,10 @@ def assert_unchanged(model, before):
 @pytest.mark.parametrize("name", ["nest", "mlp with batch norm and dropout", "flatten method"])
 def test_the_model_is_never_changed(name):
     model = build_model(name).float().train()
-    children = list(model.modules())
-    children[-1].eval()  # modes that differ from module to module
-    children[1].weight.requires_grad_(False) if hasattr(children[1], "weight") else None
-    children[-1].register_forward_hook(lambda module, args, output: None)
+    last = list(model.modules())[-1]
+    last.eval()  # modes that differ from module to module
+    next(model.parameters()).requires_grad_(False)
+    last.register_forward_hook(lambda module, args, output: None)
     before = snapshot(model)
     values = copy.deepcopy(before["state"])
     inputs = draw_inputs(name, 4)
@@ -558,7 +565,7 @@ def test_parametrised_weights_are_refused():
 HOOKED = {
     "weight_norm": nn.utils.weight_norm,
     "spectral_norm": nn.utils.spectral_norm,
-    "prune": lambda module: nn.utils.prune.random_unstructured(module, "weight", 0.5),
+    "prune": lambda module: prune.random_unstructured(module, "weight", 0.5),
 }
 
 
@@ -681,8 +688,6 @@ def test_hooks_that_only_look_are_fine():
 
 
 def test_dropout_that_is_always_on_is_refused():
-    message = refuse(Forward(lambda m, x: m.last(F.dropout(F.relu(m.first(x) + 0), 0.5))), images(4))
-    assert "add" in message or "dropout" in message
     message = refuse(Forward(lambda m, x: m.last(F.dropout(m.first(x), 0.5))))
     assert "dropout that stays on" in message
     assert "training=self.training" in message

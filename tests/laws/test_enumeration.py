@@ -7,7 +7,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-from tests.zoo import share_case
 
 from critical_neurons.bounding import bound_network
 from critical_neurons.encoding.literal import encode_literal
@@ -15,6 +14,7 @@ from critical_neurons.encoding.objective import Objective
 from critical_neurons.encoding.paper import encode_paper
 from critical_neurons.solution import Status
 from critical_neurons.solving import Limits, find_solver, ignore_progress
+from tests.zoo import share_case
 
 SAME_OPTIMUM = 1e-4
 MOST_GATES = 6

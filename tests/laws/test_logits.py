@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.zoo import UNSCORED, ZOO, share_case
 
 from critical_neurons.bounding import bound_network
 from critical_neurons.encoding.literal import encode_literal
 from critical_neurons.encoding.objective import Objective
 from critical_neurons.encoding.paper import encode_paper
+from tests.zoo import UNSCORED, ZOO, share_case
 
 LOGIT_TOLERANCE = 1e-10
 ROW_TOLERANCE = 1e-10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tests.zoo import ZOO, share_case
 
 from critical_neurons.bounding import bound_network
 from critical_neurons.encoding.literal import encode_literal
@@ -11,6 +10,7 @@ from critical_neurons.encoding.objective import Objective
 from critical_neurons.encoding.paper import encode_paper
 from critical_neurons.solution import Status
 from critical_neurons.solving import Limits, find_solver, ignore_progress
+from tests.zoo import ZOO, share_case
 
 SAME_OPTIMUM = 1e-4
 """Relative difference of two optima that count as the same."""

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.zoo import ZOO, Case, draw_inputs, share_case
 
 from critical_neurons.bounding import bound_network
 from critical_neurons.network import Relu
+from tests.zoo import ZOO, Case, draw_inputs, share_case
 
 ROUNDING = 1e-12
 

@@ -137,6 +137,7 @@ def _encode_gate_limits(count: int, blocks: dict[str, slice], column_count: int)
 
 def _normalise(rows: Rows, scale: float) -> Rows:
     """Each row divided by its largest coefficient, so that one tolerance fits all; nearly empty rows by the scale."""
-    largest = np.maximum(abs(rows.matrix).max(axis=1).toarray().reshape(-1), 1e-6 * scale)
+    largest = abs(rows.matrix).max(axis=1).toarray().reshape(-1)
+    largest[largest < 1e-6 * scale] = scale
     matrix = sparse.csr_array(sparse.diags_array(1.0 / largest) @ rows.matrix)
     return Rows(matrix, rows.lower / largest, rows.upper / largest)

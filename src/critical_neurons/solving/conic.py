@@ -104,7 +104,7 @@ class ConicSolver:
                 "columns": program.column_count,
                 "rows": program.row_count,
                 "rows_used": program.row_count,
-                "gates": int(program.integer.sum()),
+                "gates": program.gate_count,
                 "cuts": 0,
             },
             interrupted=interrupted,

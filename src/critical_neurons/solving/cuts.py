@@ -31,8 +31,11 @@ FEASIBILITY_TOLERANCE = 1e-6
 ROWS_PER_ROUND = 200
 """Rows added per round, the most violated first. More make the linear programs larger, fewer the rounds more."""
 
-CUT_TOLERANCE = 1e-3
+CUT_SHARE = 1e-3
 """Share of the gap tolerance by which a column may underestimate its convex function without a new tangent."""
+
+LEAST_CUT = 1e-8
+"""The least such difference: an engine cannot tell smaller ones from none and would be given the same tangent again."""
 
 INNER_SHARE = 0.1
 """Share of the gap tolerance to which the parts of a round with integer columns are solved."""
@@ -251,7 +254,7 @@ class CutLoop:
         """Tangents at the point for every convex function that its column underestimates there."""
         columns = self._program.term.columns
         values = self._program.term.values(point)
-        tolerance = CUT_TOLERANCE * self._limits.gap * np.maximum(1.0, values)
+        tolerance = max(CUT_SHARE * self._limits.gap, LEAST_CUT) * np.maximum(1.0, values)
         low = np.flatnonzero((values > point[columns] + tolerance) & (self._program.cost[columns] > 0))
         if len(low):
             self._engine.add_rows(self._program.term.cuts(point, low))

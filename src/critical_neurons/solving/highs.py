@@ -25,6 +25,9 @@ _OUTCOMES = {
     highspy.HighsModelStatus.kInterrupt: Outcome.STOPPED,
 }
 
+FEASIBILITY = 1e-9
+"""Tighter than HiGHS's own: below the least difference that calls for a new tangent."""
+
 
 class HighsSolver:
     name = "highs"
@@ -43,6 +46,7 @@ class _Highs:
         self._highs.HandleUserInterrupt = True
         self._set("output_flag", False)
         self._set("random_seed", limits.seed)
+        self._set("primal_feasibility_tolerance", FEASIBILITY)
         if limits.threads is not None:
             self._set("threads", limits.threads)
         lp = highspy.HighsLp()

@@ -1,0 +1,244 @@
+"""Law: a model with activations held at zero and the smaller model without them are the same function."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import critical_neurons as cn
+from critical_neurons.errors import PlanMismatchError, PruningError
+from critical_neurons.plans import LayerPlan, Plan
+from critical_neurons.pruning import check_removal
+from tests.zoo import ZOO, build_model, draw_inputs
+
+SAME_OUTPUTS = 1e-9
+"""Largest relative difference of outputs in float64."""
+
+SAME_OUTPUTS_SINGLE = 1e-4
+"""The same in float32."""
+
+SEEDS = [0, 1, 2]
+SCORED = [name for name in ZOO if cn.inspect(build_model(name), draw_inputs(name, 2)).scored]
+
+
+def draw_plan(model, inputs, seed):
+    """Between one unit and all of every scored layer, at random."""
+    generator = np.random.default_rng(seed)
+    network = cn.inspect(model, inputs)
+    layers = []
+    for layer in network.layers:
+        count = generator.integers(1, layer.size + 1) if layer.scored else layer.size
+        kept = np.sort(generator.permutation(layer.size)[:count])
+        layers.append(LayerPlan(layer.name, layer.size, kept, layer.reason or "drawn", layer.held_at))
+    return Plan(tuple(layers), "drawn", network.fingerprint.architecture, {})
+
+
+def draw_trial(name, seed=0):
+    model, inputs = build_model(name, seed), draw_inputs(name, 6, seed + 10)
+    return model, inputs, draw_plan(model, inputs, seed)
+
+
+def assert_same(left, right, tolerance):
+    assert (left - right).abs().max() <= tolerance * max(1.0, float(left.abs().max()))
+
+
+def differentiate(model, inputs):
+    """One step of training; the gradients it was made of."""
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(inputs).square().sum().backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    optimiser.step()
+    return gradients
+
+
+def test_most_of_the_zoo_can_be_pruned():
+    assert len(SCORED) >= 25
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", SCORED)
+def test_masked_is_removed(name, seed):
+    model, inputs, plan = draw_trial(name, seed)
+    masked, smaller = cn.mask(model, plan), cn.prune(model, plan, inputs[:2])
+    fresh = draw_inputs(name, 9, seed + 100)  # none of the rows that prune looks at
+    with torch.no_grad():
+        assert_same(masked(fresh), smaller(fresh), SAME_OUTPUTS)
+    removed = sum(len(units) for units in plan.removed.values())
+    assert (sum(p.numel() for p in smaller.parameters()) < sum(p.numel() for p in model.parameters())) == (
+        removed > 0
+    )
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_masked_is_removed_in_single_precision(name):
+    model, inputs, plan = draw_trial(name)
+    model, inputs = model.float(), inputs.float()
+    with torch.no_grad():
+        masked, smaller = cn.mask(model, plan)(inputs), cn.prune(model, plan, inputs)(inputs)
+    assert masked.dtype == smaller.dtype == torch.float32
+    assert_same(masked, smaller, SAME_OUTPUTS_SINGLE)
+
+
+def test_plans_change_outputs():
+    """Otherwise the law would hold for a mask that does nothing."""
+    changed = 0
+    for name in SCORED:
+        model, inputs, plan = draw_trial(name)
+        with torch.no_grad():
+            changed += bool((model(inputs) - cn.mask(model, plan)(inputs)).abs().max() > 1e-3)
+    assert changed >= len(SCORED) // 2
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_the_smaller_model_is_the_same_otherwise(name):
+    model, inputs, plan = draw_trial(name)
+    model = model.float().train()
+    list(model.modules())[-1].eval()
+    first = next(iter(model.parameters()))
+    first.requires_grad_(False)
+    smaller = cn.prune(model, plan, inputs)
+    assert type(smaller) is type(model)
+    pairs = list(zip(model.named_modules(), smaller.named_modules(), strict=True))
+    for (old_name, old), (new_name, new) in pairs:
+        assert old_name == new_name
+        assert type(old) is type(new)
+        assert old.training == new.training
+    old_state, new_state = model.state_dict(), smaller.state_dict()
+    assert list(old_state) == list(new_state)
+    for key in old_state:
+        assert old_state[key].dtype == new_state[key].dtype
+        assert old_state[key].device == new_state[key].device
+    new_parameters = dict(smaller.named_parameters())
+    for key, parameter in model.named_parameters():
+        assert new_parameters[key].requires_grad == parameter.requires_grad
+        assert new_parameters[key].is_leaf
+        assert new_parameters[key] is not parameter
+    for layer in plan.layers:
+        module = smaller.get_submodule(layer.name)
+        assert module.weight.shape[0] == len(layer.kept)
+        assert getattr(module, "out_features", getattr(module, "out_channels", None)) == len(layer.kept)
+    for _, module in smaller.named_modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            assert module.num_features == len(module.running_mean)
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_both_train_as_before(name):
+    model, inputs, plan = draw_trial(name)
+    before = copy.deepcopy(model.state_dict())
+    smaller, masked = cn.prune(model, plan, inputs).train(), cn.mask(model, plan).train()
+    for trained in (smaller, masked):
+        start = {key: parameter.detach().clone() for key, parameter in trained.named_parameters()}
+        gradients = differentiate(trained, inputs)
+        assert all(gradient is not None for gradient in gradients.values())
+        moved = [key for key, parameter in trained.named_parameters() if not torch.equal(parameter, start[key])]
+        assert moved
+    assert all(torch.equal(before[key], values) for key, values in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["mlp", "nest", "convolution in one dimension"])
+def test_gradients_of_what_stays_are_the_same(name):
+    model, inputs, plan = draw_trial(name)
+    masked, smaller = (differentiate(m, inputs) for m in (cn.mask(model, plan), cn.prune(model, plan, inputs)))
+    kept = plan.kept
+    for layer in plan.layers:
+        assert_same(
+            masked[f"{layer.name}.weight"][kept[layer.name]].abs().sum(),
+            smaller[f"{layer.name}.weight"].abs().sum(),
+            SAME_OUTPUTS,
+        )
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_masks_stay_at_zero_under_training(name):
+    model, inputs, plan = draw_trial(name)
+    masked = cn.mask(model, plan).train()
+    for _ in range(2):
+        differentiate(masked, inputs)
+    seen = {}
+    for layer in plan.layers:
+        if len(layer.removed):
+            masked.get_submodule(layer.held_at).register_forward_hook(
+                lambda module, args, output, layer=layer: seen.__setitem__(layer.name, output[:, layer.removed])
+            )
+    masked(inputs)
+    assert set(seen) == set(plan.removed)
+    assert all(torch.count_nonzero(values) == 0 for values in seen.values())
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_states_fit_another_pruned_copy(name):
+    model, inputs, plan = draw_trial(name)
+    smaller = cn.prune(model, plan, inputs)
+    other = cn.prune(build_model(name, seed=5), plan, inputs)
+    other.load_state_dict(smaller.state_dict())
+    with torch.no_grad():
+        assert torch.equal(other(inputs), smaller(inputs))
+
+
+@pytest.mark.parametrize("name", ["mlp", "nest"])
+def test_masked_and_smaller_can_be_copied_and_pickled(name, tmp_path):
+    model, inputs, plan = draw_trial(name)
+    for made in (cn.mask(model, plan), cn.prune(model, plan, inputs)):
+        torch.save(made, tmp_path / "model.pt")
+        again = torch.load(tmp_path / "model.pt", weights_only=False)
+        with torch.no_grad():
+            assert torch.equal(again(inputs), made(inputs))
+            assert torch.equal(copy.deepcopy(made)(inputs), made(inputs))
+
+
+@pytest.mark.parametrize("name", ["mlp", "nest"])
+def test_pruning_twice(name):
+    """A smaller model is a model like any other."""
+    model, inputs, plan = draw_trial(name)
+    smaller = cn.prune(model, plan, inputs)
+    again = draw_plan(smaller, inputs, 3)
+    with torch.no_grad():
+        assert_same(cn.mask(smaller, again)(inputs), cn.prune(smaller, again, inputs)(inputs), SAME_OUTPUTS)
+    with pytest.raises(PlanMismatchError, match="another network"):
+        cn.prune(smaller, plan, inputs)
+
+
+def test_a_plan_that_removes_nothing_copies():
+    model, inputs = build_model("nest"), draw_inputs("nest", 3)
+    plan = cn.plan(cn.score(model, inputs, threads=1), units=1.0)
+    smaller = cn.prune(model, plan, inputs)
+    assert plan.removed == {}
+    assert smaller is not model
+    with torch.no_grad():
+        assert torch.equal(smaller(inputs), model(inputs))
+
+
+def test_the_check_inside_prune_sees_a_difference():
+    model, inputs, plan = draw_trial("mlp")
+    masked, smaller = cn.mask(model, plan), cn.prune(model, plan, inputs)
+    check_removal(masked, smaller, inputs)
+    with torch.no_grad():
+        smaller[0].bias += 1e-3
+    with pytest.raises(PruningError, match="other outputs than the masked one"):
+        check_removal(masked, smaller, inputs)
+
+
+def test_the_check_inside_prune_sees_a_model_that_does_not_run():
+    model, inputs, _ = draw_trial("mlp")
+    broken = copy.deepcopy(model)
+    broken[2] = nn.Linear(3, 4).double()
+    with pytest.raises(PruningError, match="the smaller model does not run"):
+        check_removal(model, broken, inputs)
+
+
+@pytest.mark.parametrize("name", ["mlp", "nest", "mlp with batch norm and dropout"])
+def test_plans_of_scores_go_through(name):
+    """From scores to a smaller model, with every way to select."""
+    model, inputs = build_model(name), draw_inputs(name, 4)
+    scores = cn.score(model, inputs, threads=1)
+    plan = cn.plan(scores, units=0.6)
+    for chosen in (plan, plan.random(seed=1), plan.critical(scores), cn.plan(scores, threshold="mean")):
+        masked, smaller = cn.mask(model, chosen), cn.prune(model, chosen, inputs)
+        with torch.no_grad():
+            assert_same(masked(inputs), smaller(inputs), SAME_OUTPUTS)

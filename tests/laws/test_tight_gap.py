@@ -1,0 +1,25 @@
+"""A gap far below the default closes too: no tangent is added twice until the clock runs out."""
+
+import pytest
+
+from critical_neurons.bounding import bound_network
+from critical_neurons.encoding.objective import Objective
+from critical_neurons.encoding.paper import encode_paper
+from critical_neurons.solution import Status
+from critical_neurons.solving import Limits, find_solver, ignore_progress
+from tests.zoo import ZOO, share_case
+
+TIGHT = 1e-6
+SECONDS = 60.0
+
+
+@pytest.mark.parametrize("integer", [True, False])
+@pytest.mark.parametrize("name", ZOO)
+def test_tight_gap_is_reached(name: str, integer: bool) -> None:
+    case = share_case(name)
+    bounds = bound_network(case.network, case.inputs, radius=0.05)
+    program = encode_paper(case.network, bounds, case.labels, Objective(), integer=integer)
+    solution = find_solver("highs").solve(program, Limits(SECONDS, TIGHT), ignore_progress)
+    assert solution.status is Status.OPTIMAL
+    assert solution.gap is not None
+    assert solution.gap <= TIGHT

@@ -1,0 +1,92 @@
+"""The package: light to import, whole without its extras."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import critical_neurons as cn
+
+WITHOUT_EXTRAS = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"cvxpy", "clarabel", "datasets", "PIL", "sklearn"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+import torch
+from torch import nn
+import critical_neurons as cn
+from critical_neurons.errors import MissingExtraError
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+inputs = torch.rand(3, 4)
+scores = cn.score(model, inputs, threads=1)
+assert scores.status is cn.Status.OPTIMAL
+plan = cn.plan(scores, units=0.5)
+assert cn.prune(model, plan, inputs)[0].out_features == 3
+assert cn.mask(model, plan)[0].out_features == 6
+assert "scored" in str(cn.inspect(model, inputs))
+try:
+    cn.score(model, inputs, solver="cvxpy:CLARABEL")
+except MissingExtraError as error:
+    assert isinstance(error, ImportError)
+    print(error)
+assert not {"cvxpy", "datasets", "sklearn"} & set(sys.modules)
+"""
+
+
+def run(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_does_not_import_torch():
+    run(
+        "import sys, critical_neurons\n"
+        "dir(critical_neurons)\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'highspy', 'cvxpy', 'sklearn', 'datasets'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "critical_neurons.Status\n"
+        "assert 'torch' not in sys.modules"
+    )
+
+
+def test_without_extras():
+    assert run(WITHOUT_EXTRAS).strip() == (
+        "cvxpy is not installed. Install it with: pip install 'critical_neurons[cvxpy]'"
+    )
+
+
+def test_every_public_name_resolves():
+    assert cn.__all__ == sorted(cn.__all__)
+    for name in cn.__all__:
+        found = getattr(cn, name)
+        assert found.__name__ == name
+        assert found.__module__.startswith("critical_neurons.")
+    assert set(cn.__all__) == {
+        *("Network", "Plan", "Scores", "Status", "Step"),
+        *("inspect", "mask", "plan", "prune", "reads", "score"),
+    }
+
+
+def test_dir_lists_the_public_names():
+    assert set(cn.__all__) <= set(dir(cn))
+
+
+def test_star_import():
+    names = {}
+    exec("from critical_neurons import *", names)
+    assert names["score"] is cn.score
+    assert names["Plan"] is cn.Plan
+
+
+def test_unknown_names():
+    with pytest.raises(AttributeError, match="module 'critical_neurons' has no attribute 'prunes'"):
+        cn.prunes  # noqa: B018

@@ -1,0 +1,396 @@
+"""Solving: small programs with known answers, the same for every solver."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy import sparse
+from scipy.special import logsumexp, softmax
+
+from critical_neurons.errors import InvalidSettingError, SolverError
+from critical_neurons.program import Program, Rows
+from critical_neurons.solution import Status
+from critical_neurons.solving import Capability, Limits, find_solver, ignore_progress
+from critical_neurons.solving.cuts import Outcome
+from critical_neurons.solving.highs import _Highs
+
+ANSWER = 1e-4
+"""Relative difference between an objective and the known answer."""
+
+SOUND = 1e-6
+"""By how much rounding may push a bound above the answer."""
+
+OVERTIME = 2.0
+"""Seconds by which a time limit may be missed."""
+
+LIMITS = Limits(gap=1e-6, time_limit=20.0, threads=1)
+SOLVERS = ["highs", "cvxpy:CLARABEL"]
+
+INFINITE = np.inf
+
+
+@dataclass(frozen=True)
+class NoTerm:
+    """A convex term without functions."""
+
+    column_count: int
+
+    @property
+    def columns(self):
+        return slice(0, 0)
+
+    def logits(self, point):
+        return np.zeros((0, 2))
+
+    def values(self, point):
+        return np.zeros(0)
+
+    def cuts(self, point, which):
+        raise AssertionError("there is nothing to cut")
+
+    def affine_forms(self):
+        return sparse.csr_array((0, self.column_count)), np.zeros(0), np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class LogSumExp:
+    """One function: log(sum_c exp(l_c)) - l_0 of the logits l = matrix x + offset, below the last column."""
+
+    matrix: np.ndarray
+    offset: np.ndarray
+
+    @property
+    def columns(self):
+        return slice(self.matrix.shape[1] - 1, self.matrix.shape[1])
+
+    def logits(self, point):
+        finite = np.where(np.isfinite(point), point, 0.0)  # the epigraph column may be anything: no logit reads it
+        return (self.matrix @ finite + self.offset)[None]
+
+    def values(self, point):
+        logits = self.logits(point)[0]
+        return np.array([logsumexp(logits) - logits[0]])
+
+    def cuts(self, point, which):
+        finite = np.where(np.isfinite(point), point, 0.0)
+        seed = softmax(self.logits(point)[0])
+        seed[0] -= 1.0
+        slope = seed @ self.matrix
+        row = -slope
+        row[-1] += 1.0
+        return Rows(sparse.csr_array(row[None]), self.values(point) - slope @ finite, np.array([INFINITE]))
+
+    def affine_forms(self):
+        return sparse.csr_array(self.matrix), self.offset, np.zeros(1, dtype=np.int64)
+
+
+@dataclass
+class Source:
+    """Rows given as a dense matrix; notes which of them were asked for."""
+
+    matrix: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    piece: int = 7
+    built: list = field(default_factory=list)
+
+    @property
+    def count(self):
+        return len(self.lower)
+
+    def violations(self, point):
+        values = self.matrix @ point
+        return np.maximum(self.lower - values, values - self.upper)
+
+    def build(self, numbers):
+        self.built.extend(numbers.tolist())
+        return Rows(sparse.csr_array(self.matrix[numbers]), self.lower[numbers], self.upper[numbers])
+
+
+def make_program(cost, lower, upper, *, rows=(), sources=(), integer=None, term=None, **more):
+    """rows: (coefficients, lower, upper)."""
+    cost = np.array(cost, dtype=np.float64)
+    size = len(cost)
+    matrix = np.array([row for row, _, _ in rows], dtype=np.float64).reshape(len(rows), size)
+    return Program(
+        blocks={"gate": slice(0, 0 if integer is None else size)},
+        cost=cost,
+        lower=np.array(lower, dtype=np.float64),
+        upper=np.array(upper, dtype=np.float64),
+        integer=np.zeros(size, dtype=bool) if integer is None else np.array(integer),
+        rows=Rows(
+            sparse.csr_array(matrix),
+            np.array([low for _, low, _ in rows], dtype=np.float64),
+            np.array([high for _, _, high in rows], dtype=np.float64),
+        ),
+        sources=tuple(sources),
+        term=term or NoTerm(size),
+        **more,
+    )
+
+
+def box():
+    """min x - 2 y over [0, 1] x [0, 3]: -6."""
+    return make_program([1, -2], [0, 0], [1, 3])
+
+
+def linear():
+    """min -x - y, x + 2 y <= 4, 3 x + y <= 6, x, y >= 0: x = 1.6, y = 1.2."""
+    rows = [([1, 2], -INFINITE, 4), ([3, 1], -INFINITE, 6)]
+    return make_program([-1, -1], [0, 0], [INFINITE] * 2, rows=rows)
+
+
+def polygon(count=40):
+    """min -x - y inside a polygon around the unit circle, its sides as a source of rows: -sqrt(2)."""
+    angles = np.pi / 4 + 2 * np.pi * np.arange(count) / count
+    matrix = np.column_stack([np.cos(angles), np.sin(angles)])
+    source = Source(matrix, np.full(count, -INFINITE), np.ones(count))
+    return make_program([-1, -1], [-2, -2], [2, 2], sources=[source])
+
+
+def equality():
+    """min x + y + z, x + y = 1, y + z = 1 in [0, 1]: y = 1."""
+    return make_program([1, 1, 1], [0] * 3, [1] * 3, rows=[([1, 1, 0], 1, 1), ([0, 1, 1], 1, 1)])
+
+
+def fixed():
+    """A column with equal bounds: min x + y, x = 0.25, x + y >= 1: 1."""
+    return make_program([1, 1], [0.25, 0], [0.25, 1], rows=[([1, 1], 1, INFINITE)])
+
+
+def convex():
+    """min t + x / 4 with t >= log(1 + exp(-x)), -5 <= x <= 5: exp(-x) = 1/3."""
+    term = LogSumExp(np.array([[1.0, 0.0], [0.0, 0.0]]), np.zeros(2))
+    return make_program([0.25, 1], [-5, 0], [5, INFINITE], term=term)
+
+
+CONVEX_ANSWER = np.log(4 / 3) + np.log(3) / 4
+
+
+def convex_rows():
+    """The same with x <= 0.5 hidden in a source."""
+    source = Source(np.array([[1.0, 0.0]]), np.array([-INFINITE]), np.array([0.5]))
+    return replace(convex(), sources=(source,))
+
+
+def nothing():
+    """No row, no cost."""
+    return make_program([0, 0], [0, 0], [1, 1])
+
+
+ANSWERS = {
+    "box": (box, -6.0),
+    "linear": (linear, -2.8),
+    "polygon": (polygon, -np.sqrt(2)),
+    "equality": (equality, 1.0),
+    "fixed column": (fixed, 1.0),
+    "convex term": (convex, CONVEX_ANSWER),
+    "convex term and rows": (convex_rows, np.log1p(np.exp(-0.5)) + 0.125),
+    "no cost": (nothing, 0.0),
+}
+
+
+def knapsack():
+    """max 8 a + 11 b + 6 c + 4 d, 5 a + 7 b + 4 c + 3 d <= 14, binary: b, c, d; relaxed 22."""
+    rows = [([5, 7, 4, 3], -INFINITE, 14)]
+    return make_program([-8, -11, -6, -4], [0] * 4, [1] * 4, rows=rows, integer=[True] * 4)
+
+
+def hidden_knapsack():
+    row = knapsack().rows
+    source = Source(row.matrix.toarray(), row.lower, row.upper)
+    empty = Rows(sparse.csr_array((0, 4)), np.zeros(0), np.zeros(0))
+    return replace(knapsack(), rows=empty, sources=(source,))
+
+
+def convex_integer():
+    """min t + x / 4 with t >= log(1 + exp(-x)), x integer: 1, between ln 3 and its neighbours."""
+    return replace(convex(), integer=np.array([True, False]), blocks={"gate": slice(0, 1)})
+
+
+INTEGER_ANSWERS = {
+    "knapsack": (knapsack, -21.0),
+    "hidden knapsack": (hidden_knapsack, -21.0),
+    "convex integer": (convex_integer, np.log1p(np.exp(-1.0)) + 0.25),
+}
+
+
+def assert_answer(solution, answer):
+    assert solution.objective == pytest.approx(answer, rel=ANSWER, abs=ANSWER)
+    if solution.bound is not None:
+        assert solution.bound <= answer + SOUND * max(1.0, abs(answer))
+        assert solution.gap <= LIMITS.gap
+
+
+def assert_feasible(program, point):
+    whole = program.write_out() if program.sources else program
+    values = whole.rows.matrix @ point
+    assert np.all(program.lower - ANSWER <= point)
+    assert np.all(point <= program.upper + ANSWER)
+    assert np.all(whole.rows.lower - ANSWER <= values)
+    assert np.all(values <= whole.rows.upper + ANSWER)
+    assert np.all(point[program.term.columns] >= program.term.values(point) - ANSWER)
+    assert np.allclose(point[program.integer], np.round(point[program.integer]), rtol=0, atol=ANSWER)
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+@pytest.mark.parametrize("name", SOLVERS)
+def test_known_answers(name, case):
+    build, answer = ANSWERS[case]
+    program = build()
+    solution = find_solver(name).solve(program, LIMITS, ignore_progress)
+    assert solution.status is Status.OPTIMAL
+    assert not solution.interrupted
+    assert_answer(solution, answer)
+    assert_feasible(program, solution.point)
+    assert solution.objective == pytest.approx(program.value(solution.point), rel=1e-12)
+    assert set(solution.sizes) == {"columns", "rows", "rows_used", "gates", "cuts"}
+
+
+@pytest.mark.parametrize("case", INTEGER_ANSWERS)
+@pytest.mark.parametrize("name", SOLVERS)
+def test_known_answers_in_integers(name, case):
+    build, answer = INTEGER_ANSWERS[case]
+    program, solver = build(), find_solver(name)
+    if Capability.INTEGER not in solver.capabilities:
+        with pytest.raises(SolverError, match="cannot solve programs with integer columns"):
+            solver.solve(program, LIMITS, ignore_progress)
+        return
+    solution = solver.solve(program, LIMITS, ignore_progress)
+    assert solution.status is Status.OPTIMAL
+    assert_answer(solution, answer)
+    assert_feasible(program, solution.point)
+    assert solution.sizes["gates"] == program.integer.sum()
+
+
+IMPOSSIBLE = {
+    "rows": lambda: make_program([1, 1], [0, 0], [1, 1], rows=[([1, 1], 3, INFINITE)]),
+    "two rows": lambda: make_program([0, 0], [-9, -9], [9, 9], rows=[([1, 1], 1, 1), ([2, 2], 3, 3)]),
+    "source": lambda: make_program(
+        [1, 1], [0, 0], [1, 1], sources=[Source(np.ones((1, 2)), np.array([3.0]), np.array([INFINITE]))]
+    ),
+    "free columns": lambda: make_program(
+        [0, 0], [-INFINITE] * 2, [INFINITE] * 2, rows=[([1, -1], 1, 1), ([1, -1], 2, 2)]
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+@pytest.mark.parametrize("name", SOLVERS)
+def test_impossible_programs(name, case):
+    solution = find_solver(name).solve(IMPOSSIBLE[case](), LIMITS, ignore_progress)
+    assert solution.status is Status.INFEASIBLE
+    assert solution.point is None
+    assert solution.objective is None
+    assert solution.gap is None
+
+
+def test_no_integer_fits():
+    program = make_program([1], [0], [9], rows=[([2], 3, 3)], integer=[True])
+    solution = find_solver("highs").solve(program, LIMITS, ignore_progress)
+    assert solution.status is Status.INFEASIBLE
+    assert solution.point is None
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_programs_without_end(name):
+    program = make_program([-1, 1], [0, 0], [INFINITE, 1], rows=[([1, -1], 0, INFINITE)])
+    solution = find_solver(name).solve(program, LIMITS, ignore_progress)
+    assert solution.status is Status.UNBOUNDED
+    assert solution.point is None
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_no_time_at_all(name):
+    """Without a start nothing is known; with one it is the answer."""
+    limits = replace(LIMITS, time_limit=0.0)
+    angles = 300
+    started = time.monotonic()
+    blind = find_solver(name).solve(polygon(angles), limits, ignore_progress)
+    assert blind.status in ({Status.TIMED_OUT} if name == "highs" else {Status.TIMED_OUT, Status.OPTIMAL})
+    seeing = find_solver(name).solve(replace(polygon(angles), start=np.array([0.5, 0.5])), limits, ignore_progress)
+    assert time.monotonic() - started < 2 * OVERTIME
+    assert seeing.status in ({Status.FEASIBLE} if name == "highs" else {Status.FEASIBLE, Status.OPTIMAL})
+    assert seeing.objective <= -1.0
+    if name == "highs":
+        assert blind.point is None
+        assert seeing.point.tolist() == [0.5, 0.5]
+        assert seeing.bound is None
+
+
+def test_only_the_rows_that_matter_are_built():
+    program = polygon(400)
+    solution = find_solver("highs").solve(program, LIMITS, ignore_progress)
+    assert solution.sizes["rows"] == 400
+    assert 0 < solution.sizes["rows_used"] < 300
+    built = program.sources[0].built
+    assert len(built) == len(set(built)) == solution.sizes["rows_used"]
+
+
+def test_cuts_are_counted():
+    solution = find_solver("highs").solve(convex(), LIMITS, ignore_progress)
+    assert solution.sizes["cuts"] > 0
+    assert solution.history[-1].cuts == solution.sizes["cuts"]
+
+
+def test_the_tie_break_chooses_among_optima():
+    """min x + y with x + y >= 1: a whole edge is optimal."""
+    for tie_break, point in (([1.0, 0.0], [0, 1]), ([0.0, 1.0], [1, 0])):
+        program = make_program(
+            [1, 1], [0, 0], [1, 1], rows=[([1, 1], 1, INFINITE)], tie_break=np.array(tie_break), start=np.ones(2)
+        )
+        solution = find_solver("highs").solve(program, LIMITS, ignore_progress)
+        assert solution.status is Status.OPTIMAL
+        assert solution.point == pytest.approx(point, abs=ANSWER)
+        assert solution.gap <= LIMITS.gap
+
+
+def test_a_start_is_improved_on():
+    program = replace(knapsack(), start=np.zeros(4))
+    solution = find_solver("highs").solve(program, LIMITS, ignore_progress)
+    assert solution.objective == pytest.approx(-21.0)
+    objectives = [step.objective for step in solution.history if step.objective is not None]
+    assert all(after <= before for before, after in pairwise(objectives))
+
+
+def test_an_interrupt_keeps_the_best_so_far():
+    def interrupt(step):
+        raise KeyboardInterrupt
+
+    for program, point in ((replace(knapsack(), start=np.zeros(4)), [0, 0, 0, 0]), (knapsack(), None)):
+        solution = find_solver("highs").solve(program, LIMITS, interrupt)
+        assert solution.interrupted
+        assert (None if solution.point is None else solution.point.tolist()) == point
+        assert solution.status is (Status.TIMED_OUT if point is None else Status.FEASIBLE)
+
+
+def test_the_same_program_gives_the_same_bits():
+    for build in (polygon, knapsack, convex):
+        one, other = (find_solver("highs").solve(build(), LIMITS, ignore_progress) for _ in range(2))
+        assert one.point.tobytes() == other.point.tobytes()
+        assert one.objective == other.objective
+        assert one.bound == other.bound
+
+
+def test_every_solve_gets_its_own_seconds():
+    """The clock of HiGHS runs on from solve to solve: seconds already spent must not be counted again."""
+    generator = np.random.default_rng(0)
+    rows = [(row, -INFINITE, 1.0) for row in generator.uniform(size=(400, 400))]
+    engine = _Highs(make_program(-generator.uniform(size=400), [0] * 400, [9] * 400, rows=rows), LIMITS)
+    first = engine.solve(60.0)
+    assert first.outcome is Outcome.OPTIMAL
+    spent = engine._highs.getRunTime()
+    largest = int(np.argmax(first.point))
+    unit = np.eye(400)[largest : largest + 1]
+    engine.add_rows(Rows(sparse.csr_array(unit), np.array([-INFINITE]), np.array([first.point[largest] / 2])))
+    assert engine.solve(0.9 * spent).outcome is Outcome.OPTIMAL
+
+
+@pytest.mark.parametrize("name", ["", "gurobi", "cvxpy", "cvxpy:", "HIGHS", "cvxpy:NOBODY"])
+def test_unknown_solvers(name):
+    with pytest.raises(InvalidSettingError, match="solver: "):
+        find_solver(name)
