@@ -35,7 +35,7 @@ CUT_SHARE = 1e-3
 """Share of the gap tolerance by which a column may underestimate its convex function without a new tangent."""
 
 LEAST_CUT = 1e-8
-"""The least such difference: an engine cannot tell smaller ones from none and would be given the same tangent again."""
+"""The least such difference: an engine cannot tell smaller ones from none, and the same tangent would come again."""
 
 INNER_SHARE = 0.1
 """Share of the gap tolerance to which the parts of a round with integer columns are solved."""
