@@ -21,7 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -181,17 +182,36 @@ def against_literal(folder: Path) -> dict[str, Any]:
     ours = time_scoring(folder, "fc3", 10, REPEATS, **PAPER)
     default = time_scoring(folder, "fc3", 10, REPEATS)
     integer = time_scoring(folder, "fc3", 10, REPEATS, input_radius=1e-5)
-    literal = time_scoring(folder, "fc3", 10, 1, **PAPER, solver="cvxpy:CLARABEL", time_limit=3600.0)
+    literal = time_literal(folder)
+    with clarabel_defaults():
+        literal_defaults = time_literal(folder)
+    fastest = min(literal["seconds"], literal_defaults["seconds"])
     return {
         "ours": ours,
         "ours_default": default,
         "ours_integer": integer,
         "literal": literal,
-        "ratio": round(literal["seconds"] / ours["seconds"], 1),
-        "ratio_default": round(literal["seconds"] / default["seconds"], 1),
-        "ratio_integer": round(literal["seconds"] / integer["seconds"], 1),
+        "literal_clarabel_defaults": literal_defaults,
+        "ratio": round(fastest / ours["seconds"], 1),
+        "ratio_default": round(fastest / default["seconds"], 1),
+        "ratio_integer": round(fastest / integer["seconds"], 1),
         "objective_difference": abs(literal["objective"] - ours["objective"]),
     }
+
+
+def time_literal(folder: Path) -> dict[str, Any]:
+    return time_scoring(folder, "fc3", 10, 1, **PAPER, solver="cvxpy:CLARABEL", time_limit=3600.0)
+
+
+@contextmanager
+def clarabel_defaults() -> Iterator[None]:
+    """Clarabel as it comes, without the options that `solving.conic` gives it for accuracy."""
+    from critical_neurons.solving import conic
+
+    careful = dict(conic._CAREFUL)
+    conic._CAREFUL.clear()
+    yield
+    conic._CAREFUL.update(careful)
 
 
 def lenet_against_fc(folder: Path) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def test_scores_survive_saving(status, tmp_path):
 
 def test_averaged_scores_survive_saving_with_their_parts(tmp_path):
     parts = [make_scores(), make_scores(values_by_layer={"a": np.array(AWKWARD[::-1]), "b.0": np.array([0.1, 0.7])})]
-    scores = average_scores(parts, seconds=3.0, notes=("interrupted",))
+    scores = average_scores(parts, settings={"labels": [0, 1]}, seconds=3.0, notes=("interrupted",))
     scores.save(str(tmp_path / "scores.json"))
     again = Scores.load(str(tmp_path / "scores.json"))
     assert_equal(again, scores)
@@ -204,7 +204,7 @@ def test_averaging():
         make_scores(values_by_layer={"a": np.ones(6), "b.0": np.array([1.0, 1.0])}, status=Status.FEASIBLE, gap=0.5),
         make_scores(values_by_layer={"a": np.full(6, 0.5), "b.0": np.array([0.2, 1.0])}, gap=0.2),
     ]
-    scores = average_scores(parts, seconds=7.0, notes=("2 of 3",))
+    scores = average_scores(parts, settings={"labels": [0, 1]}, seconds=7.0, notes=("2 of 3",))
     assert scores["a"].tolist() == [0.5] * 6
     assert scores["b.0"] == pytest.approx([0.4, 1.0])
     assert scores.status is Status.FEASIBLE
@@ -219,7 +219,7 @@ def test_averaging():
 
 
 def test_averaging_with_an_unknown_gap_has_none():
-    scores = average_scores([make_scores(gap=0.5), make_scores(gap=None)], seconds=1.0)
+    scores = average_scores([make_scores(gap=0.5), make_scores(gap=None)], settings={"labels": [0, 1]}, seconds=1.0)
     assert scores.gap is None
 
 
@@ -230,7 +230,10 @@ def test_statuses_are_ordered_from_best_to_worst():
     assert ranked[-1] is Status.FAILED
     for status in Status:
         other = make_scores(status=status)
-        assert average_scores([make_scores(), other, make_scores()], seconds=1.0).status is status
+        assert (
+            average_scores([make_scores(), other, make_scores()], settings={"labels": [0, 1]}, seconds=1.0).status
+            is status
+        )
     assert len({status.sentence for status in Status}) == len(Status)
 
 

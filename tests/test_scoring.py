@@ -514,7 +514,7 @@ BAD_SETTINGS = {
     "no time": ({"time_limit": 0.0}, "time_limit: found 0.0"),
     "time that is no number": ({"time_limit": NAN}, "time_limit: found nan"),
     "negative gap": ({"gap": -1e-4}, "gap: found -0.0001"),
-    "no threads": ({"threads": 0}, "threads: found 0. Accepted: 1 or more"),
+    "no threads": ({"threads": 0}, "threads: found 0. Accepted: a whole number of at least 1"),
     "half a thread": ({"threads": 1.5}, "threads: found 1.5"),
     "negative seed": ({"seed": -1}, "seed: found -1"),
     "half a seed": ({"seed": 0.5}, "seed: found 0.5"),

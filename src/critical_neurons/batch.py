@@ -43,7 +43,15 @@ def _join(batches: Iterable[Any]) -> tuple[NDArray[Any], NDArray[Any] | None]:
     parts = [part if isinstance(part, tuple | list) and len(part) == 2 else (part, None) for part in batches]
     if not parts:
         raise InvalidInputError("inputs: the batch is empty. Give at least one data point.")
-    inputs = np.concatenate([np.atleast_1d(_array(part)) for part, _ in parts])
+    if (
+        any(not _is_array(part) or len(part) == 0 for part, _ in parts)
+        or len({part.shape[1:] for part, _ in parts}) > 1
+    ):
+        raise InvalidInputError(
+            "inputs: an iterable holds batches of one shape, tensors or arrays, or pairs (inputs, labels) of them. "
+            "The labels of a single batch go beside it: score(model, inputs, labels)."
+        )
+    inputs = np.concatenate([_array(part) for part, _ in parts])
     labels = [_array(part) for _, part in parts if part is not None]
     if labels and len(labels) < len(parts):
         raise InvalidInputError("labels: some of the batches have labels and some have none.")

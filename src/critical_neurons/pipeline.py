@@ -20,7 +20,8 @@ from critical_neurons.selecting import Scope, Threshold, select_units
 
 def inspect(model: nn.Module, example: Any, *, ignore: Collection[str] = ()) -> Network:
     """What would be scored and what would not, with reasons: print the result. `example` is a batch of inputs."""
-    return read_network(model, torch.from_numpy(gather_batch(example).inputs), ignore=ignore)
+    names = (ignore,) if isinstance(ignore, str) else ignore
+    return read_network(model, torch.from_numpy(gather_batch(example).inputs), ignore=names)
 
 
 def plan(

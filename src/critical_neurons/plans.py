@@ -106,8 +106,8 @@ class Plan:
         layers = tuple(
             LayerPlan(**{**layer, "kept": np.array(layer["kept"], dtype=np.int64)}) for layer in data["layers"]
         )
-        for layer in layers:
-            if not np.array_equal(layer.kept, np.intersect1d(layer.kept, np.arange(layer.total))):
+        for layer, given in zip(layers, data["layers"], strict=True):
+            if given["kept"] != np.intersect1d(layer.kept, np.arange(layer.total)).tolist():
                 raise ValueError(f"{layer.name}: the kept units are not ascending numbers below {layer.total}")
         return cls(layers, data["rule"], data["architecture"], data["provenance"])
 

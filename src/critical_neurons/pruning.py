@@ -36,6 +36,10 @@ def hold_at_zero(model: nn.Module, plan: Plan) -> nn.Module:
     """
     masked = copy.deepcopy(model)
     for layer in plan.layers:
+        if len(layer.removed) and not layer.held_at:
+            raise PlanMismatchError(
+                f"{layer.name}: the plan removes units of it, but they must stay: {layer.reason}."
+            )
         if len(layer.removed):
             masked.get_submodule(layer.held_at).register_forward_hook(_Hold(torch.from_numpy(layer.removed)))
     return masked

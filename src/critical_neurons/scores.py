@@ -98,6 +98,8 @@ class Scores(Mapping[str, Floats]):
         sizes = {layer.name: layer.size for layer in scores.layers if layer.scored}
         if sizes != {name: len(values) for name, values in scores.items()}:
             raise ValueError("the scores do not fit the layers")
+        if not all(((values >= 0) & (values <= 1)).all() for values in scores.values()):
+            raise ValueError("a score outside [0, 1]")
         return scores
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -108,7 +110,9 @@ class Scores(Mapping[str, Floats]):
         return load_json(path, FORMAT, FORMAT_VERSION, cls.from_dict)
 
 
-def average_scores(parts: Sequence[Scores], *, seconds: float, notes: tuple[str, ...] = ()) -> Scores:
+def average_scores(
+    parts: Sequence[Scores], *, settings: Mapping[str, Any], seconds: float, notes: tuple[str, ...] = ()
+) -> Scores:
     """The mean of every unit's scores over the parts."""
     gaps = [part.gap for part in parts]
     known = [gap for gap in gaps if gap is not None]
@@ -120,6 +124,7 @@ def average_scores(parts: Sequence[Scores], *, seconds: float, notes: tuple[str,
         bound=None,
         gap=max(known) if len(known) == len(gaps) else None,
         seconds=seconds,
+        settings=settings,
         history=(),
         sizes={key: sum(part.sizes[key] for part in parts) for key in parts[0].sizes},
         logit_error=max(part.logit_error for part in parts),

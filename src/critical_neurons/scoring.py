@@ -123,14 +123,19 @@ class _Task:
         for done, label in enumerate(classes):
             now = time.monotonic()
             share = (self.settings.time_limit - (now - started)) / (len(classes) - done)
-            part, interrupted = self.score_points(points.of_class(label), now, share)
+            try:
+                part, interrupted = self.score_points(points.of_class(label), now, share)
+            except KeyboardInterrupt:
+                if not parts:
+                    raise
+                break
             parts.append(part)
             if interrupted:
                 break
         notes = (
             () if len(parts) == len(classes) else (f"interrupted: {len(parts)} of {len(classes)} classes averaged",)
         )
-        return average_scores(parts, seconds=time.monotonic() - started, notes=notes)
+        return average_scores(parts, settings=self._record(points), seconds=time.monotonic() - started, notes=notes)
 
     def score_points(self, points: _Points, started: float, seconds: float) -> tuple[Scores, bool]:
         """The scores, and whether the search was interrupted by the user."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -39,8 +40,9 @@ def select_units(
     """
     if (threshold is None) == (units is None):
         raise InvalidSettingError("plan: give either threshold= or units=.")
-    if min_units < 1 or round_to < 1:
-        raise InvalidSettingError(f"plan: min_units={min_units}, round_to={round_to}; both are at least 1.")
+    for name, value in (("min_units", min_units), ("round_to", round_to)):
+        if not isinstance(value, int | np.integer) or value < 1:
+            raise InvalidSettingError(f"plan: {name}={value!r}. Accepted: a whole number of at least 1.")
     if threshold is not None:
         rule = _by_threshold(scores, threshold, round_to)
     else:
@@ -74,8 +76,8 @@ def _by_threshold(scores: Scores, threshold: Threshold, round_to: int) -> _Rule:
 
 
 def _by_share(scores: Scores, share: float, scope: Scope, min_units: int, round_to: int) -> _Rule:
-    if not 0 < share <= 1:
-        raise InvalidSettingError(f"plan: units={share}. Accepted: a share above 0 and up to 1.")
+    if not isinstance(share, Real) or not 0 < share <= 1:
+        raise InvalidSettingError(f"plan: units={share!r}. Accepted: a share above 0 and up to 1.")
     match scope:
         case "layer":
             counts = {name: math.floor(share * len(values) + ROUNDING) for name, values in scores.items()}
@@ -139,8 +141,8 @@ def _thresholds(scores: Scores, threshold: Threshold) -> dict[str, float]:
     else:
         limits = dict.fromkeys(scores, threshold)
     for name, limit in limits.items():
-        if not math.isfinite(limit):
-            raise InvalidSettingError(f"plan: the threshold of {name} is {limit}. Accepted: a finite number.")
+        if not isinstance(limit, Real) or not math.isfinite(limit):
+            raise InvalidSettingError(f"plan: the threshold of {name} is {limit!r}. Accepted: a finite number.")
     return limits
 
 

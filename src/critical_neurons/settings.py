@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, get_args
 
 from critical_neurons.errors import InvalidSettingError
@@ -29,19 +31,22 @@ class Settings:
     ignore: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("loss_weight", "input_radius", "gap", "seed"):
-            _require(name, getattr(self, name), lambda value: math.isfinite(value) and value >= 0, "0 or more")
-        _require("rescale", self.rescale, math.isfinite, "a finite number")
-        _require("time_limit", self.time_limit, lambda value: value > 0, "a number of seconds above 0")
+        for name in ("loss_weight", "input_radius", "gap"):
+            self._require(name, Real, lambda value: math.isfinite(value) and value >= 0, "0 or more")
+        self._require("rescale", Real, math.isfinite, "a finite number")
+        self._require("time_limit", Real, lambda value: value > 0, "a number of seconds above 0")
+        self._require("seed", Integral, lambda value: 0 <= value < 2**31, "a whole number from 0 to 2**31 - 1")
         if self.threads is not None:
-            _require("threads", self.threads, lambda value: value >= 1, "1 or more, or None")
+            self._require("threads", Integral, lambda value: value >= 1, "a whole number of at least 1, or None")
         if self.objective not in get_args(ObjectiveName):
             raise InvalidSettingError(f"objective: found {self.objective!r}. Accepted: 'published', 'paper'.")
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "ignore": list(self.ignore)}
 
-
-def _require(name: str, value: Any, holds: Any, accepted: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
-        raise InvalidSettingError(f"{name}: found {value!r}. Accepted: {accepted}.")
+    def _require(self, name: str, kind: Any, holds: Callable[[Any], bool], accepted: str) -> None:
+        """Check a number, and keep it as Python's own."""
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, kind) or not holds(value):
+            raise InvalidSettingError(f"{name}: found {value!r}. Accepted: {accepted}.")
+        object.__setattr__(self, name, int(value) if kind is Integral else float(value))

@@ -63,10 +63,10 @@ class ChannelTracker:
         return replace(incoming, computed_by=name)
 
     def reshape(self, incoming: Channels, before: Shape, after: Shape, obstacle: str) -> Channels:
-        if after == before:
-            return incoming
         if obstacle:
             self.block(incoming, f"it feeds {obstacle}")
+        if after == before:
+            return incoming
         elements = np.repeat(incoming.units, int(np.prod(before[1:], dtype=int))).reshape(after[0], -1)
         if (elements != elements[:, :1]).any():
             self.block(incoming, "a reshape mixes its channels with its positions")

@@ -130,6 +130,9 @@ def read_functional_dropout(call: Call) -> Reading:
 @reads(nn.Softmax, nn.LogSoftmax, F.softmax, F.log_softmax, torch.softmax, torch.log_softmax)
 @reads("softmax", "log_softmax")
 def read_softmax(call: Call) -> Reading:
+    axis = call.module.dim if call.module is not None else call.argument(1, "dim")  # None: torch takes axis 1
+    if call.input.ndim != 2 or axis not in (None, 1, -1):
+        raise call.refuse(f"a softmax over axis {axis} of {call.input.ndim}", "Only one over the classes is read.")
     return Ends(f"{call.name} (softmax) is left out: the program works on the logits before it")
 
 

@@ -10,8 +10,14 @@ from typing import Any, assert_never
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.utils.parametrize import is_parametrized
 
-from critical_neurons.errors import InvalidInputError, InvalidSettingError, UnreadableModelError
+from critical_neurons.errors import (
+    CriticalNeuronsError,
+    InvalidInputError,
+    InvalidSettingError,
+    UnreadableModelError,
+)
 from critical_neurons.network import Affine, Fingerprint, Floats, Input, Network, Op, Relu
 from critical_neurons.reading.channels import Channels, ChannelTracker
 from critical_neurons.reading.maps import ReshapeMap
@@ -58,21 +64,22 @@ def read_network(model: nn.Module, example: Tensor, *, ignore: Collection[str] =
     walk = _Walk(_trace(runnable))
     with torch.no_grad():
         try:
-            walk.run(rows.clone())
-        except UnreadableModelError:
+            walked = walk.run(rows.clone())
+            expected = runnable(rows.clone())
+        except CriticalNeuronsError:
             raise
-        except RuntimeError as error:
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise InvalidInputError(
                 f"the model does not run on inputs of shape {tuple(example.shape)}: {_first_line(error)}"
             ) from error
-        expected = runnable(rows.clone())
     unknown = sorted(set(ignore) - {layer.name for layer in walk.tracker.layers})
     if unknown:
         known = ", ".join(layer.name for layer in walk.tracker.layers)
         raise InvalidSettingError(f"ignore: no layer is called {', '.join(unknown)}. Layers: {known}.")
     ops, layers, wirings = walk.tracker.finish(walk.outgoing, walk.ops, ignore)
     network = Network(ops, layers, wirings, fingerprint(source), tuple(walk.notes))
-    _check_reading(network, rows, walk.logits if walk.ended else expected)
+    read = torch.from_numpy(network.forward(rows.numpy()))
+    _check_reading((read, walk.logits if walk.ended else expected), (walked, expected))
     return network
 
 
@@ -109,6 +116,12 @@ def check_weights(model: nn.Module) -> None:
         raise UnreadableModelError(f"model: found {type(model).__name__}, expected a torch.nn.Module.")
     if isinstance(model, torch.jit.ScriptModule):
         raise UnreadableModelError("model: a TorchScript module cannot be read. Give the nn.Module it was made from.")
+    for name, module in model.named_modules():
+        if isinstance(module, SLICEABLE) and "weight" not in module._parameters and not is_parametrized(module):
+            raise UnreadableModelError(
+                f"{name}: its weight is computed by a hook (weight_norm, spectral_norm, torch.nn.utils.prune). "
+                "Make it plain first, with remove_weight_norm, remove_spectral_norm or prune.remove."
+            )
     for name, values in [*model.named_parameters(), *model.named_buffers()]:
         if isinstance(values, nn.UninitializedParameter | nn.UninitializedBuffer):
             raise UnreadableModelError(f"{name}: not initialised yet. Run the model once on an input first.")
@@ -152,6 +165,10 @@ def _trace(model: nn.Module) -> fx.GraphModule:
             "Control flow that depends on values or sizes must go, or the part that needs it must become a layer "
             "with a reader (@reads)."
         ) from error
+    inputs = [node for node in graph.nodes if node.op == "placeholder" and not node.args]
+    if len(inputs) != 1:
+        names = ", ".join(node.name for node in inputs)
+        raise UnreadableModelError(f"the forward has several inputs ({names}); networks with one are read.")
     traced = fx.GraphModule(model, graph)
     traced.graph.eliminate_dead_code()
     return traced
@@ -162,6 +179,7 @@ class _Walk(fx.Interpreter):
 
     def __init__(self, traced: fx.GraphModule) -> None:
         super().__init__(traced)
+        self.extra_traceback = False  # our messages are for users of models, not of torch.fx
         self.tracker = ChannelTracker()
         self.ops: list[Op] = []
         self.notes: list[str] = []
@@ -187,10 +205,8 @@ class _Walk(fx.Interpreter):
         return result
 
     def _start(self, n: fx.Node, result: Any) -> None:
-        if self.ops:
-            if n.args:  # a further argument of forward that was left at its default
-                return
-            raise UnreadableModelError(f"{n.name}: the forward has several inputs; networks with one input are read.")
+        if self.ops:  # a further argument of forward that was left at its default
+            return
         self._add(n, Input(tuple(result.shape[1:])), self.tracker.start(result.shape[1]))
 
     def _read(self, n: fx.Node, result: Tensor) -> None:
@@ -279,7 +295,7 @@ class _Walk(fx.Interpreter):
                 raise call.refuse(f"it shares weights with {other}", "Layers that share weights are not read.")
 
     def _reader(self, n: fx.Node, module: nn.Module | None) -> Reader:
-        if module is not None and torch.nn.utils.parametrize.is_parametrized(module):
+        if module is not None and is_parametrized(module):
             raise UnreadableModelError(
                 f"{n.target}: its weights are parametrised. Make them plain with "
                 "torch.nn.utils.parametrize.remove_parametrizations first."
@@ -323,14 +339,15 @@ def _literal_sizes(n: fx.Node) -> tuple[int, ...]:
     return tuple(size for size in tuple(sizes)[1:] if isinstance(size, int) and size > 1)
 
 
-def _check_reading(network: Network, rows: Tensor, expected: Tensor) -> None:
-    difference = np.abs(network.forward(rows.numpy()) - expected.numpy()).max()
-    scale = max(1.0, float(expected.abs().max()))
-    if not difference <= READING_TOLERANCE * scale:
-        raise UnreadableModelError(
-            f"the network read from the model gives other logits than the model (difference {difference:.2e}). "
-            "Hooks, in-place changes of shared values or a forward that depends on more than its input are not read."
-        )
+def _check_reading(*pairs: tuple[Tensor, Tensor]) -> None:
+    """What was found and what was expected must agree."""
+    for found, expected in pairs:
+        difference = float((found - expected).abs().max())
+        if not difference <= READING_TOLERANCE * max(1.0, float(expected.abs().max())):
+            raise UnreadableModelError(
+                f"the network read from the model gives other logits than the model (difference {difference:.2e}). "
+                "Hooks, in-place changes of shared values or a forward that depends on more than its input are not read."
+            )
 
 
 def _first_line(error: BaseException) -> str:

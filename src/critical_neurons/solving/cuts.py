@@ -166,7 +166,8 @@ class CutLoop:
     def _solve_integer_round(self, target: float) -> None:
         learnt = self._row_count + self._cut_count
         result = self._engine.solve_integer(self._remaining(), INNER_SHARE * target, self._incumbent)
-        self._raise_bound(result.bound)
+        if result.outcome in (Outcome.OPTIMAL, Outcome.STOPPED):
+            self._raise_bound(result.bound)
         self._tell()
         if self._solved(target):
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import Any
 
 import highspy
@@ -84,12 +83,15 @@ class _Highs:
         )
 
     def solve(self, seconds: float) -> LinearResult:
-        """From the last basis; if that fails, once more from none."""
-        started = time.monotonic()
-        self._run(seconds)
+        """From the last basis; if that fails, once more from none.
+
+        The clock of a linear program, unlike that of an integer one, goes on from run to run.
+        """
+        end = self._highs.getRunTime() + seconds
+        self._run(end)
         if self._result().outcome is Outcome.FAILED:
             self._highs.clearSolver()
-            self._run(max(0.0, seconds - (time.monotonic() - started)))
+            self._run(end)
         return self._result(self._highs.getInfo().objective_function_value)
 
     def solve_integer(self, seconds: float, gap: float, start: Floats | None) -> LinearResult:
@@ -111,9 +113,9 @@ class _Highs:
             self._highs.changeColsIntegrality(count, self._integers, np.full(count, kind)), "change integrality"
         )
 
-    def _run(self, seconds: float) -> None:
+    def _run(self, time_limit: float) -> None:
         """In a thread of its own, so that Ctrl-C can stop it."""
-        self._set("time_limit", seconds)
+        self._set("time_limit", time_limit)
         self._highs.startSolve()
         try:
             while not self._highs.wait(0.1)[0]:
