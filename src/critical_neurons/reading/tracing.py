@@ -346,7 +346,7 @@ def _check_reading(*pairs: tuple[Tensor, Tensor]) -> None:
         if not difference <= READING_TOLERANCE * max(1.0, float(expected.abs().max())):
             raise UnreadableModelError(
                 f"the network read from the model gives other logits than the model (difference {difference:.2e}). "
-                "Hooks, in-place changes of shared values or a forward that depends on more than its input are not read."
+                "Hooks, in-place changes of shared values or a forward that reads more than its input are not read."
             )
 
 
