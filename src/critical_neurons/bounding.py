@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import assert_never
 
-import numpy as np
-
 from critical_neurons.bounds import Bounds, Interval
-from critical_neurons.network import Affine, Floats, Input, LinearMap, Network, Relu
+from critical_neurons.network import (
+    Affine,
+    Concat,
+    Floats,
+    Input,
+    LinearMap,
+    MaxPool,
+    Network,
+    Relu,
+    Sum,
+    add_up,
+    join_channels,
+    pool_maximum,
+    rectify,
+)
 
 
 def bound_network(network: Network, inputs: Floats, *, radius: float = 0.0) -> Bounds:
     """Bounds valid for every point of the boxes of half width `radius` around the rows of `inputs`."""
     values: dict[int, Interval] = {}
     before_relu: dict[int, Interval] = {}
+    before_pool: dict[int, Interval] = {}
     for index, op in enumerate(network.ops):
         match op:
             case Input():
@@ -22,10 +37,17 @@ def bound_network(network: Network, inputs: Floats, *, radius: float = 0.0) -> B
                 values[index] = _push(values[op.source], op.map)
             case Relu():
                 before_relu[index] = values[op.source]
-                values[index] = _rectify(values[op.source])
+                values[index] = _apply(rectify, values[op.source])
+            case MaxPool():
+                before_pool[index] = values[op.source]
+                values[index] = _apply(partial(pool_maximum, op), values[op.source])
+            case Sum():
+                values[index] = _apply(add_up, *(values[source] for source in op.sources))
+            case Concat():
+                values[index] = _apply(join_channels, *(values[source] for source in op.sources))
             case _:
                 assert_never(op)
-    return Bounds(inputs, radius, before_relu)
+    return Bounds(inputs, radius, before_relu, before_pool)
 
 
 def _box(centre: Floats, radius: float) -> Interval:
@@ -42,6 +64,9 @@ def _push(interval: Interval, linear: LinearMap) -> Interval:
     return Interval(centre - radius, centre + radius)
 
 
-def _rectify(interval: Interval) -> Interval:
-    lower = np.maximum(interval.lower, 0.0)
-    return Interval(lower, lower if interval.lower is interval.upper else np.maximum(interval.upper, 0.0))
+def _apply(monotone: Callable[..., Floats], *intervals: Interval) -> Interval:
+    """End by end, through a function that never falls when an argument rises."""
+    lower = monotone(*(interval.lower for interval in intervals))
+    if all(interval.lower is interval.upper for interval in intervals):
+        return Interval(lower, lower)
+    return Interval(lower, monotone(*(interval.upper for interval in intervals)))

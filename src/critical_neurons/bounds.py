@@ -24,8 +24,9 @@ class Interval:
 
 @dataclass(frozen=True)
 class Bounds:
-    """`inputs` and, by the index of each ReLU in `Network.ops`, the interval (batch, *shape) of what it reads."""
+    """`inputs` and, by the index of each ReLU and max pool in `Network.ops`, the interval (batch, *shape) read."""
 
     inputs: Floats
     radius: float
     before_relu: Mapping[int, Interval]
+    before_pool: Mapping[int, Interval]

@@ -1,15 +1,15 @@
-"""Network: a trained model as affine maps and ReLUs in topological order, with its units.
+"""Network: a trained model as affine maps, ReLUs, max pools, sums and concatenations, and its units.
 
-Values are float64 arrays with a leading batch axis. Value `i` is the output of `ops[i]`; `ops[0]` is the
-input, the last op gives the logits.
+Ops stand in topological order. Values are float64 arrays with a leading batch axis. Value `i` is the output of
+`ops[i]`; `ops[0]` is the input, the last op gives the logits.
 
-A *unit* is a neuron of a linear layer or a feature map of a convolution. The units of the scored layers are
-numbered through: unit `u` owns score `u` of every program. `NO_UNIT` stands for everything without a score.
+A *unit* is a neuron of a linear layer or a feature map of a convolution, or several that meet in an addition and
+so live or die together. The units of the scored layers are numbered through: unit `u` owns score `u` of every
+program. `NO_UNIT` stands for everything without a score.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, TypeAlias, assert_never
@@ -23,6 +23,7 @@ Bools: TypeAlias = NDArray[np.bool_]
 Shape: TypeAlias = tuple[int, ...]
 
 NO_UNIT = -1
+NO_POSITION = -1
 
 
 class LinearMap(Protocol):
@@ -45,13 +46,24 @@ class LinearMap(Protocol):
 class Input:
     shape: Shape
 
+    @property
+    def sources(self) -> tuple[int, ...]:
+        return ()
+
 
 @dataclass(frozen=True)
 class Affine:
+    """`keeps_channels`: every output channel comes from the input channel of the same unit alone."""
+
     name: str
     source: int
     shape: Shape
     map: LinearMap
+    keeps_channels: bool = False
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        return (self.source,)
 
 
 @dataclass(frozen=True)
@@ -63,35 +75,87 @@ class Relu:
     shape: Shape
     units: Ints
 
-
-Op: TypeAlias = Input | Affine | Relu
+    @property
+    def sources(self) -> tuple[int, ...]:
+        return (self.source,)
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A linear layer or convolution. Scored when it has no `reason` to be left alone.
+class MaxPool:
+    """`windows` (positions out, size): the flat input positions of every window, `NO_POSITION` where it is padded."""
 
-    `held_at` names the module whose output, set to zero, holds the activations of a unit at zero.
+    name: str
+    source: int
+    shape: Shape
+    windows: Ints
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        return (self.source,)
+
+
+@dataclass(frozen=True)
+class Sum:
+    name: str
+    sources: tuple[int, ...]
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Concat:
+    """Along the channels."""
+
+    name: str
+    sources: tuple[int, ...]
+    shape: Shape
+
+
+Op: TypeAlias = Input | Affine | Relu | MaxPool | Sum | Concat
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A linear layer or convolution and the units behind its output channels.
+
+    Scored when it has no `reason` to be left alone. Layers that meet in an addition share units. Its channels fall
+    into `blocks` equal blocks that must lose as many units each (grouped convolutions).
     """
 
     name: str
     kind: str
-    size: int
+    units: Ints
     reason: str = ""
-    held_at: str = ""
+    blocks: int = 1
 
     @property
     def scored(self) -> bool:
         return not self.reason
 
+    @property
+    def size(self) -> int:
+        return len(self.units)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Wiring:
-    """The unit behind every input and output channel of a module: what removal has to slice."""
+    """The unit behind every input and output channel of a module: what removal has to slice.
+
+    `constants` are what each input channel carries once its unit is removed: not zero behind a batch norm that
+    stands behind a ReLU. They have to be added to the module's bias.
+    """
 
     module: str
     inputs: Ints
     outputs: Ints
+    constants: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Hold:
+    """A module whose output channels, set to zero, hold the activations of their units at zero."""
+
+    module: str
+    units: Ints
 
 
 @dataclass(frozen=True)
@@ -102,11 +166,16 @@ class Fingerprint:
     weights: str
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Network:
+    """`groups` are the sizes of the sets of units that share scores: a layer by itself, or layers that meet in an
+    addition. The units of a group are numbered one after the other, group by group."""
+
     ops: tuple[Op, ...]
     layers: tuple[Layer, ...]
+    groups: tuple[int, ...]
     wirings: tuple[Wiring, ...]
+    holds: tuple[Hold, ...]
     fingerprint: Fingerprint
     notes: tuple[str, ...] = ()
 
@@ -114,14 +183,9 @@ class Network:
     def scored(self) -> tuple[Layer, ...]:
         return tuple(layer for layer in self.layers if layer.scored)
 
-    @cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """Units of every scored layer."""
-        return tuple(layer.size for layer in self.scored)
-
     @property
     def unit_count(self) -> int:
-        return sum(self.sizes)
+        return sum(self.groups)
 
     @property
     def input_shape(self) -> Shape:
@@ -137,25 +201,22 @@ class Network:
     def __str__(self) -> str:
         width = max((len(layer.name) for layer in self.layers), default=0)
         lines = [
-            f"{layer.name:<{width}}  {layer.kind:<8} {layer.size:>5} units  {layer.reason or 'scored'}"
+            f"{layer.name:<{width}}  {layer.kind:<8} {layer.size:>5} units  {layer.reason or self._company(layer)}"
             for layer in self.layers
         ]
         return "\n".join([*lines, *self.notes])
 
-    def split(self, per_unit: Floats) -> dict[str, Floats]:
-        """One array for all units -> one array per scored layer."""
-        parts = np.split(per_unit, np.cumsum(self.sizes)[:-1])
-        return {layer.name: part.copy() for layer, part in zip(self.scored, parts, strict=True)}
-
-    def join(self, per_layer: Mapping[str, NDArray[np.generic]]) -> NDArray[np.generic]:
-        """One array per scored layer -> one array for all units."""
-        return np.concatenate([per_layer[layer.name] for layer in self.scored])
+    def _company(self, layer: Layer) -> str:
+        others = [
+            other.name for other in self.scored if other is not layer and np.isin(other.units, layer.units).any()
+        ]
+        return f"scored together with {', '.join(others)}" if others else "scored"
 
     def forward(self, inputs: Floats) -> Floats:
         """The logits."""
         return self.evaluate(inputs)[-1]
 
-    def evaluate(self, inputs: Floats) -> Sequence[Floats]:
+    def evaluate(self, inputs: Floats) -> list[Floats]:
         """Every value of the network."""
         values: list[Floats] = []
         for op in self.ops:
@@ -165,7 +226,40 @@ class Network:
                 case Affine():
                     values.append(op.map.apply(values[op.source]))
                 case Relu():
-                    values.append(np.maximum(values[op.source], 0.0))
+                    values.append(rectify(values[op.source]))
+                case MaxPool():
+                    values.append(pool_maximum(op, values[op.source]))
+                case Sum():
+                    values.append(add_up(*(values[source] for source in op.sources)))
+                case Concat():
+                    values.append(join_channels(*(values[source] for source in op.sources)))
                 case _:
                     assert_never(op)
         return values
+
+
+def rectify(values: Floats) -> Floats:
+    return np.maximum(values, 0.0)
+
+
+def add_up(first: Floats, *others: Floats) -> Floats:
+    total = first
+    for value in others:
+        total = total + value
+    return total
+
+
+def join_channels(*values: Floats) -> Floats:
+    return np.concatenate(values, axis=1)
+
+
+def spread_windows(op: MaxPool, values: Floats, padding: float = -np.inf) -> Floats:
+    """Every window side by side: (batch, channels, positions out, size), `padding` where a window is padded."""
+    flat = values.reshape(*values.shape[:2], -1)
+    padded = np.concatenate([flat, np.full((*flat.shape[:2], 1), padding)], axis=2)
+    spread: Floats = padded[:, :, op.windows]
+    return spread
+
+
+def pool_maximum(op: MaxPool, values: Floats) -> Floats:
+    return spread_windows(op, values).max(axis=3).reshape(len(values), *op.shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from critical_neurons.errors import PlanMismatchError
 from critical_neurons.files import load_json, write_atomically
-from critical_neurons.network import Floats, Ints
+from critical_neurons.network import NO_UNIT, Bools, Floats, Hold, Ints
 
 FORMAT = "critical_neurons plan"
 FORMAT_VERSION = 1
@@ -20,13 +20,17 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, eq=False)
 class LayerPlan:
-    """The units of one layer that stay, in ascending order. `held_at` as in `network.Layer`."""
+    """The channels of one layer that stay, in ascending order; `units` and `blocks` as in `network.Layer`."""
 
     name: str
-    total: int
+    units: Ints
     kept: Ints
     reason: str
-    held_at: str
+    blocks: int = 1
+
+    @property
+    def total(self) -> int:
+        return len(self.units)
 
     @property
     def removed(self) -> Ints:
@@ -35,9 +39,12 @@ class LayerPlan:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """`rule` is what the plan was made by; `architecture` the digest of the network it is for."""
+    """`rule` is what the plan was made by; `architecture` the digest of the network it is for; `groups` and `holds`
+    as in `network.Network`."""
 
     layers: tuple[LayerPlan, ...]
+    groups: tuple[int, ...]
+    holds: tuple[Hold, ...]
     rule: str
     architecture: str
     provenance: Mapping[str, Any]
@@ -51,28 +58,39 @@ class Plan:
         """The layers that lose units, and which."""
         return {layer.name: layer.removed for layer in self.layers if len(layer.kept) < layer.total}
 
+    @property
+    def stays(self) -> Bools:
+        """One entry per unit, and a last one, True, that answers for NO_UNIT."""
+        stays = np.ones(sum(self.groups) + 1, dtype=bool)
+        for layer in self.layers:
+            stays[layer.units[layer.removed]] = False
+        return stays
+
     def random(self, seed: int = 0) -> Plan:
-        """As many units removed from every layer, at random without replacement."""
+        """As many units removed, layer by layer, at random without replacement."""
         generator = np.random.default_rng(seed)
-        return self._choose(
-            lambda layer: generator.permutation(layer.total)[: len(layer.kept)], f"random, seed {seed}, counts of: "
-        )
+        return self._choose(generator.random(sum(self.groups)), f"random, seed {seed}, counts of: ")
 
     def critical(self, scores: Mapping[str, Floats]) -> Plan:
-        """As many units removed from every layer, the highest-scored ones."""
-
-        def keep_lowest(layer: LayerPlan) -> Ints:
-            if layer.name not in scores or len(scores[layer.name]) != layer.total:
+        """As many units removed, layer by layer, the highest-scored ones."""
+        preference = np.zeros(sum(self.groups))
+        for layer in self.layers:
+            if layer.name in self.removed and (layer.name not in scores or len(scores[layer.name]) != layer.total):
                 raise PlanMismatchError(
                     f"{layer.name}: the plan removes units of it, but these scores are not of that layer."
                 )
-            return np.argsort(scores[layer.name], kind="stable")[: len(layer.kept)]
+            if layer.name in scores:
+                preference[layer.units] = -scores[layer.name]
+        return self._choose(preference, "highest-scored removed, counts of: ")
 
-        return self._choose(keep_lowest, "highest-scored removed, counts of: ")
-
-    def _choose(self, choose: Callable[[LayerPlan], Ints], rule: str) -> Plan:
+    def _choose(self, preference: Floats, rule: str) -> Plan:
+        """As many units of every group as now, those that are preferred."""
+        stays = self.stays
+        for units, blocks in group_units(self.layers, self.groups):
+            count = int(stays[units].sum())
+            stays[units] = choose_highest(preference[units], count, blocks)
         layers = tuple(
-            replace(layer, kept=np.sort(choose(layer)), reason=rule + layer.reason)
+            replace(layer, kept=np.flatnonzero(stays[layer.units]), reason=rule + layer.reason)
             if len(layer.kept) < layer.total
             else layer
             for layer in self.layers
@@ -88,14 +106,18 @@ class Plan:
         return "\n".join([*lines, f"{'all':<{width}}  {kept:>5} of {total:<5} {self.rule}"])
 
     def __repr__(self) -> str:
-        return f"Plan({self.rule}: {sum(map(len, self.removed.values()))} units removed)"
+        return f"Plan({self.rule}: {sum(map(len, self.removed.values()))} channels removed)"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         return {
             "format": FORMAT,
             "version": FORMAT_VERSION,
-            "layers": [{**vars(layer), "kept": layer.kept.tolist()} for layer in self.layers],
+            "layers": [
+                {**vars(layer), "units": layer.units.tolist(), "kept": layer.kept.tolist()} for layer in self.layers
+            ],
+            "groups": list(self.groups),
+            "holds": [{"module": hold.module, "units": hold.units.tolist()} for hold in self.holds],
             "rule": self.rule,
             "architecture": self.architecture,
             "provenance": dict(self.provenance),
@@ -104,12 +126,17 @@ class Plan:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         layers = tuple(
-            LayerPlan(**{**layer, "kept": np.array(layer["kept"], dtype=np.int64)}) for layer in data["layers"]
+            LayerPlan(**{**layer, "units": _integers(layer["units"]), "kept": _integers(layer["kept"])})
+            for layer in data["layers"]
         )
+        count = sum(data["groups"])
         for layer, given in zip(layers, data["layers"], strict=True):
             if given["kept"] != np.intersect1d(layer.kept, np.arange(layer.total)).tolist():
                 raise ValueError(f"{layer.name}: the kept units are not ascending numbers below {layer.total}")
-        return cls(layers, data["rule"], data["architecture"], data["provenance"])
+            if ((layer.units < NO_UNIT) | (layer.units >= count)).any():
+                raise ValueError(f"{layer.name}: units outside 0 to {count - 1}")
+        holds = tuple(Hold(hold["module"], _integers(hold["units"])) for hold in data["holds"])
+        return cls(layers, tuple(data["groups"]), holds, data["rule"], data["architecture"], data["provenance"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         write_atomically(path, json.dumps(self.to_dict(), indent=1).encode())
@@ -117,3 +144,27 @@ class Plan:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         return load_json(path, FORMAT, FORMAT_VERSION, cls.from_dict)
+
+
+def group_units(layers: tuple[Any, ...], groups: tuple[int, ...]) -> list[tuple[Ints, int]]:
+    """The units of every group, in order, and into how many equal blocks they fall."""
+    ends = np.cumsum(groups)
+    result = []
+    for end, size in zip(ends, groups, strict=True):
+        units = np.arange(end - size, end)
+        blocks = next(layer.blocks for layer in layers if np.isin(layer.units, units).any())
+        result.append((units, blocks))
+    return result
+
+
+def choose_highest(values: Floats, count: int, blocks: int = 1) -> Bools:
+    """Which are the `count` highest values, as many from every block; among equals the ones that come first."""
+    dealt = values.reshape(blocks, -1)
+    best = np.argsort(-dealt, axis=1, kind="stable")[:, : count // blocks]
+    chosen = np.zeros(dealt.shape, dtype=bool)
+    np.put_along_axis(chosen, best, True, axis=1)
+    return chosen.reshape(-1)
+
+
+def _integers(values: Any) -> Ints:
+    return np.array(values, dtype=np.int64)

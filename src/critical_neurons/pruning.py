@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from critical_neurons.errors import PlanMismatchError, PruningError
-from critical_neurons.network import NO_UNIT, Bools, Network
+from critical_neurons.network import Bools, Floats, Network
 from critical_neurons.plans import Plan
 
 REMOVAL_TOLERANCE = 1e-9
@@ -20,12 +19,15 @@ REMOVAL_TOLERANCE = 1e-9
 
 def remove_units(model: nn.Module, network: Network, plan: Plan) -> nn.Module:
     """A copy of `model` without the removed units: same class, names, dtype, device and mode."""
-    stays = _units_that_stay(network, plan)
+    _check_plan(network, plan)
+    stays = plan.stays
     smaller = copy.deepcopy(model)
     for wiring in network.wirings:
         inputs, outputs = stays[wiring.inputs], stays[wiring.outputs]
         if not (inputs.all() and outputs.all()):
-            _slice(smaller.get_submodule(wiring.module), _numbers(inputs), _numbers(outputs))
+            module = smaller.get_submodule(wiring.module)
+            _fold(module, np.where(inputs, 0.0, wiring.constants))
+            _slice(module, _numbers(inputs), _numbers(outputs))
     return smaller
 
 
@@ -34,14 +36,11 @@ def hold_at_zero(model: nn.Module, plan: Plan) -> nn.Module:
 
     The pre-activations are set to zero where they were computed last, and a ReLU leaves zero as it is.
     """
-    masked = copy.deepcopy(model)
-    for layer in plan.layers:
-        if len(layer.removed) and not layer.held_at:
-            raise PlanMismatchError(
-                f"{layer.name}: the plan removes units of it, but they must stay: {layer.reason}."
-            )
-        if len(layer.removed):
-            masked.get_submodule(layer.held_at).register_forward_hook(_Hold(torch.from_numpy(layer.removed)))
+    masked, stays = copy.deepcopy(model), plan.stays
+    for hold in plan.holds:
+        channels = np.flatnonzero(~stays[hold.units])
+        if len(channels):
+            masked.get_submodule(hold.module).register_forward_hook(_Hold(torch.from_numpy(channels)))
     return masked
 
 
@@ -72,31 +71,47 @@ class _Hold:
         return output.index_fill(1, self.channels.to(output.device), 0.0)
 
 
-def _units_that_stay(network: Network, plan: Plan) -> Bools:
-    """One entry per unit, and a last one, True, that answers for NO_UNIT."""
-    stays: Mapping[str, Bools] = {layer.name: np.ones(layer.size, dtype=bool) for layer in network.scored}
-    for name, removed in plan.removed.items():
-        if name not in stays:
-            reason = next((layer.reason for layer in network.layers if layer.name == name), "there is no such layer")
-            raise PlanMismatchError(f"{name}: the plan removes units of it, but they must stay: {reason}.")
-        stays[name][removed] = False
-    assert NO_UNIT == -1
-    return np.append(network.join(stays), True)
+def _check_plan(network: Network, plan: Plan) -> None:
+    """The plan removes only what the network can lose, and numbers units as the network does."""
+    layers = {layer.name: layer for layer in network.layers}
+    for planned in plan.layers:
+        if len(planned.removed) == 0:
+            continue
+        layer = layers.get(planned.name)
+        if layer is None or not layer.scored:
+            reason = layer.reason if layer is not None else "there is no such layer"
+            raise PlanMismatchError(f"{planned.name}: the plan removes units of it, but they must stay: {reason}.")
 
 
 def _numbers(stays: Bools) -> Tensor:
     return torch.from_numpy(np.flatnonzero(stays))
 
 
+def _fold(module: nn.Module, constants: Floats) -> None:
+    """Add to the bias what the removed inputs still carry: the same number at every position."""
+    if not constants.any():
+        return
+    weight = module.get_parameter("weight")
+    carried = torch.from_numpy(constants).to(weight)
+    kernel = weight.detach().flatten(2).sum(2) if weight.ndim > 2 else weight.detach()
+    groups = getattr(module, "groups", 1)
+    blocks = kernel.reshape(groups, -1, kernel.shape[1]) @ carried.reshape(groups, -1, 1)
+    bias = blocks.reshape(-1)
+    if module.bias is not None:
+        bias = bias + module.get_parameter("bias").detach()
+    module.bias = nn.Parameter(bias, requires_grad=weight.requires_grad)
+
+
 def _slice(module: nn.Module, inputs: Tensor, outputs: Tensor) -> None:
     """Keep only these input and output channels."""
     match module:
         case nn.Linear():
-            _slice_weights(module, inputs, outputs)
+            _replace(module, "weight", outputs)
+            _replace(module, "weight", inputs, axis=1)
+            _replace(module, "bias", outputs)
             module.in_features, module.out_features = len(inputs), len(outputs)
         case nn.Conv1d() | nn.Conv2d():
-            _slice_weights(module, inputs, outputs)
-            module.in_channels, module.out_channels = len(inputs), len(outputs)
+            _slice_convolution(module, inputs, outputs)
         case nn.BatchNorm1d() | nn.BatchNorm2d():
             for name in ("weight", "bias", "running_mean", "running_var"):
                 _replace(module, name, outputs)
@@ -105,10 +120,22 @@ def _slice(module: nn.Module, inputs: Tensor, outputs: Tensor) -> None:
             raise PruningError(f"{type(module).__name__}: its channels cannot be removed.")
 
 
-def _slice_weights(module: nn.Module, inputs: Tensor, outputs: Tensor) -> None:
-    _replace(module, "weight", outputs)
-    _replace(module, "weight", inputs, axis=1)
+def _slice_convolution(module: nn.Conv1d | nn.Conv2d, inputs: Tensor, outputs: Tensor) -> None:
+    """The weight of an output channel spans the input channels of its group only."""
+    per_group = module.in_channels // module.groups
+    group_of_output = outputs // (module.out_channels // module.groups)
+    if per_group == 1:
+        groups = len(inputs)
+        _replace(module, "weight", outputs)
+    else:
+        groups = module.groups
+        kept = (inputs % per_group).reshape(groups, -1)[group_of_output]
+        weight = module.weight.detach()[outputs.to(module.weight.device)]
+        index = kept.reshape(*kept.shape, *[1] * (weight.ndim - 2)).expand(-1, -1, *weight.shape[2:])
+        sliced = weight.gather(1, index.to(weight.device))
+        module.weight = nn.Parameter(sliced, requires_grad=module.weight.requires_grad)
     _replace(module, "bias", outputs)
+    module.in_channels, module.out_channels, module.groups = len(inputs), len(outputs), groups
 
 
 def _replace(module: nn.Module, name: str, numbers: Tensor, axis: int = 0) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from critical_neurons.files import load_json, write_atomically
-from critical_neurons.network import Fingerprint, Floats, Layer
+from critical_neurons.network import Fingerprint, Floats, Hold, Layer
 from critical_neurons.solution import Status, Step
 
 FORMAT = "critical_neurons scores"
@@ -28,6 +28,8 @@ class Scores(Mapping[str, Floats]):
 
     values_by_layer: Mapping[str, Floats]
     layers: tuple[Layer, ...]
+    groups: tuple[int, ...]
+    holds: tuple[Hold, ...]
     fingerprint: Fingerprint
     status: Status
     objective: float | None
@@ -40,6 +42,15 @@ class Scores(Mapping[str, Floats]):
     logit_error: float
     notes: tuple[str, ...] = ()
     parts: tuple[Scores, ...] = ()
+
+    @property
+    def per_unit(self) -> Floats:
+        """One score per unit, those that layers share once."""
+        values = np.zeros(sum(self.groups))
+        for layer in self.layers:
+            if layer.scored:
+                values[layer.units] = self[layer.name]
+        return values
 
     def __getitem__(self, layer: str) -> Floats:
         if layer not in self.values_by_layer:
@@ -62,7 +73,9 @@ class Scores(Mapping[str, Floats]):
             "format": FORMAT,
             "version": FORMAT_VERSION,
             "scores": {name: values.tolist() for name, values in self.items()},
-            "layers": [vars(layer) for layer in self.layers],
+            "layers": [{**vars(layer), "units": layer.units.tolist()} for layer in self.layers],
+            "groups": list(self.groups),
+            "holds": [{"module": hold.module, "units": hold.units.tolist()} for hold in self.holds],
             "fingerprint": vars(self.fingerprint),
             "status": self.status.value,
             "objective": self.objective,
@@ -81,7 +94,11 @@ class Scores(Mapping[str, Floats]):
     def from_dict(cls, data: Mapping[str, Any]) -> Scores:
         scores = cls(
             values_by_layer={name: np.array(values, dtype=np.float64) for name, values in data["scores"].items()},
-            layers=tuple(Layer(**layer) for layer in data["layers"]),
+            layers=tuple(
+                Layer(**{**layer, "units": np.array(layer["units"], dtype=np.int64)}) for layer in data["layers"]
+            ),
+            groups=tuple(data["groups"]),
+            holds=tuple(Hold(hold["module"], np.array(hold["units"], dtype=np.int64)) for hold in data["holds"]),
             fingerprint=Fingerprint(**data["fingerprint"]),
             status=Status(data["status"]),
             objective=data["objective"],

@@ -152,8 +152,10 @@ class _Task:
             raise SolverError(f"{self.solver.name}: {solution.status.sentence}")
         per_unit = np.clip(solution.point[program.blocks["score"]].round(SCORE_DECIMALS), 0.0, 1.0)
         scores = Scores(
-            values_by_layer=network.split(per_unit),
+            values_by_layer={layer.name: per_unit[layer.units] for layer in network.scored},
             layers=network.layers,
+            groups=network.groups,
+            holds=network.holds,
             fingerprint=network.fingerprint,
             status=solution.status,
             objective=solution.objective,

@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from critical_neurons.errors import InvalidSettingError
-from critical_neurons.network import Floats, Ints, Layer
-from critical_neurons.plans import LayerPlan, Plan
+from critical_neurons.network import Floats, Ints
+from critical_neurons.plans import LayerPlan, Plan, choose_highest, group_units
 from critical_neurons.scores import Scores
 
 Threshold: TypeAlias = float | Mapping[str, float] | Literal["mean"]
@@ -35,115 +35,147 @@ def select_units(
 
     `threshold`: remove what scores strictly below it; one number, one per layer, or "mean", each layer's own mean.
     `units`: keep at most this share, the highest-scored, of every layer (`scope="layer"`) or of all units together
-    (`scope="global"`). Every layer keeps `min_units`. The number kept is a multiple of `round_to`: rounded up under a
-    threshold, down under a share. Among equal scores the unit with the smaller number stays.
+    (`scope="global"`). Every layer keeps `min_units`. Layers that share their units are chosen from as one. The
+    number kept is a multiple of `round_to`: rounded up under a threshold, down under a share. Among equal scores the
+    unit with the smaller number stays.
     """
     if (threshold is None) == (units is None):
         raise InvalidSettingError("plan: give either threshold= or units=.")
     for name, value in (("min_units", min_units), ("round_to", round_to)):
         if not isinstance(value, int | np.integer) or value < 1:
             raise InvalidSettingError(f"plan: {name}={value!r}. Accepted: a whole number of at least 1.")
+    groups = _groups(scores)
     if threshold is not None:
-        rule = _by_threshold(scores, threshold, round_to)
+        rule = _by_threshold(groups, scores, threshold)
     else:
         assert units is not None
-        rule = _by_share(scores, units, scope, min_units, round_to)
-    layers = tuple(_plan_layer(layer, scores, rule, min_units) for layer in scores.layers)
-    return Plan(layers, rule.description, scores.fingerprint.architecture, _provenance(scores))
+        rule = _by_share(groups, units, scope, min_units)
+    stays = np.ones(sum(scores.groups) + 1, dtype=bool)  # the last entry answers for NO_UNIT
+    reasons: dict[str, str] = {}
+    for group in groups:
+        wanted, reason = (
+            rule.counts.get(group, len(group.values)),
+            rule.reasons.get(group, "no threshold given for it"),
+        )
+        count = _round(wanted, len(group.values), min_units, math.lcm(round_to, group.blocks), up=rule.rounds_up)
+        if count != wanted:
+            reason += f"; {wanted} made {count} by rounding or the minimum"
+        stays[group.units] = choose_highest(group.values, count, group.blocks)
+        reasons |= dict.fromkeys(group.layers, reason)
+    layers = tuple(
+        LayerPlan(
+            layer.name,
+            layer.units,
+            np.flatnonzero(stays[layer.units]),
+            layer.reason or reasons[layer.name],
+            layer.blocks,
+        )
+        for layer in scores.layers
+    )
+    return Plan(
+        layers, scores.groups, scores.holds, rule.description, scores.fingerprint.architecture, _provenance(scores)
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Units that are chosen among each other: those of a layer, or of layers that share them."""
+
+    layers: tuple[str, ...]
+    units: Ints
+    values: Floats
+    blocks: int
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """How many units each layer keeps by the rule alone and after rounding, and why."""
+    """How many units each group keeps, before rounding, and why."""
 
     description: str
-    counts: Mapping[str, int]
-    rounded: Mapping[str, int]
-    reasons: Mapping[str, str]
+    counts: Mapping[_Group, int]
+    reasons: Mapping[_Group, str]
+    rounds_up: bool
 
 
-def _by_threshold(scores: Scores, threshold: Threshold, round_to: int) -> _Rule:
-    limits = _thresholds(scores, threshold)
-    counts = {name: int((scores[name] >= limit).sum()) for name, limit in limits.items()}
+def _groups(scores: Scores) -> list[_Group]:
+    per_unit = scores.per_unit
+    return [
+        _Group(
+            tuple(layer.name for layer in scores.layers if np.isin(layer.units, units).any()),
+            units,
+            per_unit[units],
+            blocks,
+        )
+        for units, blocks in group_units(scores.layers, scores.groups)
+    ]
+
+
+def _by_threshold(groups: list[_Group], scores: Scores, threshold: Threshold) -> _Rule:
+    limits: dict[_Group, float] = {}
+    for group in groups:
+        given = _threshold(group, scores, threshold)
+        if given is not None:
+            limits[group] = given
     return _Rule(
         "score below the layer's own threshold removed"
         if isinstance(threshold, Mapping)
         else f"score < {threshold} removed",
-        counts,
-        {name: round_to * math.ceil(count / round_to) for name, count in counts.items()},
-        {name: f"score < {limit:.4g} removed" for name, limit in limits.items()},
+        {group: int((group.values >= limit).sum()) for group, limit in limits.items()},
+        {group: f"score < {limit:.4g} removed" for group, limit in limits.items()},
+        rounds_up=True,
     )
 
 
-def _by_share(scores: Scores, share: float, scope: Scope, min_units: int, round_to: int) -> _Rule:
-    if not isinstance(share, Real) or not 0 < share <= 1:
-        raise InvalidSettingError(f"plan: units={share!r}. Accepted: a share above 0 and up to 1.")
-    match scope:
-        case "layer":
-            counts = {name: math.floor(share * len(values) + ROUNDING) for name, values in scores.items()}
-        case "global":
-            counts = _count_globally(scores, share, min_units)
-        case _:
-            raise InvalidSettingError(f"plan: scope={scope!r}. Accepted: 'layer', 'global'.")
-    description = f"at most {share:.4g} of the units kept, {'by layer' if scope == 'layer' else 'overall'}"
-    return _Rule(
-        description,
-        counts,
-        {name: round_to * (count // round_to) for name, count in counts.items()},
-        dict.fromkeys(counts, description),
-    )
-
-
-def _count_globally(scores: Scores, share: float, min_units: int) -> dict[str, int]:
-    """The best of all units together, once every layer has its minimum."""
-    names = list(scores)
-    owner = np.repeat(np.arange(len(names)), [len(scores[name]) for name in names])
-    everything = np.concatenate([scores[name] for name in names])
-    secured = np.concatenate(
-        [np.isin(np.arange(len(scores[name])), _highest(scores[name], min_units)) for name in names]
-    )
-    count = max(int(secured.sum()), math.floor(share * len(owner) + ROUNDING))
-    best = np.lexsort((np.arange(len(owner)), -everything, ~secured))[:count]
-    return dict(zip(names, np.bincount(owner[best], minlength=len(names)).tolist(), strict=True))
-
-
-def _plan_layer(layer: Layer, scores: Scores, rule: _Rule, min_units: int) -> LayerPlan:
-    if layer.name not in rule.counts:
-        everything = np.arange(layer.size)
-        return LayerPlan(
-            layer.name, layer.size, everything, layer.reason or "no threshold given for it", layer.held_at
-        )
-    wanted = rule.counts[layer.name]
-    count = min(layer.size, max(min_units, rule.rounded[layer.name]))
-    reason = rule.reasons[layer.name]
-    if count != wanted:
-        reason += f"; {wanted} made {count} by rounding or the minimum"
-    return LayerPlan(layer.name, layer.size, _highest(scores[layer.name], count), reason, layer.held_at)
-
-
-def _highest(values: Floats, count: int) -> Ints:
-    """The numbers of the highest values, ascending; among equals the smaller numbers."""
-    return np.sort(np.argsort(-values, kind="stable")[:count])
-
-
-def _thresholds(scores: Scores, threshold: Threshold) -> dict[str, float]:
+def _threshold(group: _Group, scores: Scores, threshold: Threshold) -> float | None:
+    """The threshold of a group; of layers that share their units the lowest given counts."""
     if isinstance(threshold, str):
         if threshold != "mean":
             raise InvalidSettingError(f"plan: threshold={threshold!r}. Accepted: a number, a mapping, or 'mean'.")
-        return {name: float(values.mean()) for name, values in scores.items()}
+        return float(group.values.mean())
     if isinstance(threshold, Mapping):
         unknown = sorted(set(threshold) - set(scores))
         if unknown:
             raise InvalidSettingError(
                 f"plan: no scores for {', '.join(unknown)}. Scored layers: {', '.join(scores)}."
             )
-        limits = dict(threshold)
+        given = [threshold[name] for name in group.layers if name in threshold]
     else:
-        limits = dict.fromkeys(scores, threshold)
-    for name, limit in limits.items():
+        given = [threshold]
+    for limit in given:
         if not isinstance(limit, Real) or not math.isfinite(limit):
-            raise InvalidSettingError(f"plan: the threshold of {name} is {limit!r}. Accepted: a finite number.")
-    return limits
+            place = ", ".join(group.layers)
+            raise InvalidSettingError(f"plan: the threshold of {place} is {limit!r}. Accepted: a finite number.")
+    return min(given, default=None)
+
+
+def _by_share(groups: list[_Group], share: float, scope: Scope, min_units: int) -> _Rule:
+    if not isinstance(share, Real) or not 0 < share <= 1:
+        raise InvalidSettingError(f"plan: units={share!r}. Accepted: a share above 0 and up to 1.")
+    match scope:
+        case "layer":
+            counts = {group: math.floor(share * len(group.values) + ROUNDING) for group in groups}
+        case "global":
+            counts = _count_globally(groups, share, min_units)
+        case _:
+            raise InvalidSettingError(f"plan: scope={scope!r}. Accepted: 'layer', 'global'.")
+    description = f"at most {share:.4g} of the units kept, {'by layer' if scope == 'layer' else 'overall'}"
+    return _Rule(description, counts, dict.fromkeys(counts, description), rounds_up=False)
+
+
+def _count_globally(groups: list[_Group], share: float, min_units: int) -> dict[_Group, int]:
+    """The best of all units together, once every group has its minimum."""
+    owner = np.repeat(np.arange(len(groups)), [len(group.values) for group in groups])
+    everything = np.concatenate([group.values for group in groups])
+    secured = np.concatenate([choose_highest(group.values, min_units) for group in groups])
+    count = max(int(secured.sum()), math.floor(share * len(owner) + ROUNDING))
+    best = np.lexsort((np.arange(len(owner)), -everything, ~secured))[:count]
+    return dict(zip(groups, np.bincount(owner[best], minlength=len(groups)).tolist(), strict=True))
+
+
+def _round(count: int, total: int, least: int, step: int, *, up: bool) -> int:
+    """The next multiple of the step, but at least the minimum, and never more than all."""
+    rounded = step * (math.ceil(count / step) if up else count // step)
+    return min(total, rounded if rounded >= least else step * math.ceil(least / step))
 
 
 def _provenance(scores: Scores) -> dict[str, Any]:

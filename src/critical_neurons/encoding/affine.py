@@ -1,10 +1,10 @@
 """The network as an affine function of the scores, once its stable gates are fixed (docs/method.md, section 3).
 
 A unit whose gate is decided on a data point needs no variable of its own: dead, its activation is 0; live, it
-is p - (1 - s) U. Only units with L < 0 < U keep an explicit activation, measured in units of its U so that it lies
-in [0, 1] like the scores. So everything downstream is affine in the *columns*: the scores, then the explicit
-activations. Evaluating it at a point is one forward pass; the
-coefficients of one value are one backward pass; no matrix is ever formed.
+is p - (1 - s) U. Likewise a max pool whose winner is decided. Only what is undecided keeps an explicit value,
+measured in units of its upper bound so that it lies in [0, 1] like the scores. So everything downstream is affine in
+the *columns*: the scores, then the explicit values. Evaluating it at a point is one forward pass; the coefficients of
+one value are one backward pass; no matrix is ever formed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,24 @@ import numpy as np
 from scipy import sparse
 
 from critical_neurons.bounds import Bounds
-from critical_neurons.network import NO_UNIT, Affine, Bools, Floats, Input, Ints, Network, Relu
+from critical_neurons.encoding.pools import Pool, resolve_windows, winners_are_safe
+from critical_neurons.encoding.shrinking import find_shrinks
+from critical_neurons.network import (
+    NO_UNIT,
+    Affine,
+    Bools,
+    Concat,
+    Floats,
+    Input,
+    Ints,
+    MaxPool,
+    Network,
+    Op,
+    Relu,
+    Sum,
+    add_up,
+    join_channels,
+)
 
 CHUNK_BYTES = 64 * 2**20
 """Largest array held by a backward pass; more rows than fit are pulled back in several passes."""
@@ -28,16 +45,15 @@ CHUNK_BYTES = 64 * 2**20
 class Gate:
     """One ReLU on the whole batch; arrays are (batch, *shape).
 
-    `shrink` is max(U, 0) where the unit has a score and 0 elsewhere: what p loses when its score goes to 0.
-    `unstable` are the flat indices with L < 0 < U; the columns `first`, `first + 1`, … times `tops`, their U, are
-    their activations.
+    `shrink` is what p loses at this ReLU when the score of its unit goes from 1 to 0. `explicit` are the flat indices
+    with L < 0 < U; the columns `first`, `first + 1`, … times `tops`, their U, are their activations.
     """
 
     lower: Floats
     upper: Floats
     shrink: Floats
     live: Bools
-    unstable: Ints
+    explicit: Ints
     tops: Floats
     first: int
     units: Ints
@@ -46,42 +62,59 @@ class Gate:
 
     @property
     def columns(self) -> slice:
-        return slice(self.first, self.first + len(self.unstable))
+        return slice(self.first, self.first + len(self.explicit))
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`shrunk`: p - (1 - s) max(U, 0) at every ReLU, by op; and the logits (batch, classes)."""
+    """By op: `shrunk`, p - (1 - s) shrink at every ReLU, and `pooled`, what every max pool reads; and the logits."""
 
     shrunk: dict[int, Floats]
+    pooled: dict[int, Floats]
     logits: Floats
 
 
 class AffineNetwork:
     def __init__(self, network: Network, bounds: Bounds) -> None:
-        self.unit_count = network.unit_count
+        self.unit_count = self.column_count = network.unit_count
         self.batch_size = len(bounds.inputs)
         self._ops = network.ops
         self.gates: dict[int, Gate] = {}
-        first = self.unit_count
-        for index, op in enumerate(network.ops):
-            if isinstance(op, Relu):
-                gate = _gate(op, bounds, index, first, self.unit_count)
-                self.gates[index] = gate
-                first += len(gate.unstable)
-        self.column_count = first
-        self._depends = _depends(network)
-        self._constants = _evaluate_constants(network, bounds.inputs, self._depends)
+        self.pools: dict[int, Pool] = {}
+        self._depends = _find_dependent(network.ops)
+        self._constants: dict[int, Floats] = {}
         self._last: tuple[Floats, Evaluation] | None = None
+        self._resolve(bounds, find_shrinks(network, bounds))
+
+    def _resolve(self, bounds: Bounds, shrinks: dict[int, Floats]) -> None:
+        """Decide gates and windows, op after op, and evaluate the network where every column is 0."""
+        values: dict[int, Floats] = {}
+        shrunk: dict[int, Floats] = {}
+        for index, op in enumerate(self._ops):
+            match op:
+                case Relu():
+                    gate = _gate(op, bounds, index, shrinks[index], self.column_count, self.unit_count)
+                    self.gates[index] = gate
+                    self.column_count += len(gate.explicit)
+                case MaxPool():
+                    pool = resolve_windows(op, bounds.before_pool[index].upper, self.column_count)
+                    safe = winners_are_safe(pool, values[op.source], self._differentiate_pairs(op, pool))
+                    self.pools[index] = pool.settle(safe)
+                    self.column_count += len(self.pools[index].explicit)
+                case Input() | Affine() | Sum() | Concat():
+                    pass
+                case _:
+                    assert_never(op)
+            values[index] = self._step(index, op, values, shrunk, np.zeros(self.column_count), bounds.inputs)
+        read = {source for index, op in enumerate(self._ops) if self._depends[index] for source in op.sources}
+        self._constants = {index: values[index] for index in read if not self._depends[index]}
+        pooled = {index: values[self._ops[index].sources[0]] for index in self.pools}
+        self.at_zero = Evaluation(shrunk, pooled, values[len(self._ops) - 1])
 
     @cached_property
     def size(self) -> int:
         """Numbers in one forward pass of one data point."""
         return sum(int(np.prod(op.shape)) for op in self._ops)
-
-    @property
-    def unstable_count(self) -> int:
-        return self.column_count - self.unit_count
 
     def evaluate(self, point: Floats) -> Evaluation:
         """One forward pass. The result at the last point is kept: rows and cuts both ask for it."""
@@ -91,37 +124,55 @@ class AffineNetwork:
         return self._last[1]
 
     def _forward(self, columns: Floats) -> Evaluation:
-        loss = np.append(1.0 - columns[: self.unit_count], 0.0)  # the last entry answers for NO_UNIT
         values: dict[int, Floats] = dict(self._constants)
         shrunk: dict[int, Floats] = {}
         for index, op in enumerate(self._ops):
-            if not self._depends[index]:
-                continue
-            match op:
-                case Input():
-                    continue
-                case Affine():
-                    values[index] = op.map.apply(values[op.source])
-                case Relu():
-                    gate = self.gates[index]
-                    shrunk[index] = values[op.source] - loss[gate.units] * gate.shrink
-                    activation = np.where(gate.live, shrunk[index], 0.0)
-                    activation.reshape(-1)[gate.unstable] = gate.tops * columns[gate.columns]
-                    values[index] = activation
-                case _:
-                    assert_never(op)
-        return Evaluation(shrunk, values[len(self._ops) - 1])
+            if self._depends[index]:
+                values[index] = self._step(index, op, values, shrunk, columns, None)
+        pooled = {index: values[self._ops[index].sources[0]] for index in self.pools}
+        return Evaluation(shrunk, pooled, values[len(self._ops) - 1])
+
+    def _step(
+        self,
+        index: int,
+        op: Op,
+        values: dict[int, Floats],
+        shrunk: dict[int, Floats],
+        columns: Floats,
+        inputs: Floats | None,
+    ) -> Floats:
+        """The value of one op; a ReLU also notes what it reads, shrunk."""
+        match op:
+            case Input():
+                assert inputs is not None
+                return inputs
+            case Affine():
+                return op.map.apply(values[op.source])
+            case Relu():
+                gate = self.gates[index]
+                loss = np.append(1.0 - columns[: self.unit_count], 0.0)  # the last entry answers for NO_UNIT
+                shrunk[index] = values[op.source] - loss[gate.units] * gate.shrink
+                activation = np.where(gate.live, shrunk[index], 0.0)
+                activation.reshape(-1)[gate.explicit] = gate.tops * columns[gate.columns]
+                return activation
+            case MaxPool():
+                return self.pools[index].apply(values[op.source], columns).reshape(-1, *op.shape)
+            case Sum():
+                return add_up(*(values[source] for source in op.sources))
+            case Concat():
+                return join_channels(*(values[source] for source in op.sources))
+            case _:
+                assert_never(op)
 
     def logits(self, point: Floats) -> Floats:
         return self.evaluate(point).logits
 
-    def forward_pass(self) -> Floats:
-        """The columns of the unpruned network: scores at 1, explicit activations as they are."""
+    def columns_of(self, values: list[Floats]) -> Floats:
+        """The columns at the given values of the network, with every score at 1."""
         columns = np.ones(self.column_count)
-        for index, gate in self.gates.items():  # in topological order: each needs the ones before it
-            if len(gate.unstable):
-                shrunk = self._forward(columns).shrunk[index]
-                columns[gate.columns] = np.maximum(shrunk.reshape(-1)[gate.unstable], 0.0) / gate.tops
+        parts: dict[int, Gate | Pool] = {**self.gates, **self.pools}
+        for index, part in parts.items():
+            columns[part.columns] = values[index].reshape(-1)[part.explicit] / part.tops
         return columns
 
     def differentiate_logits(self, seeds: Floats, samples: Ints) -> sparse.csr_array:
@@ -132,21 +183,34 @@ class AffineNetwork:
         """Coefficients of `shrunk[index]` at flat indices (batch, *shape), one row each."""
         op, gate = self._ops[index], self.gates[index]
         assert isinstance(op, Relu)
-        size = int(np.prod(op.shape))
-        samples, positions = np.divmod(elements, size)
-        parts = []
-        for chunk in self._chunks(len(elements)):
-            seeds = np.zeros((len(elements[chunk]), size))
-            seeds[np.arange(len(seeds)), positions[chunk]] = 1.0
-            parts.append(self._pull_back(op.source, seeds.reshape(-1, *op.shape), samples[chunk]))
-        own_units = np.broadcast_to(gate.units, op.shape).reshape(-1)[positions]
+        below = self._differentiate(op.source, elements)
+        own_units = np.broadcast_to(gate.units, op.shape).reshape(-1)[elements % int(np.prod(op.shape))]
         scored = np.flatnonzero(own_units != NO_UNIT)
         own = sparse.csr_array(
             (gate.shrink.reshape(-1)[elements[scored]], (scored, own_units[scored])),
             shape=(len(elements), self.column_count),
         )
-        below = sparse.csr_array(sparse.vstack(parts, format="csr")) if parts else sparse.csr_array(own.shape)
         return sparse.csr_array(below + own)
+
+    def differentiate_pooled(self, index: int, elements: Ints) -> sparse.csr_array:
+        """Coefficients of `pooled[index]` at flat indices of what the max pool reads, one row each."""
+        return self._differentiate(self._ops[index].sources[0], elements)
+
+    def _differentiate_pairs(self, op: MaxPool, pool: Pool) -> sparse.csr_array:
+        """Coefficients of winner minus rival, for every rival in a window that is not decided yet."""
+        winners, rivals = pool.pairs
+        return sparse.csr_array(self._differentiate(op.source, winners) - self._differentiate(op.source, rivals))
+
+    def _differentiate(self, index: int, elements: Ints) -> sparse.csr_array:
+        """Coefficients of a value at flat indices (batch, *shape), one row each."""
+        shape = self._ops[index].shape
+        samples, positions = np.divmod(elements, int(np.prod(shape)))
+        parts = [sparse.csr_array((0, self.column_count))]
+        for chunk in self._chunks(len(elements)):
+            seeds = np.zeros((len(elements[chunk]), int(np.prod(shape))))
+            seeds[np.arange(len(seeds)), positions[chunk]] = 1.0
+            parts.append(self._pull_back(index, seeds.reshape(-1, *shape), samples[chunk]))
+        return sparse.csr_array(sparse.vstack(parts, format="csr"))
 
     def _chunks(self, rows: int) -> Iterator[slice]:
         widest = max(int(np.prod(op.shape)) for op in self._ops)
@@ -172,10 +236,21 @@ class AffineNetwork:
                     through = np.where(gate.live[samples], adjoint, 0.0)
                     lost = (through * gate.shrink[samples]).reshape(rows, gate.scatter.shape[0], -1).sum(axis=2)
                     scores += lost @ gate.scatter
-                    if len(gate.unstable):
-                        explicit.append(_explicit_entries(gate, adjoint, samples))
+                    explicit.append(_explicit_entries(gate, adjoint, samples))
                     if self._depends[op.source]:
                         _add_adjoint(adjoints, op.source, through)
+                case MaxPool():
+                    pool = self.pools[at]
+                    explicit.append(_explicit_entries(pool, adjoint, samples))
+                    shape = self._ops[op.source].shape
+                    _add_adjoint(adjoints, op.source, pool.adjoint(adjoint, samples).reshape(rows, *shape))
+                case Sum():
+                    for source in op.sources:
+                        _add_adjoint(adjoints, source, adjoint)
+                case Concat():
+                    ends = np.cumsum([self._ops[source].shape[0] for source in op.sources])
+                    for source, part in zip(op.sources, np.split(adjoint, ends[:-1], axis=1), strict=True):
+                        _add_adjoint(adjoints, source, part)
                 case Input():
                     continue
                 case _:
@@ -183,66 +258,48 @@ class AffineNetwork:
         return _assemble(scores, explicit, self.column_count)
 
 
-def _gate(op: Relu, bounds: Bounds, index: int, first: int, unit_count: int) -> Gate:
+def _gate(op: Relu, bounds: Bounds, index: int, shrink: Floats, first: int, unit_count: int) -> Gate:
     lower, upper = bounds.before_relu[index].lower, bounds.before_relu[index].upper
-    unstable = np.flatnonzero((lower < 0) & (upper > 0))
+    explicit = np.flatnonzero((lower < 0) & (upper > 0))
     units = op.units.reshape(-1)
     scored = np.flatnonzero(units != NO_UNIT)
-    scatter = sparse.csr_array((np.ones(len(scored)), (scored, units[scored])), shape=(len(units), unit_count))
     return Gate(
         lower=lower,
         upper=upper,
-        shrink=np.where(op.units != NO_UNIT, np.maximum(upper, 0.0), 0.0),
+        shrink=shrink,
         live=(lower >= 0) & (upper > 0),
-        unstable=unstable,
-        tops=upper.reshape(-1)[unstable],
+        explicit=explicit,
+        tops=upper.reshape(-1)[explicit],
         first=first,
         units=op.units,
-        scatter=scatter,
+        scatter=sparse.csr_array((np.ones(len(scored)), (scored, units[scored])), shape=(len(units), unit_count)),
         scale=float(max(np.abs(lower).max(), np.abs(upper).max())) or 1.0,
     )
 
 
-def _depends(network: Network) -> list[bool]:
-    """Which values depend on the columns: everything behind a ReLU, and ReLUs themselves."""
-    depends: list[bool] = []
-    for op in network.ops:
-        match op:
-            case Input():
-                depends.append(False)
-            case Affine():
-                depends.append(depends[op.source])
-            case Relu():
-                depends.append(True)
-            case _:
-                assert_never(op)
-    return depends
-
-
-def _evaluate_constants(network: Network, inputs: Floats, depends: list[bool]) -> dict[int, Floats]:
-    """The values that depend on no column, as far as a ReLU reads them."""
-    values: dict[int, Floats] = {}
-    for index, op in enumerate(network.ops):
-        if not depends[index]:
-            values[index] = inputs if isinstance(op, Input) else op.map.apply(values[op.source])  # type: ignore[union-attr]
-    return {op.source: values[op.source] for op in network.ops if isinstance(op, Relu) and op.source in values}
+def _find_dependent(ops: tuple[Op, ...]) -> list[bool]:
+    """Which values depend on the columns: ReLUs, and everything behind one."""
+    dependent: list[bool] = []
+    for op in ops:
+        dependent.append(isinstance(op, Relu) or any(dependent[source] for source in op.sources))
+    return dependent
 
 
 def _add_adjoint(adjoints: dict[int, Floats], index: int, adjoint: Floats) -> None:
     adjoints[index] = adjoints[index] + adjoint if index in adjoints else adjoint
 
 
-def _explicit_entries(gate: Gate, adjoint: Floats, samples: Ints) -> tuple[Ints, Ints, Floats]:
-    """Coefficients on the explicit activations of each row's data point."""
+def _explicit_entries(part: Gate | Pool, adjoint: Floats, samples: Ints) -> tuple[Ints, Ints, Floats]:
+    """Coefficients on the explicit values of each row's data point."""
     size = adjoint[0].size
-    firsts = np.searchsorted(gate.unstable, samples * size)
-    ends = np.searchsorted(gate.unstable, (samples + 1) * size)
+    firsts = np.searchsorted(part.explicit, samples * size)
+    ends = np.searchsorted(part.explicit, (samples + 1) * size)
     counts = ends - firsts
     rows = np.repeat(np.arange(len(samples)), counts)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     numbers = np.repeat(firsts, counts) + within
-    positions = gate.unstable[numbers] % size
-    return rows, gate.first + numbers, gate.tops[numbers] * adjoint.reshape(len(samples), size)[rows, positions]
+    positions = part.explicit[numbers] % size
+    return rows, part.first + numbers, part.tops[numbers] * adjoint.reshape(len(samples), size)[rows, positions]
 
 
 def _assemble(scores: Floats, explicit: list[tuple[Ints, Ints, Floats]], width: int) -> sparse.csr_array:

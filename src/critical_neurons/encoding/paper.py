@@ -1,143 +1,88 @@
 """Encoding: the paper's program after exact elimination; same optimum, hardly any columns (method.md, section 3).
 
-Columns: the scores, activations and gates of the unstable units only, the sparsity term, one softmax value per
-data point. With q = p - (1 - s) max(U, 0), affine in the columns, equation 2 leaves on every unit and position
-
-    stable     min(L, 0) <= q <= max(U, 0)
-    unstable   y U + (1 - z) L <= q,   q <= y U,   y <= z,   where y U is the activation
-
-far too many to write out: they are added when violated.
+Columns: the scores; the values of what is undecided, unstable units and max pools, with their gates and choices; the
+sparsity term; one softmax value per data point. The rows are those of `encoding.rows`, added when violated.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Mapping
 
 import numpy as np
 from scipy import sparse
 
 from critical_neurons.bounds import Bounds
-from critical_neurons.encoding.affine import AffineNetwork, Gate
+from critical_neurons.encoding.affine import AffineNetwork
 from critical_neurons.encoding.columns import assemble_program, lay_out_columns
 from critical_neurons.encoding.objective import Objective
+from critical_neurons.encoding.rows import PoolRows, ReluRows
 from critical_neurons.encoding.softmax import SoftmaxTerm
-from critical_neurons.network import Floats, Ints, Network
-from critical_neurons.program import Program, Rows, stack_rows, widen
-
-PIECE_ELEMENTS = 2 * 10**7
-"""Numbers a backward pass may touch: a second or so of work."""
+from critical_neurons.network import Bools, Floats, Ints, Network
+from critical_neurons.program import Program, Rows, stack_rows
 
 
 def encode_paper(
     network: Network, bounds: Bounds, labels: Ints, objective: Objective, *, integer: bool = True
 ) -> Program:
     affine = AffineNetwork(network, bounds)
-    blocks = lay_out_columns(affine.unit_count, affine.unstable_count, affine.batch_size)
+    counts = {index: len(gate.explicit) for index, gate in affine.gates.items()}
+    counts |= {index: len(pool.rivals) for index, pool in affine.pools.items()}
+    explicit = affine.column_count - affine.unit_count
+    blocks = lay_out_columns(affine.unit_count, explicit, sum(counts.values()), affine.batch_size)
+    gate_columns = _deal_out(counts, blocks["gate"].start)
     column_count = blocks["softmax"].stop
+    values = network.evaluate(bounds.inputs)
+    columns = affine.columns_of(values)
     return assemble_program(
         blocks,
         objective,
-        network.sizes,
+        network.groups,
         SoftmaxTerm(affine, labels, blocks["softmax"], column_count),
-        rows=_encode_gate_limits(affine.unstable_count, blocks, column_count),
-        sources=(ReluRows(affine, blocks["gate"].start, column_count),),
-        activations=affine.forward_pass()[blocks["activation"]],
-        integer_gates=np.full(affine.unstable_count, integer),
+        rows=stack_rows(list(_encode_choices(affine, gate_columns, column_count)), column_count),
+        sources=(
+            ReluRows(affine, gate_columns, column_count),
+            *([PoolRows(affine, gate_columns, column_count)] if affine.pools else []),
+        ),
+        activations=columns[blocks["activation"]],
+        gates=_start_gates(affine, columns, values, network),
+        integer=integer,
     )
 
 
-class ReluRows:
-    """The rows of every ReLU, numbered ReLU by ReLU in the order (data point, *shape)."""
-
-    def __init__(self, affine: AffineNetwork, first_gate: int, column_count: int) -> None:
-        self._affine = affine
-        self._first_gate = first_gate
-        self._column_count = column_count
-        self._ends = np.cumsum([gate.lower.size for gate in affine.gates.values()])
-
-    @property
-    def count(self) -> int:
-        return int(self._ends[-1])
-
-    @property
-    def piece(self) -> int:
-        return max(1, PIECE_ELEMENTS // self._affine.size)
-
-    @cached_property
-    def _offsets(self) -> dict[int, Floats]:
-        return self._affine.evaluate(np.zeros(self._column_count)).shrunk
-
-    def violations(self, point: Floats) -> Floats:
-        shrunk = self._affine.evaluate(point).shrunk
-        parts = []
-        for index, gate in self._affine.gates.items():
-            lower, upper = self._limits(gate, point)
-            q = shrunk[index].reshape(-1)
-            parts.append(np.maximum(lower - q, q - upper) / gate.scale)
-        return np.concatenate(parts)
-
-    def _limits(self, gate: Gate, point: Floats) -> tuple[Floats, Floats]:
-        lower = np.minimum(gate.lower, 0.0).reshape(-1)
-        upper = np.maximum(gate.upper, 0.0).reshape(-1)
-        if len(gate.unstable):
-            activation, z = gate.tops * point[gate.columns], point[self._gate_columns(gate)]
-            lower[gate.unstable] = activation + (1.0 - z) * gate.lower.reshape(-1)[gate.unstable]
-            upper[gate.unstable] = activation
-        return lower, upper
-
-    def build(self, numbers: Ints) -> Rows:
-        owners = np.searchsorted(self._ends, numbers, side="right")
-        parts = []
-        for position, (index, gate) in enumerate(self._affine.gates.items()):
-            elements = numbers[owners == position] - (self._ends[position] - gate.lower.size)
-            if len(elements):
-                parts.append(self._build_gate(index, gate, elements))
-        return stack_rows(parts, self._column_count)
-
-    def _build_gate(self, index: int, gate: Gate, elements: Ints) -> Rows:
-        forms = widen(self._affine.differentiate_shrunk(index, elements), self._column_count)
-        offset = self._offsets[index].reshape(-1)[elements]
-        unstable = np.isin(elements, gate.unstable)
-        stable = elements[~unstable]
-        parts = [
-            Rows(
-                forms[np.flatnonzero(~unstable)],
-                np.minimum(gate.lower.reshape(-1)[stable], 0.0) - offset[~unstable],
-                np.maximum(gate.upper.reshape(-1)[stable], 0.0) - offset[~unstable],
-            )
-        ]
-        if unstable.any():
-            parts += self._build_unstable(gate, elements[unstable], forms[np.flatnonzero(unstable)], offset[unstable])
-        return _normalise(stack_rows(parts, self._column_count), gate.scale)
-
-    def _build_unstable(self, gate: Gate, elements: Ints, forms: sparse.csr_array, offset: Floats) -> list[Rows]:
-        """q - y U + L z >= L and q - y U <= 0."""
-        numbers = np.searchsorted(gate.unstable, elements)
-        rows = np.arange(len(elements))
-        lower = gate.lower.reshape(-1)[elements]
-        activation = sparse.csr_array((gate.tops[numbers], (rows, gate.first + numbers)), shape=forms.shape)
-        z = sparse.csr_array((lower, (rows, self._gate_columns(gate).start + numbers)), shape=forms.shape)
-        nothing = np.full(len(elements), np.inf)
-        below = sparse.csr_array(forms - activation)
-        return [Rows(sparse.csr_array(below + z), lower - offset, nothing), Rows(below, -nothing, -offset)]
-
-    def _gate_columns(self, gate: Gate) -> slice:
-        first = self._first_gate + gate.first - self._affine.unit_count
-        return slice(first, first + len(gate.unstable))
+def _deal_out(counts: Mapping[int, int], first: int) -> dict[int, slice]:
+    """The columns of each op, one after the other."""
+    ends = first + np.cumsum(list(counts.values()))
+    return {index: slice(int(end) - counts[index], int(end)) for index, end in zip(counts, ends, strict=True)}
 
 
-def _encode_gate_limits(count: int, blocks: dict[str, slice], column_count: int) -> Rows:
-    """y <= z."""
-    rows = np.arange(count)
-    columns = np.concatenate([blocks["activation"].start + rows, blocks["gate"].start + rows])
-    signs = np.repeat([1.0, -1.0], count)
-    matrix = sparse.csr_array((signs, (np.tile(rows, 2), columns)), shape=(count, column_count))
-    return Rows(matrix, np.full(count, -np.inf), np.zeros(count))
+def _start_gates(affine: AffineNetwork, columns: Floats, values: list[Floats], network: Network) -> Bools:
+    """The gates and choices of the unpruned network."""
+    parts = [columns[gate.columns] > 0 for gate in affine.gates.values()]
+    for index, pool in affine.pools.items():
+        read = values[network.ops[index].sources[0]].reshape(-1)[pool.rivals]
+        best_first = np.lexsort((-read, pool.rivalries))
+        _, firsts = np.unique(pool.rivalries[best_first], return_index=True)
+        chosen = np.zeros(len(pool.rivals), dtype=bool)
+        chosen[best_first[firsts]] = True
+        parts.append(chosen)
+    return np.concatenate(parts)
 
 
-def _normalise(rows: Rows, scale: float) -> Rows:
-    """Each row divided by its largest coefficient, so that one tolerance fits all; nearly empty rows by the scale."""
-    largest = abs(rows.matrix).max(axis=1).toarray().reshape(-1)
-    largest[largest < 1e-6 * scale] = scale
-    matrix = sparse.csr_array(sparse.diags_array(1.0 / largest) @ rows.matrix)
-    return Rows(matrix, rows.lower / largest, rows.upper / largest)
+def _encode_choices(affine: AffineNetwork, gate_columns: Mapping[int, slice], column_count: int) -> list[Rows]:
+    """y <= z for every unstable unit, and sum of m = 1 for every undecided window."""
+    parts = []
+    for index, gate in affine.gates.items():
+        count = len(gate.explicit)
+        rows = np.arange(count)
+        places = np.concatenate([gate.first + rows, gate_columns[index].start + rows])
+        signs = np.repeat([1.0, -1.0], count)
+        matrix = sparse.csr_array((signs, (np.tile(rows, 2), places)), shape=(count, column_count))
+        parts.append(Rows(matrix, np.full(count, -np.inf), np.zeros(count)))
+    for index, pool in affine.pools.items():
+        places = gate_columns[index].start + np.arange(len(pool.rivals))
+        matrix = sparse.csr_array(
+            (np.ones(len(places)), (pool.rivalries, places)), shape=(len(pool.explicit), column_count)
+        )
+        one = np.ones(len(pool.explicit))
+        parts.append(Rows(matrix, one, one))
+    return parts

@@ -2,13 +2,19 @@
 
 from critical_neurons.reading import layers as _layers  # noqa: F401  registers the built-in readers
 from critical_neurons.reading.registry import (
+    Adds,
     Call,
+    Concatenates,
     Ends,
+    Filters,
     KeepsChannels,
     Mixes,
     Passes,
+    PoolsMaximum,
     Reading,
     Rectifies,
+    Reshapes,
+    Scales,
     reads,
 )
 from critical_neurons.reading.tracing import (
@@ -20,13 +26,19 @@ from critical_neurons.reading.tracing import (
 )
 
 __all__ = [
+    "Adds",
     "Call",
+    "Concatenates",
     "Ends",
+    "Filters",
     "KeepsChannels",
     "Mixes",
     "Passes",
+    "PoolsMaximum",
     "Reading",
     "Rectifies",
+    "Reshapes",
+    "Scales",
     "copy_for_reading",
     "fingerprint",
     "read_network",

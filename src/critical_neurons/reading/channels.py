@@ -1,28 +1,45 @@
 """Channels: which unit stands behind every channel of every value, and which layers can lose units.
 
 Every layer gives its units provisional numbers, which travel with the channels through batch norms, pools,
-flattening and ReLUs up to the layers that read them. On the way a layer may meet a reason to be left alone.
-When all is read, the units of the remaining layers are numbered through.
+flattening, ReLUs and concatenations up to the layers that read them. Units that meet in an addition or pass through a
+depthwise convolution become one. On the way a layer may meet a reason to be left alone. When all is read, the units
+of the remaining layers are numbered through.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy import sparse
+from scipy.sparse.csgraph import connected_components
 
-from critical_neurons.network import NO_UNIT, Ints, Layer, Op, Relu, Shape, Wiring
+from critical_neurons.network import NO_UNIT, Bools, Floats, Hold, Ints, Layer, Op, Relu, Shape, Wiring
+
+
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """Of one value, channel by channel: its provisional unit; whether a ReLU has been applied since the layer that
+    made it; what it carries, if so, once its unit is removed. `holds` are the modules that computed what no ReLU has
+    been applied to yet."""
+
+    units: Ints
+    rectified: Bools
+    constants: Floats
+    holds: tuple[Hold, ...] = ()
 
 
 @dataclass(frozen=True)
-class Channels:
-    """Of one value: the provisional unit behind each channel, whether a ReLU has been applied since the layer
-    that made it, and the last module with parameters that computed it."""
+class Findings:
+    """What is known of the units when all is read."""
 
-    units: Ints
-    rectified: bool = False
-    computed_by: str = ""
+    ops: tuple[Op, ...]
+    layers: tuple[Layer, ...]
+    groups: tuple[int, ...]
+    wirings: tuple[Wiring, ...]
+    holds: tuple[Hold, ...]
 
 
 class ChannelTracker:
@@ -31,80 +48,190 @@ class ChannelTracker:
         self._firsts: list[int] = []
         self._count = 0
         self._wirings: list[Wiring] = []
+        self._holds: dict[str, Hold] = {}
+        self._same: list[tuple[Ints, Ints]] = []
 
     @property
-    def layers(self) -> tuple[Layer, ...]:
-        return tuple(self._layers)
+    def layer_names(self) -> list[str]:
+        return [layer.name for layer in self._layers]
 
     def start(self, channel_count: int) -> Channels:
-        return Channels(np.full(channel_count, NO_UNIT))
+        return Channels(np.full(channel_count, NO_UNIT), np.ones(channel_count, dtype=bool), np.zeros(channel_count))
 
-    def mix(self, incoming: Channels, name: str, kind: str, size: int, obstacle: str) -> Channels:
-        """A layer reads all incoming channels and makes `size` new ones."""
-        if not incoming.rectified:
-            self.block(incoming, f"no ReLU stands between it and {name}")
+    def mix(
+        self,
+        incoming: Channels,
+        name: str,
+        kind: str,
+        size: int,
+        *,
+        groups: int = 1,
+        padded: bool,
+        obstacle: str = "",
+    ) -> Channels:
+        """A layer reads the incoming channels, all of them or block by block, and makes `size` new units."""
+        self._require_rectified(incoming, name)
+        if padded:
+            self._block(incoming.units[incoming.constants != 0], f"{name} pads the constant its removal would leave")
+        if groups > 1:
+            self._require_blocks(incoming, groups, name)
         if obstacle:
-            self.block(incoming, f"it feeds {name}, {obstacle}")
+            self._block(incoming.units, f"it feeds {name}, {obstacle}")
         units = np.arange(self._count, self._count + size)
-        self._layers.append(Layer(name, kind, size, reason=f"it is {obstacle}" if obstacle else ""))
-        self._firsts.append(self._count)
-        self._count += size
-        self._wirings.append(Wiring(name, incoming.units, units))
-        return Channels(units, computed_by=name)
+        self._add_layer(name, kind, size, reason=f"it is {obstacle}" if obstacle else "", blocks=groups)
+        return self._compute(incoming, name, units)
 
-    def scale(self, incoming: Channels, name: str) -> Channels:
-        """A module with parameters per channel."""
-        if incoming.rectified:
-            self.block(
-                incoming,
-                f"batch norm {name} stands behind its ReLU, so a removed unit would still emit a constant",
-            )
-        self._wirings.append(Wiring(name, incoming.units, incoming.units))
-        return replace(incoming, computed_by=name)
+    def filter(self, incoming: Channels, name: str, kind: str, size: int, *, padded: bool) -> Channels:
+        """A depthwise convolution: a layer whose units are those of the channels it reads."""
+        units = np.arange(self._count, self._count + size)
+        read = np.repeat(incoming.units, size // len(incoming.units))
+        stays = bool((read == NO_UNIT).any())
+        self._add_layer(name, kind, size, reason="it filters channels that must stay, one by one" if stays else "")
+        if stays:
+            self._block(incoming.units, f"{name} filters it along with channels that must stay")
+        else:
+            self._same.append((read, units))
+        self._require_rectified(incoming, name)
+        if padded:
+            self._block(incoming.units[incoming.constants != 0], f"{name} pads the constant its removal would leave")
+        return self._compute(incoming, name, units)
+
+    def scale(self, incoming: Channels, name: str, scale: Floats, offset: Floats) -> Channels:
+        """A module with a factor and an offset per channel."""
+        self._wirings.append(Wiring(name, incoming.units, incoming.units, np.zeros(len(incoming.units))))
+        open_units = np.where(incoming.rectified, NO_UNIT, incoming.units)
+        constants = np.where(incoming.rectified, scale * incoming.constants + offset, 0.0)
+        return replace(incoming, constants=constants, holds=(Hold(name, open_units),))
+
+    def average(self, incoming: Channels, name: str, *, keeps_constants: bool) -> Channels:
+        if not keeps_constants:
+            self._block(incoming.units[incoming.constants != 0], f"{name} pads the constant its removal would leave")
+        return incoming
 
     def reshape(self, incoming: Channels, before: Shape, after: Shape, obstacle: str) -> Channels:
         if obstacle:
-            self.block(incoming, f"it feeds {obstacle}")
+            self._block(incoming.units, f"it feeds {obstacle}")
         if after == before:
             return incoming
-        elements = np.repeat(incoming.units, int(np.prod(before[1:], dtype=int))).reshape(after[0], -1)
-        if (elements != elements[:, :1]).any():
-            self.block(incoming, "a reshape mixes its channels with its positions")
-        return replace(incoming, units=elements[:, 0])
+        element = np.repeat(np.arange(before[0]), math.prod(before[1:])).reshape(after[0], -1)
+        if (element != element[:, :1]).any():
+            self._block(incoming.units, "a reshape mixes its channels with its positions")
+        chosen = element[:, 0]
+        return replace(
+            incoming,
+            units=incoming.units[chosen],
+            rectified=incoming.rectified[chosen],
+            constants=incoming.constants[chosen],
+        )
 
     def rectify(self, incoming: Channels, shape: Shape) -> tuple[Channels, Ints]:
         """The channels behind a ReLU, and the units it gates: those that no ReLU has gated before."""
-        gated = np.full_like(incoming.units, NO_UNIT) if incoming.rectified else incoming.units
-        for index in self._behind(gated):
-            layer = self._layers[index]
-            held_at = self._wiring_size(incoming.computed_by)
-            if held_at != layer.size:
-                self.block(incoming, f"it is flattened before {incoming.computed_by}")
-            self._layers[index] = replace(self._layers[index], held_at=incoming.computed_by)
-        return replace(incoming, rectified=True), gated.reshape(-1, *[1] * (len(shape) - 1))
+        gated = np.where(incoming.rectified, NO_UNIT, incoming.units)
+        for hold in incoming.holds:
+            self._holds[hold.module] = hold
+        constants = np.where(incoming.rectified, np.maximum(incoming.constants, 0.0), 0.0)
+        outgoing = Channels(incoming.units, np.ones(len(gated), dtype=bool), constants)
+        return outgoing, gated.reshape(-1, *[1] * (len(shape) - 1))
 
-    def finish(
-        self, outgoing: Channels, ops: Iterable[Op], ignore: Collection[str]
-    ) -> tuple[tuple[Op, ...], tuple[Layer, ...], tuple[Wiring, ...]]:
-        """Number the units that are left and write the numbers into ops and wirings."""
-        self.block(outgoing, "it gives the network's output")
+    def add(self, incoming: Sequence[Channels], name: str) -> Channels:
+        """Channels that meet in an addition live or die together."""
+        units = np.stack([channels.units for channels in incoming])
+        rectified = np.stack([channels.rectified for channels in incoming])
+        constants = np.stack([channels.constants for channels in incoming])
+        everywhere: Bools = np.logical_and.reduce(rectified)
+        stays = (units == NO_UNIT).any(axis=0)
+        self._block(units[:, stays], f"{name} adds it to channels that must stay")
+        lost = ~everywhere & (rectified & (constants != 0)).any(axis=0)
+        self._block(units[:, lost], f"{name} adds the constant its removal would leave before a ReLU")
+        for other in units[1:]:
+            self._same.append((units[0][~stays], other[~stays]))
+        return Channels(
+            np.where(stays, NO_UNIT, units[0]),
+            everywhere,
+            np.where(everywhere, constants.sum(axis=0), 0.0),
+            tuple(hold for channels in incoming for hold in channels.holds),
+        )
+
+    def concatenate(self, incoming: Sequence[Channels]) -> Channels:
+        return Channels(
+            np.concatenate([channels.units for channels in incoming]),
+            np.concatenate([channels.rectified for channels in incoming]),
+            np.concatenate([channels.constants for channels in incoming]),
+            tuple(hold for channels in incoming for hold in channels.holds),
+        )
+
+    def block(self, channels: Channels, reason: str) -> None:
+        """Leave the layers behind the channels alone, unless they have a reason already."""
+        self._block(channels.units, reason)
+
+    def finish(self, outgoing: Channels, ops: Iterable[Op], ignore: Collection[str]) -> Findings:
+        """Number the units that are left and write the numbers wherever units are named."""
+        self._block(outgoing.units, "it gives the network's output")
         for index, layer in enumerate(self._layers):
             if layer.name in ignore:
                 self._layers[index] = replace(layer, reason="ignored, as asked")
+        merged, group_of_layer = self._merge()
+        self._share_reasons(group_of_layer)
         number = np.full(self._count + 1, NO_UNIT)  # the last entry answers for NO_UNIT itself
-        scored = [
-            np.arange(first, first + layer.size)
-            for first, layer in zip(self._firsts, self._layers, strict=True)
-            if layer.scored
-        ]
-        if scored:
-            chosen = np.concatenate(scored)
-            number[chosen] = np.arange(len(chosen))
-        return (
+        groups: list[int] = []
+        for group in dict.fromkeys(group_of_layer.tolist()):
+            members = [layer for layer, g in zip(self._layers, group_of_layer, strict=True) if g == group]
+            if members[0].scored:
+                own = np.concatenate([layer.units for layer in members])
+                _, position, inverse = np.unique(merged[own], return_index=True, return_inverse=True)
+                number[own] = sum(groups) + np.argsort(np.argsort(position))[inverse]  # in order of appearance
+                groups.append(len(position))
+        return Findings(
             tuple(replace(op, units=number[op.units]) if isinstance(op, Relu) else op for op in ops),
-            tuple(self._layers),
-            tuple(Wiring(w.module, number[w.inputs], number[w.outputs]) for w in self._wirings),
+            tuple(replace(layer, units=number[layer.units]) for layer in self._layers),
+            tuple(groups),
+            tuple(Wiring(w.module, number[w.inputs], number[w.outputs], w.constants) for w in self._wirings),
+            tuple(Hold(hold.module, number[hold.units]) for hold in self._holds.values()),
         )
+
+    def _compute(self, incoming: Channels, name: str, units: Ints) -> Channels:
+        self._wirings.append(Wiring(name, incoming.units, units, incoming.constants))
+        return Channels(units, np.zeros(len(units), dtype=bool), np.zeros(len(units)), (Hold(name, units),))
+
+    def _add_layer(self, name: str, kind: str, size: int, *, reason: str, blocks: int = 1) -> None:
+        self._layers.append(Layer(name, kind, np.arange(self._count, self._count + size), reason, blocks))
+        self._firsts.append(self._count)
+        self._count += size
+
+    def _require_rectified(self, incoming: Channels, name: str) -> None:
+        self._block(incoming.units[~incoming.rectified], f"no ReLU stands between it and {name}")
+
+    def _require_blocks(self, incoming: Channels, groups: int, name: str) -> None:
+        """A grouped convolution reads one whole layer, which then loses as many units in every block."""
+        owners = self._behind(incoming.units)
+        if len(owners) == 1 and np.array_equal(self._layers[owners[0]].units, incoming.units):
+            layer = self._layers[owners[0]]
+            self._layers[owners[0]] = replace(layer, blocks=math.lcm(layer.blocks, groups))
+        else:
+            self._block(incoming.units, f"the grouped convolution {name} reads it along with other channels")
+
+    def _merge(self) -> tuple[Ints, Ints]:
+        """One number for all units that became one, and one for all layers that share such a unit."""
+        ends = (
+            np.concatenate([np.stack(pair) for pair in self._same], axis=1) if self._same else np.zeros((2, 0), int)
+        )
+        merged = _components(ends[0], ends[1], self._count)
+        owner = np.repeat(np.arange(len(self._layers)), [layer.size for layer in self._layers])
+        count = len(self._layers)
+        grouped = _components(owner, count + merged, count + self._count)
+        return merged, grouped[:count]
+
+    def _share_reasons(self, group_of_layer: Ints) -> None:
+        """A layer that shares units with one that is left alone is left alone too."""
+        for group in np.unique(group_of_layer):
+            members = np.flatnonzero(group_of_layer == group)
+            blocks = math.lcm(*(self._layers[index].blocks for index in members))
+            alone = next((self._layers[index] for index in members if not self._layers[index].scored), None)
+            for index in members:
+                layer = replace(self._layers[index], blocks=blocks)
+                if alone is not None and layer.scored:
+                    layer = replace(layer, reason=f"it shares its channels with {alone.name}: {alone.reason}")
+                self._layers[index] = layer
 
     def _behind(self, units: Ints) -> list[int]:
         """Indices of the layers that own the given units."""
@@ -112,11 +239,12 @@ class ChannelTracker:
         owners = np.searchsorted(np.array(self._firsts), owned, side="right") - 1
         return [int(index) for index in np.unique(owners)]
 
-    def block(self, channels: Channels, reason: str) -> None:
-        """Leave the layers behind the channels alone, unless they have a reason already."""
-        for index in self._behind(channels.units):
+    def _block(self, units: Ints, reason: str) -> None:
+        for index in self._behind(units):
             if self._layers[index].scored:
                 self._layers[index] = replace(self._layers[index], reason=reason)
 
-    def _wiring_size(self, module: str) -> int:
-        return next(len(w.outputs) for w in reversed(self._wirings) if w.module == module)
+
+def _components(one: Ints, other: Ints, count: int) -> Ints:
+    graph = sparse.coo_array((np.ones(len(one)), (one, other)), shape=(count, count))
+    return np.asarray(connected_components(graph, directed=False)[1], dtype=np.int64)

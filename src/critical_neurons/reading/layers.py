@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,23 +12,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from critical_neurons.network import Floats, Shape
+from critical_neurons.network import NO_POSITION, Floats, Ints, Shape
 from critical_neurons.reading.maps import (
     ConvolutionMap,
     DenseMap,
     PositionsMap,
-    ReshapeMap,
-    ScaleMap,
     separate_pooling,
 )
 from critical_neurons.reading.registry import (
+    Adds,
     Call,
+    Concatenates,
     Ends,
+    Filters,
     KeepsChannels,
     Mixes,
     Passes,
+    PoolsMaximum,
     Reading,
     Rectifies,
+    Reshapes,
+    Scales,
     reads,
 )
 
@@ -48,19 +54,20 @@ def read_convolution(call: Call) -> Reading:
     if module.padding_mode != "zeros":
         raise call.refuse(f"padding_mode={module.padding_mode!r}", "Convolutions are read with padding_mode='zeros'.")
     before, after = _paddings(module)
-    return Mixes(
-        ConvolutionMap(
-            weight=module.weight.detach(),
-            offset=_offset(module.bias, module.out_channels),
-            stride=module.stride,
-            before=before,
-            after=after,
-            dilation=module.dilation,
-            groups=module.groups,
-            input_shape=call.input_shape,
-        ),
-        obstacle=f"a grouped convolution (groups={module.groups})" if module.groups > 1 else "",
+    convolution = ConvolutionMap(
+        weight=module.weight.detach(),
+        offset=_offset(module.bias, module.out_channels),
+        stride=module.stride,
+        before=before,
+        after=after,
+        dilation=module.dilation,
+        groups=module.groups,
+        input_shape=call.input_shape,
     )
+    padded = any(before) or any(after)
+    if module.groups == module.in_channels > 1:
+        return Filters(convolution, padded=padded)
+    return Mixes(convolution, groups=module.groups, padded=padded)
 
 
 @reads(nn.BatchNorm1d, nn.BatchNorm2d)
@@ -74,8 +81,7 @@ def read_batch_norm(call: Call) -> Reading:
     scale = 1.0 / np.sqrt(_array(module.running_var) + module.eps)
     if module.weight is not None:
         scale = scale * _array(module.weight)
-    offset = _offset(module.bias, module.num_features) - scale * _array(module.running_mean)
-    return KeepsChannels(ScaleMap(scale, offset), shifts_zero=True)
+    return Scales(scale, _offset(module.bias, module.num_features) - scale * _array(module.running_mean))
 
 
 @reads(nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
@@ -104,15 +110,48 @@ def read_reshape(call: Call) -> Reading:
             "Keep the first axis, as x.flatten(1) does.",
         )
     sizes = ", ".join(map(str, call.literal_sizes))
-    return KeepsChannels(
-        ReshapeMap(call.input_shape, call.output_shape),
-        obstacle=f"{call.name}, which has the size {sizes} written into it; write x.flatten(1)" if sizes else "",
-    )
+    return Reshapes(f"{call.name}, which has the size {sizes} written into it; write x.flatten(1)" if sizes else "")
 
 
 @reads(nn.ReLU, F.relu, torch.relu, torch.relu_, "relu", "relu_")
 def read_relu(call: Call) -> Reading:
     return Rectifies()
+
+
+@reads(nn.ReLU6, F.relu6)
+def read_relu6(call: Call) -> Reading:
+    return Rectifies(ceiling=6.0)
+
+
+@reads(nn.MaxPool1d, nn.MaxPool2d)
+def read_max_pool(call: Call) -> Reading:
+    module = _module(call, nn.MaxPool1d, nn.MaxPool2d)
+    return _max_pooling(call, module.kernel_size, module.stride, module.padding, module.dilation)
+
+
+@reads(F.max_pool1d, F.max_pool2d, torch.max_pool1d, torch.max_pool2d)
+def read_functional_max_pool(call: Call) -> Reading:
+    kernel = call.argument(1, "kernel_size")
+    stride = call.argument(2, "stride") or kernel
+    return _max_pooling(call, kernel, stride, call.argument(3, "padding", 0), call.argument(4, "dilation", 1))
+
+
+@reads(operator.add, operator.iadd, torch.add, "add", "add_")
+def read_addition(call: Call) -> Reading:
+    shapes = {value.shape for value in call.inputs}
+    if len(call.inputs) != 2 or len(shapes) > 1 or call.argument(2, "alpha", 1) != 1:
+        raise call.refuse(
+            "an addition of other than two values of one shape", "Only x + y of the same shape is read."
+        )
+    return Adds()
+
+
+@reads(torch.cat, torch.concat)
+def read_concatenation(call: Call) -> Reading:
+    axis = call.argument(1, "dim", 0)
+    if axis % call.output.ndim != 1:
+        raise call.refuse(f"a concatenation along axis {axis}", "Only one along the channels (axis 1) is read.")
+    return Concatenates()
 
 
 @reads(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Identity, "contiguous")
@@ -138,7 +177,41 @@ def read_softmax(call: Call) -> Reading:
 
 def _pooling(call: Call, pool: Callable[[Tensor], Tensor]) -> Reading:
     matrices = separate_pooling(pool, call.input_shape[1:])
-    return KeepsChannels(PositionsMap(matrices, call.input_shape, call.output_shape))
+    keeps_constants = all(np.allclose(matrix.sum(axis=1), matrix.sum(axis=1)[0]) for matrix in matrices)
+    whole = float(np.prod([matrix.sum(axis=1)[0] for matrix in matrices]))
+    return KeepsChannels(
+        PositionsMap(matrices, call.input_shape, call.output_shape),
+        keeps_constants=keeps_constants and math.isclose(whole, 1.0, rel_tol=1e-9),
+    )
+
+
+def _max_pooling(call: Call, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Reading:
+    """The positions each window covers, axis by axis; how many windows there are is read off the output."""
+    sizes, counts = call.input_shape[1:], call.output_shape[1:]
+    axes = [
+        _windows(size, count, *options)
+        for size, count, *options in zip(
+            sizes,
+            counts,
+            *(_per_axis(value, len(sizes)) for value in (kernel, stride, padding, dilation)),
+            strict=True,
+        )
+    ]
+    if len(axes) == 1:
+        return PoolsMaximum(axes[0])
+    rows, columns = axes[0][:, None, :, None], axes[1][None, :, None, :]
+    inside = (rows != NO_POSITION) & (columns != NO_POSITION)
+    flat = np.where(inside, rows * sizes[1] + columns, NO_POSITION)
+    return PoolsMaximum(flat.reshape(counts[0] * counts[1], -1))
+
+
+def _windows(size: int, count: int, kernel: int, stride: int, padding: int, dilation: int) -> Ints:
+    positions = (np.arange(count) * stride - padding)[:, None] + dilation * np.arange(kernel)
+    return np.where((positions >= 0) & (positions < size), positions, NO_POSITION)
+
+
+def _per_axis(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
+    return (value,) * axes if isinstance(value, int) else tuple(value)
 
 
 def _paddings(module: nn.Conv1d | nn.Conv2d) -> tuple[Shape, Shape]:

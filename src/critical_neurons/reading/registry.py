@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from critical_neurons.errors import UnreadableModelError
-from critical_neurons.network import LinearMap, Shape
+from critical_neurons.network import Floats, Ints, LinearMap, Shape
 
 SLICEABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d)
 """Modules with parameters along their channels that removal knows how to slice."""
@@ -25,9 +25,13 @@ class Call:
     module: nn.Module | None
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    input: Tensor
+    inputs: tuple[Tensor, ...]
     output: Tensor
     literal_sizes: tuple[int, ...]
+
+    @property
+    def input(self) -> Tensor:
+        return self.inputs[0]
 
     @property
     def input_shape(self) -> Shape:
@@ -47,25 +51,73 @@ class Call:
 
 @dataclass(frozen=True)
 class Mixes:
-    """New units, each from all input channels: a linear layer, a convolution."""
+    """New units, each from all input channels, or from those of its group: a linear layer, a convolution.
+
+    `padded`: its inputs are extended by zeros. `obstacle`: why neither inputs nor outputs can be removed, if so.
+    """
 
     map: LinearMap
+    groups: int = 1
+    padded: bool = False
     obstacle: str = ""
-    """Why neither its inputs nor its outputs can be removed, if so."""
+
+
+@dataclass(frozen=True)
+class Filters:
+    """A layer that makes every channel from one input channel: a depthwise convolution."""
+
+    map: LinearMap
+    padded: bool = False
+
+
+@dataclass(frozen=True)
+class Scales:
+    """A factor and an offset per channel: batch norm."""
+
+    scale: Floats
+    offset: Floats
 
 
 @dataclass(frozen=True)
 class KeepsChannels:
-    """Every output channel comes from one input channel: batch norm, pooling, flatten."""
+    """Every output channel from the input channel of the same number, zero to zero: average pooling.
+
+    `keeps_constants`: a channel that is the same number everywhere stays so.
+    """
 
     map: LinearMap
-    shifts_zero: bool = False
+    keeps_constants: bool = False
+
+
+@dataclass(frozen=True)
+class Reshapes:
+    """The same elements in another shape. `obstacle`: why the channels before it must stay, if so."""
+
     obstacle: str = ""
 
 
 @dataclass(frozen=True)
 class Rectifies:
-    """max(0, x)."""
+    """max(0, x), and not above the ceiling if there is one."""
+
+    ceiling: float | None = None
+
+
+@dataclass(frozen=True)
+class PoolsMaximum:
+    """`windows` as in `network.MaxPool`."""
+
+    windows: Ints
+
+
+@dataclass(frozen=True)
+class Adds:
+    """The sum of its inputs."""
+
+
+@dataclass(frozen=True)
+class Concatenates:
+    """Its inputs one after the other along the channels."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +132,19 @@ class Ends:
     note: str
 
 
-Reading: TypeAlias = Mixes | KeepsChannels | Rectifies | Passes | Ends
+Reading: TypeAlias = (
+    Mixes
+    | Filters
+    | Scales
+    | KeepsChannels
+    | Reshapes
+    | Rectifies
+    | PoolsMaximum
+    | Adds
+    | Concatenates
+    | Passes
+    | Ends
+)
 Reader: TypeAlias = Callable[[Call], Reading]
 Target: TypeAlias = "type[nn.Module] | Callable[..., Any] | str"
 
