@@ -262,4 +262,5 @@ def spread_windows(op: MaxPool, values: Floats, padding: float = -np.inf) -> Flo
 
 
 def pool_maximum(op: MaxPool, values: Floats) -> Floats:
-    return spread_windows(op, values).max(axis=3).reshape(len(values), *op.shape)
+    highest: Floats = spread_windows(op, values).max(axis=3)
+    return highest.reshape(len(values), *op.shape)
