@@ -7,7 +7,8 @@ from critical_neurons.bounding import bound_network
 from critical_neurons.encoding import literal as literal_module
 from critical_neurons.encoding.literal import encode_literal
 from critical_neurons.encoding.objective import Objective
-from critical_neurons.network import NO_UNIT, Affine, Input, Relu
+from critical_neurons.encoding.shrinking import find_shrinks
+from critical_neurons.network import NO_POSITION, NO_UNIT, Affine, Concat, Input, MaxPool, Relu, Sum
 from tests.zoo import ZOO, share_case
 
 ROUNDING = 1e-10
@@ -29,11 +30,36 @@ def evaluate_with(network, inputs, activations):
                 values.append(inputs)
             case Affine():
                 values.append(op.map.apply(values[op.source]))
-            case Relu():
+            case Relu() | MaxPool():
                 before[index] = values[op.source]
-                here, rest = np.split(rest, [before[index].size])
-                values.append(here.reshape(before[index].shape))
+                here, rest = np.split(rest, [len(inputs) * int(np.prod(op.shape))])
+                values.append(here.reshape(len(inputs), *op.shape))
+            case Sum():
+                values.append(sum(values[source] for source in op.sources))
+            case Concat():
+                values.append(np.concatenate([values[source] for source in op.sources], axis=1))
     return before, values[-1]
+
+
+def judge_pool(op, interval, read, value, choices):
+    """By how much x >= h_i, x <= h_i + M (1 - m_i) and sum m_i = 1 hold, window by window; how many choices it has."""
+    windows = [
+        (data, channel, out, [position for position in op.windows[out] if position != NO_POSITION])
+        for data in range(len(read))
+        for channel in range(read.shape[1])
+        for out in range(len(op.windows))
+    ]
+    above, below, total, first = [], [], [], 0
+    for data, channel, out, positions in windows:
+        x = value.reshape(*value.shape[:2], -1)[data, channel, out]
+        h = read[data, channel].reshape(-1)[positions]
+        top = max(0.0, interval.upper[data, channel].reshape(-1)[positions].max())
+        m = choices[first : first + len(positions)]
+        first += len(positions)
+        above.append(x - h)
+        below.append(h + top * (1 - m) - x)
+        total.append(-abs(m.sum() - 1))
+    return [*above, *below, np.array(total)], first
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -45,19 +71,25 @@ def test_rows_are_those_of_equation_two(name):
     assert NO_UNIT == -1
     h, z = point[program.blocks["activation"]], point[program.blocks["gate"]]
     before, logits = evaluate_with(case.network, case.inputs, h)
-    expected, first = [], 0
+    shrinks = find_shrinks(case.network, bounds)
+    expected, h_rest, z_rest = [], h, z
     for index, p in before.items():
-        here = slice(first, first + p.size)
-        first += p.size
-        interval = bounds.before_relu[index]
-        score = np.broadcast_to(scores[case.network.ops[index].units], p.shape)
-        q = (p - (1 - score) * np.maximum(interval.upper, 0)).reshape(-1)
-        lower, upper = interval.lower.reshape(-1), interval.upper.reshape(-1)
-        expected += [q - h[here] - (1 - z[here]) * lower, h[here] - q, z[here] * upper - h[here]]
+        op = case.network.ops[index]
+        here, h_rest = np.split(h_rest, [len(p) * int(np.prod(op.shape))])
+        if isinstance(op, MaxPool):
+            slacks, used = judge_pool(op, bounds.before_pool[index], p, here.reshape(len(p), *op.shape), z_rest)
+            expected += slacks
+        else:
+            interval, used = bounds.before_relu[index], p.size
+            score = np.broadcast_to(scores[op.units], p.shape)
+            q = (p - (1 - score) * shrinks[index]).reshape(-1)
+            lower, upper = interval.lower.reshape(-1), interval.upper.reshape(-1)
+            expected += [q - here - (1 - z_rest[:used]) * lower, here - q, z_rest[:used] * upper - here]
+        z_rest = z_rest[used:]
+    assert h_rest.size == z_rest.size == 0
     values = program.rows.matrix @ point
     slack = np.minimum(values - program.rows.lower, program.rows.upper - values)
-    sparsity_rows = len(program.rows) - 3 * len(h)
-    assert np.allclose(slack[sparsity_rows:], np.concatenate(expected), rtol=0, atol=ROUNDING)
+    assert np.allclose(slack[len(case.network.groups) :], np.concatenate(expected), rtol=0, atol=ROUNDING)
     assert np.allclose(program.term.model.logits(point), logits, rtol=0, atol=ROUNDING)
 
 
@@ -65,19 +97,22 @@ def test_rows_are_those_of_equation_two(name):
 def test_every_activation_and_gate_is_a_column(name):
     case, bounds, program = encode(name)
     count = sum(interval.lower.size for interval in bounds.before_relu.values())
+    pools = [op for op in case.network.ops if isinstance(op, MaxPool)]
+    pooled = len(case.inputs) * sum(int(np.prod(op.shape)) for op in pools)
+    choices = len(case.inputs) * sum(op.shape[0] * int((op.windows != NO_POSITION).sum()) for op in pools)
     sizes = {block: columns.stop - columns.start for block, columns in program.blocks.items()}
     batch = len(case.inputs)
     assert sizes == {
         "score": case.network.unit_count,
-        "activation": count,
-        "gate": count,
+        "activation": count + pooled,
+        "gate": count + choices,
         "sparsity": 1,
         "softmax": batch,
     }
     assert program.sources == ()
 
 
-@pytest.mark.parametrize("name", ["mlp", "nest", "view by number"])
+@pytest.mark.parametrize("name", ["mlp", "nest", "view by number", "resnet"])
 def test_only_open_gates_are_integer(name):
     _, bounds, program = encode(name)
     unstable = [(i.lower < 0) & (i.upper > 0) for i in bounds.before_relu.values()]

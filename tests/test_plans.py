@@ -11,6 +11,7 @@ from torch import nn
 
 import critical_neurons as cn
 from critical_neurons.errors import InvalidFileError, OutputError, PlanMismatchError
+from critical_neurons.network import NO_UNIT, Hold
 from critical_neurons.plans import LayerPlan, Plan
 
 A_SCORES = np.array([0.9, 0.1, 0.5, 0.5, 0.2, 0.8])
@@ -19,10 +20,12 @@ A_SCORES = np.array([0.9, 0.1, 0.5, 0.5, 0.2, 0.8])
 def make_plan():
     return Plan(
         (
-            LayerPlan("features.0", 6, np.array([0, 2, 5]), "score < 0.5 removed", "features.1"),
-            LayerPlan("hidden", 4, np.arange(4), "ignored, as asked", "hidden"),
-            LayerPlan("out", 3, np.arange(3), "it gives the network's output", ""),
+            LayerPlan("features.0", np.arange(6), np.array([0, 2, 5]), "score < 0.5 removed"),
+            LayerPlan("hidden", np.full(4, NO_UNIT), np.arange(4), "ignored, as asked"),
+            LayerPlan("out", np.full(3, NO_UNIT), np.arange(3), "it gives the network's output"),
         ),
+        (6,),
+        (Hold("features.1", np.arange(6)),),
         "score < 0.5 removed",
         "0123456789abcdef",
         {"status": "optimal", "gap": 1e-5, "objective": 0.1 + 0.2},
@@ -43,7 +46,7 @@ def test_printing_shows_every_layer_kept_of_total_and_why():
         ["out", "3", "of", "3", "it", "gives", "the", "network's", "output"],
         ["all", "10", "of", "13", "score", "<", "0.5", "removed"],
     ]
-    assert repr(make_plan()) == "Plan(score < 0.5 removed: 3 units removed)"
+    assert repr(make_plan()) == "Plan(score < 0.5 removed: 3 channels removed)"
 
 
 def test_random_keeps_the_counts_and_draws_without_replacement():
@@ -56,7 +59,8 @@ def test_random_keeps_the_counts_and_draws_without_replacement():
         assert set(units.tolist()) <= set(range(6))
         assert np.array_equal(drawn.kept["hidden"], np.arange(4))
         assert np.array_equal(drawn.kept["out"], np.arange(3))
-        assert [layer.held_at for layer in drawn.layers] == [layer.held_at for layer in plan.layers]
+        assert drawn.holds == plan.holds
+        assert [layer.units.tolist() for layer in drawn.layers] == [layer.units.tolist() for layer in plan.layers]
 
 
 def test_random_is_seeded():
@@ -116,7 +120,7 @@ DAMAGE = {
     "a list": lambda text: "[]",
     "without layers": lambda text: edit(text, lambda data: data.pop("layers")),
     "layers of another type": lambda text: edit(text, lambda data: data.update(layers=3)),
-    "field missing": lambda text: edit(text, lambda data: data["layers"][0].pop("held_at")),
+    "field missing": lambda text: edit(text, lambda data: data["layers"][0].pop("units")),
     "field too many": lambda text: edit(text, lambda data: data["layers"][0].update(more=1)),
     "unit outside": lambda text: edit(text, lambda data: data["layers"][0].update(kept=[0, 6])),
     "unit twice": lambda text: edit(text, lambda data: data["layers"][0].update(kept=[0, 0])),

@@ -144,12 +144,9 @@ def test_layer_names_are_those_of_named_modules():
 
 def test_a_unit_behind_a_batch_norm_belongs_to_its_convolution():
     network = draw_case("nest").network
-    held = {layer.name: layer.held_at for layer in network.scored}
-    assert held == {
-        "features.0.convolution": "features.0.norm",
-        "features.1.0.convolution": "features.1.0.norm",
-        "head.hidden": "head.hidden",
-    }
+    held = {hold.module: hold.units.tolist() for hold in network.holds}
+    assert held == {"features.0.norm": [0, 1], "features.1.0.norm": [2, 3, 4], "head.hidden": [5, 6, 7]}
+    assert [layer.units.tolist() for layer in network.scored] == [[0, 1], [2, 3, 4], [5, 6, 7]]
     assert not any(layer.kind.startswith("BatchNorm") for layer in network.layers)
     wirings = {wiring.module: wiring for wiring in network.wirings}
     assert np.array_equal(wirings["features.0.norm"].inputs, wirings["features.0.convolution"].outputs)
@@ -162,13 +159,17 @@ def test_flattening_repeats_units_by_position():
     assert hidden.inputs.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
-def test_units_are_numbered_through_and_split_by_layer():
+def test_units_are_numbered_through_layer_by_layer():
     network = draw_case("mlp").network
     relus = [op for op in network.ops if isinstance(op, Relu)]
     assert [op.units.tolist() for op in relus] == [[0, 1, 2, 3, 4], [5, 6, 7, 8]]
-    parts = network.split(np.arange(9.0))
-    assert {name: part.tolist() for name, part in parts.items()} == {"0": [0, 1, 2, 3, 4], "2": [5, 6, 7, 8]}
-    assert np.array_equal(network.join(parts), np.arange(9.0))
+    assert {layer.name: layer.units.tolist() for layer in network.layers} == {
+        "0": [0, 1, 2, 3, 4],
+        "2": [5, 6, 7, 8],
+        "4": [NO_UNIT] * 3,
+    }
+    assert network.groups == (5, 4)
+    assert network.unit_count == 9
 
 
 def test_a_second_relu_gates_nobody():
@@ -191,25 +192,31 @@ REASONS = {
         "0",
         "no ReLU stands between it and 1",
     ),
-    "batch norm behind the ReLU": (
+    "none: batch norm behind the ReLU": (
         lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.BatchNorm1d(3), nn.Linear(3, 2)),
         (4,),
         "0",
-        "batch norm 2 stands behind its ReLU",
+        "",
     ),
-    "grouped convolution": (
+    "depthwise convolution of the input": (
         lambda: nn.Sequential(nn.Conv2d(2, 4, 1, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)),
         (2, 2, 2),
         "0",
-        "a grouped convolution (groups=2)",
+        "it filters channels that must stay, one by one",
     ),
-    "feeds a grouped convolution": (
+    "none: grouped convolution": (
+        lambda: nn.Sequential(nn.Conv2d(4, 4, 1, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)),
+        (4, 2, 2),
+        "0",
+        "",
+    ),
+    "none: feeds a grouped convolution": (
         lambda: nn.Sequential(
-            nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1, groups=4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)
+            nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)
         ),
         (1, 2, 2),
         "0",
-        "it feeds 2, a grouped convolution (groups=4)",
+        "",
     ),
     "gives the output": (mlp, (4,), "2", "it gives the network's output"),
     "gives the output through a pool": (
@@ -377,7 +384,7 @@ def test_an_unreadable_layer_is_named_with_the_way_out():
 UNREADABLE = {
     "function": (lambda m, x: m.last(torch.tanh(m.first(x))), "tanh"),
     "method": (lambda m, x: m.last(m.first(x).sigmoid()), "sigmoid"),
-    "addition": (lambda m, x: m.last(F.relu(m.first(x)) + x), "add"),
+    "multiplication": (lambda m, x: m.last(F.relu(m.first(x)) * x), "mul"),
     "concatenation": (lambda m, x: m.last(torch.cat([m.first(x)[:, :2], x[:, :2]], 1)), "getitem"),
     "mean over the batch": (lambda m, x: m.last(m.first(x).mean(0, keepdim=True)), "mean"),
 }

@@ -14,7 +14,7 @@ from torch import nn
 
 import critical_neurons as cn
 from critical_neurons.errors import CriticalNeuronsError, InvalidFileError, OutputError
-from critical_neurons.network import Fingerprint, Layer
+from critical_neurons.network import NO_UNIT, Fingerprint, Hold, Layer, Wiring
 from critical_neurons.reading import fingerprint
 from critical_neurons.scores import Scores, average_scores
 from critical_neurons.solution import Status, Step, relative_gap
@@ -27,10 +27,13 @@ def make_scores(**changes):
     scores = Scores(
         values_by_layer={"a": np.array(AWKWARD), "b.0": np.array([0.25, 2 / 3])},
         layers=(
-            Layer("a", "Conv2d", 6, held_at="norm"),
-            Layer("b.0", "Linear", 2, held_at="b.0"),
-            Layer("out", "Linear", 3, reason="it gives the network's output"),
+            Layer("a", "Conv2d", np.arange(6), blocks=2),
+            Layer("b.0", "Linear", np.arange(6, 8)),
+            Layer("out", "Linear", np.full(3, NO_UNIT), reason="it gives the network's output"),
         ),
+        groups=(6, 2),
+        holds=(Hold("norm", np.arange(6)), Hold("b.0", np.arange(6, 8))),
+        wirings=(Wiring("a", np.full(2, NO_UNIT), np.arange(6), np.array([0.1 + 0.2, 0.0]), kernel=9, groups=2),),
         fingerprint=Fingerprint("0123", "4567"),
         status=Status.OPTIMAL,
         objective=-0.1 * 3,
@@ -53,7 +56,9 @@ def assert_equal(left, right):
     for name in left:
         assert left[name].dtype == right[name].dtype == np.float64
         assert left[name].tobytes() == right[name].tobytes()
-    assert left.layers == right.layers
+    assert left.per_unit.tobytes() == right.per_unit.tobytes()
+    for one, other in zip([*left.layers, *left.holds], [*right.layers, *right.holds], strict=True):
+        assert one.units.dtype == other.units.dtype == np.int64
     assert left.fingerprint == right.fingerprint
     assert left.status is right.status
     assert left.history == right.history
@@ -216,6 +221,17 @@ def test_averaging():
     assert scores.sizes == {"columns": 30, "rows": 60}
     assert scores.notes == ("softmax is left out", "2 of 3")
     assert scores.parts == tuple(parts)
+
+
+def test_units_that_layers_share_have_one_score():
+    layers = (
+        Layer("a", "Conv2d", np.array([0, 1, 2])),
+        Layer("b", "Conv2d", np.array([2, 2, 0, 0, 1, 1])),
+        Layer("out", "Linear", np.full(2, NO_UNIT), reason="it gives the network's output"),
+    )
+    values = {"a": np.array([0.1, 0.2, 0.3]), "b": np.array([0.3, 0.3, 0.1, 0.1, 0.2, 0.2])}
+    scores = make_scores(layers=layers, groups=(3,), values_by_layer=values)
+    assert scores.per_unit.tolist() == [0.1, 0.2, 0.3]
 
 
 def test_averaging_with_an_unknown_gap_has_none():

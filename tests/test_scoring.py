@@ -542,9 +542,9 @@ def test_numbers_of_numpy_are_numbers():
 BAD_MODELS = {
     "nothing to score": (nn.Sequential(nn.Linear(4, 3)), InvalidInputError, "nothing to score"),
     "nothing left to score": (
-        nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.BatchNorm1d(3), nn.Linear(3, 2)),
+        nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3), nn.ReLU()),
         InvalidInputError,
-        "batch norm 2 stands behind its ReLU",
+        "no ReLU stands between it and 1",
     ),
     "one logit": (make_mlp(4, 3, 1), UnreadableModelError, "at least two classes"),
     "half precision": (make_mlp(4, 3, 2).half(), UnreadableModelError, "half precision"),

@@ -7,17 +7,24 @@ import pytest
 
 import critical_neurons as cn
 from critical_neurons.errors import CriticalNeuronsError, InvalidSettingError
-from critical_neurons.network import Fingerprint, Layer
+from critical_neurons.network import NO_UNIT, Fingerprint, Hold, Layer
 from critical_neurons.scores import Scores
 from critical_neurons.solution import Status
 
 
-def make_scores(**values):
+def make_scores(blocks=1, **values):
     """Scores of hidden layers with these values, and an output layer of 3 behind them."""
-    layers = [Layer(name, "Linear", len(numbers), held_at=name) for name, numbers in values.items()]
+    ends = np.cumsum([len(numbers) for numbers in values.values()])
+    layers = [
+        Layer(name, "Linear", np.arange(end - len(numbers), end), blocks=blocks)
+        for end, (name, numbers) in zip(ends, values.items(), strict=True)
+    ]
     return Scores(
         values_by_layer={name: np.array(numbers, dtype=np.float64) for name, numbers in values.items()},
-        layers=(*layers, Layer("out", "Linear", 3, reason="it gives the network's output")),
+        layers=(*layers, Layer("out", "Linear", np.full(3, NO_UNIT), reason="it gives the network's output")),
+        groups=tuple(layer.size for layer in layers),
+        holds=tuple(Hold(layer.name, layer.units) for layer in layers),
+        wirings=(),
         fingerprint=Fingerprint("architecture", "weights"),
         status=Status.OPTIMAL,
         objective=1.0,
@@ -109,7 +116,7 @@ def test_rounding_is_up_under_a_threshold_and_down_under_a_share():
     assert "rounding" in rounded.layers[0].reason
     assert cn.plan(scores, units=0.6, round_to=4).kept["a"].tolist() == list(range(7, 11))
     assert len(cn.plan(scores, threshold=0.0, round_to=4).kept["a"]) == 11
-    assert len(cn.plan(scores, units=0.2, round_to=4).kept["a"]) == 1
+    assert len(cn.plan(scores, units=0.2, round_to=4).kept["a"]) == 4
 
 
 def test_ties_keep_the_smaller_number():
@@ -136,12 +143,14 @@ def test_a_plan_says_where_it_comes_from():
     assert plan.provenance["gap"] == 0.1
     assert plan.provenance["settings"] == {"loss_weight": 5.0}
     assert plan.provenance["weights"] == "weights"
-    assert [layer.held_at for layer in plan.layers] == ["a", "b", ""]
+    assert plan.holds == SCORES.holds
+    assert plan.groups == SCORES.groups == (4, 3)
+    assert [layer.units.tolist() for layer in plan.layers] == [[0, 1, 2, 3], [4, 5, 6], [NO_UNIT] * 3]
 
 
 BAD = {
-    "neither": ({}, "either threshold= or units="),
-    "both": ({"threshold": 0.1, "units": 0.5}, "either threshold= or units="),
+    "neither": ({}, "give one of threshold=, units=, params= and macs="),
+    "both": ({"threshold": 0.1, "units": 0.5}, "give one of threshold=, units=, params= and macs="),
     "no share": ({"units": 0.0}, "units=0.0. Accepted: a share above 0"),
     "share above one": ({"units": 1.5}, "units=1.5"),
     "share that is no number": ({"units": float("nan")}, "units=nan"),

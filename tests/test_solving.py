@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -11,12 +15,16 @@ import pytest
 from scipy import sparse
 from scipy.special import logsumexp, softmax
 
+from critical_neurons.bounding import bound_network
+from critical_neurons.encoding.objective import Objective
+from critical_neurons.encoding.paper import encode_paper
 from critical_neurons.errors import InvalidSettingError, SolverError
 from critical_neurons.program import Program, Rows
 from critical_neurons.solution import Status
 from critical_neurons.solving import Capability, Limits, find_solver, ignore_progress
-from critical_neurons.solving.cuts import Outcome
+from critical_neurons.solving.engine import Outcome
 from critical_neurons.solving.highs import _Highs
+from tests.zoo import share_case
 
 ANSWER = 1e-4
 """Relative difference between an objective and the known answer."""
@@ -28,7 +36,10 @@ OVERTIME = 2.0
 """Seconds by which a time limit may be missed."""
 
 LIMITS = Limits(gap=1e-6, time_limit=20.0, threads=1)
-SOLVERS = ["highs", "cvxpy:CLARABEL"]
+LOOPS = ["highs", "scip"]
+"""Solvers under the loop that adds rows and cuts."""
+
+SOLVERS = [*LOOPS, "cvxpy:CLARABEL"]
 
 INFINITE = np.inf
 
@@ -289,9 +300,10 @@ def test_impossible_programs(name, case):
     assert solution.gap is None
 
 
-def test_no_integer_fits():
+@pytest.mark.parametrize("name", LOOPS)
+def test_no_integer_fits(name):
     program = make_program([1], [0], [9], rows=[([2], 3, 3)], integer=[True])
-    solution = find_solver("highs").solve(program, LIMITS, ignore_progress)
+    solution = find_solver(name).solve(program, LIMITS, ignore_progress)
     assert solution.status is Status.INFEASIBLE
     assert solution.point is None
 
@@ -311,66 +323,72 @@ def test_no_time_at_all(name):
     angles = 300
     started = time.monotonic()
     blind = find_solver(name).solve(polygon(angles), limits, ignore_progress)
-    assert blind.status in ({Status.TIMED_OUT} if name == "highs" else {Status.TIMED_OUT, Status.OPTIMAL})
+    assert blind.status in ({Status.TIMED_OUT} if name in LOOPS else {Status.TIMED_OUT, Status.OPTIMAL})
     seeing = find_solver(name).solve(replace(polygon(angles), start=np.array([0.5, 0.5])), limits, ignore_progress)
     assert time.monotonic() - started < 2 * OVERTIME
-    assert seeing.status in ({Status.FEASIBLE} if name == "highs" else {Status.FEASIBLE, Status.OPTIMAL})
+    assert seeing.status in ({Status.FEASIBLE} if name in LOOPS else {Status.FEASIBLE, Status.OPTIMAL})
     assert seeing.objective <= -1.0
-    if name == "highs":
+    if name in LOOPS:
         assert blind.point is None
         assert seeing.point.tolist() == [0.5, 0.5]
         assert seeing.bound is None
 
 
-def test_only_the_rows_that_matter_are_built():
+@pytest.mark.parametrize("name", LOOPS)
+def test_only_the_rows_that_matter_are_built(name):
     program = polygon(400)
-    solution = find_solver("highs").solve(program, LIMITS, ignore_progress)
+    solution = find_solver(name).solve(program, LIMITS, ignore_progress)
     assert solution.sizes["rows"] == 400
     assert 0 < solution.sizes["rows_used"] < 300
     built = program.sources[0].built
     assert len(built) == len(set(built)) == solution.sizes["rows_used"]
 
 
-def test_cuts_are_counted():
-    solution = find_solver("highs").solve(convex(), LIMITS, ignore_progress)
+@pytest.mark.parametrize("name", LOOPS)
+def test_cuts_are_counted(name):
+    solution = find_solver(name).solve(convex(), LIMITS, ignore_progress)
     assert solution.sizes["cuts"] > 0
     assert solution.history[-1].cuts == solution.sizes["cuts"]
 
 
-def test_the_tie_break_chooses_among_optima():
+@pytest.mark.parametrize("name", LOOPS)
+def test_the_tie_break_chooses_among_optima(name):
     """min x + y with x + y >= 1: a whole edge is optimal."""
     for tie_break, point in (([1.0, 0.0], [0, 1]), ([0.0, 1.0], [1, 0])):
         program = make_program(
             [1, 1], [0, 0], [1, 1], rows=[([1, 1], 1, INFINITE)], tie_break=np.array(tie_break), start=np.ones(2)
         )
-        solution = find_solver("highs").solve(program, LIMITS, ignore_progress)
+        solution = find_solver(name).solve(program, LIMITS, ignore_progress)
         assert solution.status is Status.OPTIMAL
         assert solution.point == pytest.approx(point, abs=ANSWER)
         assert solution.gap <= LIMITS.gap
 
 
-def test_a_start_is_improved_on():
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_start_is_improved_on(name):
     program = replace(knapsack(), start=np.zeros(4))
-    solution = find_solver("highs").solve(program, LIMITS, ignore_progress)
+    solution = find_solver(name).solve(program, LIMITS, ignore_progress)
     assert solution.objective == pytest.approx(-21.0)
     objectives = [step.objective for step in solution.history if step.objective is not None]
     assert all(after <= before for before, after in pairwise(objectives))
 
 
-def test_an_interrupt_keeps_the_best_so_far():
+@pytest.mark.parametrize("name", LOOPS)
+def test_an_interrupt_keeps_the_best_so_far(name):
     def interrupt(step):
         raise KeyboardInterrupt
 
     for program, point in ((replace(knapsack(), start=np.zeros(4)), [0, 0, 0, 0]), (knapsack(), None)):
-        solution = find_solver("highs").solve(program, LIMITS, interrupt)
+        solution = find_solver(name).solve(program, LIMITS, interrupt)
         assert solution.interrupted
         assert (None if solution.point is None else solution.point.tolist()) == point
         assert solution.status is (Status.TIMED_OUT if point is None else Status.FEASIBLE)
 
 
-def test_the_same_program_gives_the_same_bits():
+@pytest.mark.parametrize("name", LOOPS)
+def test_the_same_program_gives_the_same_bits(name):
     for build in (polygon, knapsack, convex):
-        one, other = (find_solver("highs").solve(build(), LIMITS, ignore_progress) for _ in range(2))
+        one, other = (find_solver(name).solve(build(), LIMITS, ignore_progress) for _ in range(2))
         assert one.point.tobytes() == other.point.tobytes()
         assert one.objective == other.objective
         assert one.bound == other.bound
@@ -390,7 +408,152 @@ def test_every_solve_gets_its_own_seconds():
     assert engine.solve(0.9 * spent).outcome is Outcome.OPTIMAL
 
 
-@pytest.mark.parametrize("name", ["", "gurobi", "cvxpy", "cvxpy:", "HIGHS", "cvxpy:NOBODY"])
+def hard(seed=0, columns=60):
+    """A market split of four rows: its relaxation says 0, and nobody finds out in a few seconds that it is not."""
+    generator = np.random.default_rng(seed)
+    weights = generator.integers(0, 100, size=(4, columns)).astype(np.float64)
+    slack = np.hstack([np.eye(4), -np.eye(4)])
+    half = np.floor(weights.sum(axis=1) / 2)
+    rows = [(row, side, side) for row, side in zip(np.hstack([weights, slack]), half, strict=True)]
+    total = columns + 8
+    upper = [1.0] * columns + [INFINITE] * 8
+    start = np.concatenate([np.zeros(columns), half, np.zeros(4)])
+    integer = np.arange(total) < columns
+    cost = np.concatenate([np.zeros(columns), np.ones(8)])
+    return make_program(cost, [0.0] * total, upper, rows=rows, integer=integer, start=start)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_stopped_inside_an_integer_program(name):
+    """What the branch and bound had found by then is not lost, and what it had proved neither."""
+    program = hard()
+    limits = replace(LIMITS, time_limit=1.5)
+    for start in (program.start, None):
+        solution = find_solver(name).solve(replace(program, start=start), limits, ignore_progress)
+        assert solution.seconds < limits.time_limit + OVERTIME
+        assert solution.status is Status.FEASIBLE
+        assert solution.objective < 0.1 * program.value(program.start)
+        assert solution.bound == pytest.approx(0.0, abs=ANSWER)
+        assert_feasible(program, solution.point)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_real_interrupt_inside_an_integer_program(name):
+    program = hard()
+    limits = replace(LIMITS, time_limit=60.0)
+    timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT))
+    started = time.monotonic()
+    timer.start()
+    solution = find_solver(name).solve(program, limits, ignore_progress)
+    assert time.monotonic() - started < 1.0 + OVERTIME
+    assert solution.interrupted
+    assert solution.status is Status.FEASIBLE
+    assert solution.objective < program.value(program.start)
+    assert_feasible(program, solution.point)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_real_interrupt_inside_a_linear_program(name):
+    """Large enough for seconds of simplex."""
+    generator = np.random.default_rng(0)
+    rows = [(row, -INFINITE, 1.0) for row in generator.uniform(size=(900, 900))]
+    program = make_program(-generator.uniform(size=900), [0] * 900, [9] * 900, rows=rows, start=np.zeros(900))
+    timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        solution = find_solver(name).solve(program, LIMITS, ignore_progress)
+    finally:
+        timer.join()
+    assert solution.status in (Status.FEASIBLE, Status.OPTIMAL)
+    assert solution.interrupted == (solution.status is Status.FEASIBLE)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_history_never_gets_worse(name):
+    solution = find_solver(name).solve(hard(), replace(LIMITS, time_limit=1.0), ignore_progress)
+    for before, after in pairwise(solution.history):
+        assert after.seconds >= before.seconds
+        assert after.objective <= before.objective
+        assert before.bound is None or after.bound >= before.bound
+
+
+NETWORKS = ["mlp", "mlp of three hidden layers", "mlp without biases", "nest", "stride, padding and dilation"]
+
+
+@cache
+def solve_network(solver, network, *, integer):
+    case = share_case(network)
+    bounds = bound_network(case.network, case.inputs, radius=0.1)
+    program = encode_paper(case.network, bounds, case.labels, Objective(), integer=integer)
+    return find_solver(solver).solve(program, replace(LIMITS, gap=1e-5), ignore_progress)
+
+
+@pytest.mark.parametrize("integer", [False, True])
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("name", SOLVERS[1:])
+def test_solvers_agree_on_networks(name, network, integer):
+    """On the objective; the scores may differ."""
+    if integer and Capability.INTEGER not in find_solver(name).capabilities:
+        pytest.skip(f"{name} takes no integer columns")
+    expected = solve_network("highs", network, integer=integer)
+    solution = solve_network(name, network, integer=integer)
+    assert solution.status is expected.status is Status.OPTIMAL
+    assert solution.objective == pytest.approx(expected.objective, rel=ANSWER, abs=ANSWER)
+
+
+OPTIONS = {
+    "highs": ("mip_heuristic_effort", 0.2, "a lot"),
+    "scip": ("separating/maxrounds", 3, "a lot"),
+    "cvxpy:CLARABEL": ("tol_feas", 1e-9, "a lot"),
+}
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_options_reach_the_solver(name):
+    option, value, nonsense = OPTIONS[name]
+    solver = find_solver(name)
+    solution = solver.solve(convex(), replace(LIMITS, options={option: value}), ignore_progress)
+    assert solution.status is Status.OPTIMAL
+    assert_answer(solution, CONVEX_ANSWER)
+    with pytest.raises(InvalidSettingError, match=f"{name}.*{option}.*a lot"):
+        solver.check_options({option: nonsense})
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_unknown_options(name):
+    solver = find_solver(name)
+    solver.check_options({})
+    with pytest.raises(InvalidSettingError, match=rf"solver_options: {name}.*no_such_thing"):
+        solver.check_options({"no_such_thing": 1})
+    with pytest.raises(InvalidSettingError, match="no_such_thing"):
+        solver.solve(convex(), replace(LIMITS, options={"no_such_thing": 1}), ignore_progress)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "setting"),
+    [
+        ("highs", "time_limit", "time_limit="),
+        ("highs", "mip_rel_gap", "gap="),
+        ("scip", "limits/time", "time_limit="),
+        ("scip", "misc/catchctrlc", "Leave it out"),
+        ("cvxpy:CLARABEL", "max_threads", "threads="),
+    ],
+)
+def test_options_that_have_a_setting(name, option, setting):
+    with pytest.raises(InvalidSettingError, match=f"{option} of {name} is set here already. .*{setting}"):
+        find_solver(name).check_options({option: 1})
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_an_option_that_ends_the_search(name):
+    option = {"highs": "mip_max_nodes", "scip": "limits/nodes"}[name]
+    solution = find_solver(name).solve(hard(), replace(LIMITS, options={option: 1}), ignore_progress)
+    assert solution.status is Status.FEASIBLE
+    assert not solution.interrupted
+    assert solution.seconds < LIMITS.time_limit
+
+
+@pytest.mark.parametrize("name", ["", "gurobi", "SCIP", "scip:", "cvxpy", "cvxpy:", "HIGHS", "cvxpy:NOBODY"])
 def test_unknown_solvers(name):
     with pytest.raises(InvalidSettingError, match="solver: "):
         find_solver(name)

@@ -13,6 +13,20 @@ from torch import Tensor, nn
 
 from critical_neurons.network import Floats, Ints, Network
 from critical_neurons.reading import read_network
+from tests.graphs import (
+    DenseNet,
+    Joined,
+    Pooled,
+    PreActivationResNet,
+    ResNet,
+    add_behind_relus,
+    add_by_function,
+    add_in_place,
+    add_three,
+    add_to_itself,
+    build_mobilenet,
+    concatenate,
+)
 
 torch.set_num_threads(1)  # on networks this small further threads only get in each other's way
 
@@ -23,11 +37,12 @@ def leave_alone(logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Specimen:
-    """`finish` is what the model does to its logits at the end."""
+    """`finish` is what the model does to its logits at the end; `gain` multiplies the weights of its layers."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
     finish: Callable[[Tensor], Tensor] = leave_alone
+    gain: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -95,8 +110,18 @@ class Ended(nn.Module):
 
 
 IMAGE = (1, 4, 4)
+LARGE = (1, 6, 6)
 
-ZOO: dict[str, Specimen] = {
+
+def pool_after_relu(pool: nn.Module, features: int) -> nn.Module:
+    """A convolution, 2 channels of 4 x 4, its ReLU and a pool, and a hidden layer behind them."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 2, 3), nn.ReLU(), pool, nn.Flatten()),
+        *(nn.Linear(features, 3), nn.ReLU(), nn.Linear(3, 2)),
+    )
+
+
+CHAINS: dict[str, Specimen] = {
     "mlp": Specimen(
         lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), (4,)
     ),
@@ -227,12 +252,89 @@ ZOO: dict[str, Specimen] = {
     ),
     "log softmax": Specimen(Ended, (3,), nn.LogSoftmax(dim=1)),
 }
+"""One layer after the other."""
+
+GRAPHS: dict[str, Specimen] = {
+    "resnet": Specimen(ResNet, LARGE),
+    "pre-activation resnet": Specimen(PreActivationResNet, LARGE),
+    "mobilenet": Specimen(build_mobilenet, LARGE, gain=3.0),
+    "densenet": Specimen(DenseNet, LARGE),
+    "addition in place": Specimen(lambda: Joined(add_in_place), (3,)),
+    "addition by function": Specimen(lambda: Joined(add_by_function), (3,)),
+    "sum of three": Specimen(lambda: Joined(add_three), (3,)),
+    "addition to itself": Specimen(lambda: Joined(add_to_itself), (3,)),
+    "addition behind relus": Specimen(lambda: Joined(add_behind_relus), (3,)),
+    "concatenation": Specimen(lambda: Joined(concatenate, 8), (3,), gain=3.0),
+    "grouped convolutions": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(1, 4, 2), nn.ReLU(), nn.Conv2d(4, 4, 2, groups=2), nn.BatchNorm2d(4), nn.ReLU()),
+            *(nn.Conv2d(4, 4, 2, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2)),
+        ),
+        IMAGE,
+    ),
+    "batch norm behind the relu of a convolution": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(1, 3, 2), nn.ReLU(), nn.BatchNorm2d(3), nn.Conv2d(3, 2, 2, bias=False), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(8, 2)),
+        ),
+        IMAGE,
+    ),
+    "batch norm behind the relu, then a pool": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(1, 3, 2), nn.ReLU(), nn.BatchNorm2d(3), nn.ReLU(), nn.AvgPool2d(2)),
+            *(nn.Conv2d(3, 3, 1, groups=3), nn.ReLU(), nn.Flatten(), nn.Linear(3, 2)),
+        ),
+        IMAGE,
+    ),
+    "batch norm behind the relu, then padding": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(1, 3, 2), nn.ReLU(), nn.BatchNorm2d(3), nn.Conv2d(3, 2, 3, padding=1), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(18, 2)),
+        ),
+        IMAGE,
+    ),
+}
+"""Branches, and layers that share or group their units."""
+
+MAX_POOLED: dict[str, Specimen] = {
+    "vgg": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+            *(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(3, 3), nn.ReLU(), nn.Dropout(0.5), nn.Linear(3, 2)),
+        ),
+        LARGE,
+    ),
+    "max pool before the relu": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)),
+        ),
+        LARGE,
+    ),
+    "overlapping max pool": Specimen(lambda: pool_after_relu(nn.MaxPool2d(3, stride=1), 8), LARGE),
+    "padded max pool": Specimen(lambda: pool_after_relu(nn.MaxPool2d(2, padding=1), 18), LARGE),
+    "max pool that rounds up": Specimen(lambda: pool_after_relu(nn.MaxPool2d(3, 2, ceil_mode=True), 8), LARGE),
+    "max pool in one dimension": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Conv1d(2, 3, 2), nn.ReLU(), nn.MaxPool1d(2, stride=1, dilation=2, padding=1)),
+            *(nn.Flatten(), nn.Linear(12, 2)),
+        ),
+        (2, 5),
+    ),
+    "max pool of a relu6": Specimen(
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU6(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 2)),
+        LARGE,
+        gain=3.0,
+    ),
+    "max pool on a stream": Specimen(Pooled, LARGE),
+}
+
+ZOO = CHAINS | GRAPHS | MAX_POOLED
 
 UNSCORED = {
-    "batch norm behind the relu": "0",
     "groups": "0",
-    "batch norm on the flattened": "0",
     "view by number": "convolution",
+    "batch norm behind the relu, then padding": "0",
 }
 """A hidden layer in front of a ReLU that has to go without scores."""
 
@@ -244,7 +346,7 @@ def build_model(name: str, seed: int = 0) -> nn.Module:
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
-                module.weight.normal_(0.0, 1.5 / module.weight[0].numel() ** 0.5)
+                module.weight.normal_(0.0, ZOO[name].gain * 1.5 / module.weight[0].numel() ** 0.5)
                 if module.bias is not None:
                     module.bias.normal_(0.0, 0.3)
             if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):

@@ -10,40 +10,62 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from critical_neurons.bounding import bound_network
+    from critical_neurons.bounds import Bounds
+    from critical_neurons.encoding import Objective, budget_network, encode
     from critical_neurons.network import Network
-    from critical_neurons.pipeline import inspect, mask, plan, prune
+    from critical_neurons.pipeline import inspect, mask, plan, prune, solve
     from critical_neurons.plans import Plan
-    from critical_neurons.reading import reads
+    from critical_neurons.program import Program
+    from critical_neurons.reading import read_network, reads
     from critical_neurons.scores import Scores
     from critical_neurons.scoring import score
-    from critical_neurons.solution import Status, Step
+    from critical_neurons.solution import Solution, Status, Step
 
 _HOMES = {
+    "Bounds": "bounds",
     "Network": "network",
+    "Objective": "encoding",
     "Plan": "plans",
+    "Program": "program",
     "Scores": "scores",
+    "Solution": "solution",
     "Status": "solution",
     "Step": "solution",
+    "bound_network": "bounding",
+    "budget_network": "encoding",
+    "encode": "encoding",
     "inspect": "pipeline",
     "mask": "pipeline",
     "plan": "pipeline",
     "prune": "pipeline",
+    "read_network": "reading",
     "reads": "reading",
     "score": "scoring",
+    "solve": "pipeline",
 }
 
 __all__ = [
+    "Bounds",
     "Network",
+    "Objective",
     "Plan",
+    "Program",
     "Scores",
+    "Solution",
     "Status",
     "Step",
+    "bound_network",
+    "budget_network",
+    "encode",
     "inspect",
     "mask",
     "plan",
     "prune",
+    "read_network",
     "reads",
     "score",
+    "solve",
 ]
 
 

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import assert_never
 
+import numpy as np
+
 from critical_neurons.bounds import Bounds, Interval
 from critical_neurons.network import (
+    NO_UNIT,
     Affine,
     Concat,
     Floats,
@@ -24,8 +27,11 @@ from critical_neurons.network import (
 )
 
 
-def bound_network(network: Network, inputs: Floats, *, radius: float = 0.0) -> Bounds:
-    """Bounds valid for every point of the boxes of half width `radius` around the rows of `inputs`."""
+def bound_network(network: Network, inputs: Floats, *, radius: float = 0.0, pruned: bool = False) -> Bounds:
+    """Bounds valid for every point of the boxes of half width `radius` around the rows of `inputs`.
+
+    `pruned`: valid as well whatever the scores are, so that every scored activation may fall to zero.
+    """
     values: dict[int, Interval] = {}
     before_relu: dict[int, Interval] = {}
     before_pool: dict[int, Interval] = {}
@@ -38,6 +44,9 @@ def bound_network(network: Network, inputs: Floats, *, radius: float = 0.0) -> B
             case Relu():
                 before_relu[index] = values[op.source]
                 values[index] = _apply(rectify, values[op.source])
+                if pruned:
+                    lower, upper = values[index].lower, values[index].upper
+                    values[index] = Interval(np.where(op.units != NO_UNIT, 0.0, lower), upper)
             case MaxPool():
                 before_pool[index] = values[op.source]
                 values[index] = _apply(partial(pool_maximum, op), values[op.source])

@@ -33,6 +33,10 @@ class SolverError(CriticalNeuronsError, RuntimeError):
     """A solver that failed, or cannot solve this kind of program."""
 
 
+class InfeasibleProgramError(SolverError):
+    """A program that no scores satisfy: a budget too small for its rows."""
+
+
 class MissingExtraError(CriticalNeuronsError, ImportError):
     """An optional dependency that is not installed."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -12,10 +12,13 @@ from critical_neurons.batch import gather_batch
 from critical_neurons.errors import PlanMismatchError
 from critical_neurons.network import Network
 from critical_neurons.plans import Plan
+from critical_neurons.program import Program
 from critical_neurons.pruning import check_removal, hold_at_zero, remove_units
 from critical_neurons.reading import copy_for_reading, fingerprint, read_network, unwrap
 from critical_neurons.scores import Scores
 from critical_neurons.selecting import Scope, Threshold, select_units
+from critical_neurons.solution import Solution, Step
+from critical_neurons.solving import Limits, find_solver, ignore_progress
 
 
 def inspect(model: nn.Module, example: Any, *, ignore: Collection[str] = ()) -> Network:
@@ -29,12 +32,40 @@ def plan(
     *,
     threshold: Threshold | None = None,
     units: float | None = None,
+    params: float | None = None,
+    macs: float | None = None,
     scope: Scope = "layer",
     min_units: int = 1,
     round_to: int = 1,
 ) -> Plan:
     """Which units stay: see `selecting.select_units`."""
-    return select_units(scores, threshold=threshold, units=units, scope=scope, min_units=min_units, round_to=round_to)
+    return select_units(
+        scores,
+        threshold=threshold,
+        units=units,
+        params=params,
+        macs=macs,
+        scope=scope,
+        min_units=min_units,
+        round_to=round_to,
+    )
+
+
+def solve(
+    program: Program,
+    *,
+    solver: str = "highs",
+    time_limit: float = 300.0,
+    gap: float = 1e-4,
+    threads: int | None = None,
+    seed: int = 0,
+    solver_options: Mapping[str, Any] | None = None,
+    progress: Callable[[Step], None] | None = None,
+) -> Solution:
+    """Solve a program of `encode`."""
+    found, options = find_solver(solver), dict(solver_options or {})
+    found.check_options(options)
+    return found.solve(program, Limits(time_limit, gap, threads, seed, options), progress or ignore_progress)
 
 
 def prune(model: nn.Module, plan: Plan, example: Any) -> nn.Module:

@@ -9,6 +9,7 @@ A solver that cannot handle sources or a convex term is wrapped by one that adds
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -16,6 +17,8 @@ from typing import Protocol
 import numpy as np
 from scipy import sparse
 
+from critical_neurons.files import write_atomically
+from critical_neurons.mps import format_mps
 from critical_neurons.network import Bools, Floats, Ints
 
 
@@ -105,6 +108,8 @@ class Program:
     term: ConvexTerm
     start: Floats | None = None
     tie_break: Floats | None = None
+    unpruned: Floats | None = None
+    """The point of the unpruned network, feasible or not."""
 
     @property
     def column_count(self) -> int:
@@ -134,3 +139,26 @@ class Program:
         built = [source.build(np.arange(source.count)) for source in self.sources]
         rows = stack_rows([self.rows, *built], self.column_count)
         return replace(self, rows=rows, sources=())
+
+    def column_names(self) -> list[str]:
+        """`score[0]`, `score[1]`, … by block; `column[7]` outside all blocks."""
+        names = [f"column[{column}]" for column in range(self.column_count)]
+        for block, columns in self.blocks.items():
+            names[columns] = [f"{block}[{index}]" for index in range(columns.stop - columns.start)]
+        return names
+
+    def write(self, path: str | os.PathLike[str], rows: Rows | None = None) -> None:
+        """The linear part as a file in free MPS format: columns, fixed rows (`row[…]`), integrality.
+
+        The convex term and the sources are not linear parts. What a solve has learnt of them, `solution.learnt`, can
+        be given as `rows` (`learnt[…]`): then the optimum of the file is a lower bound of the program, and what the
+        solve ended with. `program.write_out().write(path)` has every row of every source.
+        """
+        more = stack_rows([] if rows is None else [rows], self.column_count)
+        whole = stack_rows([self.rows, more], self.column_count)
+        row_names = [f"row[{row}]" for row in range(len(self.rows))] + [f"learnt[{row}]" for row in range(len(more))]
+        text = format_mps(
+            (self.column_names(), self.cost, self.lower, self.upper, self.integer),
+            (row_names, whole.matrix, whole.lower, whole.upper),
+        )
+        write_atomically(path, text.encode())

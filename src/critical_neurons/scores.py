@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from critical_neurons.files import load_json, write_atomically
-from critical_neurons.network import Fingerprint, Floats, Hold, Layer
+from critical_neurons.network import Fingerprint, Floats, Hold, Layer, Wiring
 from critical_neurons.solution import Status, Step
 
 FORMAT = "critical_neurons scores"
@@ -30,6 +30,7 @@ class Scores(Mapping[str, Floats]):
     layers: tuple[Layer, ...]
     groups: tuple[int, ...]
     holds: tuple[Hold, ...]
+    wirings: tuple[Wiring, ...]
     fingerprint: Fingerprint
     status: Status
     objective: float | None
@@ -76,6 +77,13 @@ class Scores(Mapping[str, Floats]):
             "layers": [{**vars(layer), "units": layer.units.tolist()} for layer in self.layers],
             "groups": list(self.groups),
             "holds": [{"module": hold.module, "units": hold.units.tolist()} for hold in self.holds],
+            "wirings": [
+                {
+                    key: value.tolist() if isinstance(value, np.ndarray) else value
+                    for key, value in vars(wiring).items()
+                }
+                for wiring in self.wirings
+            ],
             "fingerprint": vars(self.fingerprint),
             "status": self.status.value,
             "objective": self.objective,
@@ -99,6 +107,17 @@ class Scores(Mapping[str, Floats]):
             ),
             groups=tuple(data["groups"]),
             holds=tuple(Hold(hold["module"], np.array(hold["units"], dtype=np.int64)) for hold in data["holds"]),
+            wirings=tuple(
+                Wiring(
+                    **{
+                        **wiring,
+                        "inputs": np.array(wiring["inputs"], dtype=np.int64),
+                        "outputs": np.array(wiring["outputs"], dtype=np.int64),
+                        "constants": np.array(wiring["constants"], dtype=np.float64),
+                    }
+                )
+                for wiring in data["wirings"]
+            ),
             fingerprint=Fingerprint(**data["fingerprint"]),
             status=Status(data["status"]),
             objective=data["objective"],

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,16 +16,24 @@ from torch import nn
 
 from critical_neurons.batch import check_classes, gather_batch
 from critical_neurons.bounding import bound_network
-from critical_neurons.encoding.literal import encode_literal
-from critical_neurons.encoding.objective import Objective
-from critical_neurons.encoding.paper import encode_paper
-from critical_neurons.errors import InvalidInputError, SolverError
+from critical_neurons.encoding import Goal, Objective, budget_network, encode, encode_literal
+from critical_neurons.errors import InfeasibleProgramError, InvalidInputError, SolverError
 from critical_neurons.network import Floats, Ints, Network
+from critical_neurons.program import Program
 from critical_neurons.reading import read_network, run_to_logits
 from critical_neurons.scores import Scores, average_scores
-from critical_neurons.settings import ObjectiveName, Settings
-from critical_neurons.solution import Step
+from critical_neurons.settings import BUDGETS, FormulationName, ObjectiveName, Settings
+from critical_neurons.solution import Status, Step
 from critical_neurons.solving import Capability, Limits, Solver, find_solver, ignore_progress
+
+LEAST_LOSS_WEIGHT, MOST_LOSS_WEIGHT = 1e-4, 1e4
+SHARE_STEPS = 14
+"""Bisections for loss_weight="auto": the weight is then known to within a tenth of a percent."""
+
+PATTERN_ADVICE = (
+    "The paper's rows keep the activation pattern of the unpruned network and often leave no room; allow more, use "
+    "fewer data points, or take formulation='linearised' or 'exact'."
+)
 
 SCORE_DECIMALS = 6
 """The solver's tolerance: what lies below it is noise, which must not decide between equal scores."""
@@ -35,13 +44,18 @@ def score(
     inputs: Any,
     labels: Any = None,
     *,
-    loss_weight: float = 5.0,
+    loss_weight: float | Literal["auto"] = 5.0,
     input_radius: float = 0.0,
     objective: ObjectiveName = "published",
     rescale: float = 2.0,
+    formulation: FormulationName = "paper",
     integer: bool = True,
+    binary: bool = False,
+    budget: Mapping[str, Any] | None = None,
+    units: float | None = None,
     by_class: bool = False,
     solver: str = "highs",
+    solver_options: Mapping[str, Any] | None = None,
     time_limit: float = 300.0,
     gap: float = 1e-4,
     threads: int | None = None,
@@ -54,12 +68,18 @@ def score(
     `inputs` is a tensor or array (batch, ...) with `labels` (batch,) beside it, or an iterable of batches or of pairs
     (inputs, labels). Without labels the model's own predictions are used.
 
-    * `loss_weight`: λ, what the softmax term counts against sparsity.
+    * `loss_weight`: λ, what the softmax term counts against sparsity; "auto" searches the largest λ at which the mean
+      score is at most `units`.
     * `input_radius`: ε, half width of the box around each input from which the bounds come.
     * `objective`: "published", as in the authors' code, or "paper", as printed; `rescale`: c of the sparsity term.
+    * `formulation`: "paper"; "exact", whose points with `binary=True` are forward passes of the masked network, so
+      that the bound is one on its loss; "linearised", gates as at the data points and no rows: fast, nothing proved.
     * `integer`: False relaxes the gates.
+    * `budget`: in place of the sparsity term, at most this share kept: {"units": 0.5} of every layer (with "scope":
+      "global" of all), {"params": 0.5} or {"macs": 0.5}.
     * `by_class`: one program per class; the scores are averaged, `scores.parts` keeps them.
-    * `solver`: "highs", or "cvxpy:NAME", which gets the literal program with every activation and gate.
+    * `solver`: "highs", or "scip", or "cvxpy:NAME", which gets the paper's program literally, with every
+      activation and gate. `solver_options` are handed to it.
     * `time_limit` in seconds, `gap`: when to stop. Ctrl-C stops too. Both leave the best scores so far.
     * `ignore`: names of layers that get no scores. `progress` is called with every `Step`.
     """
@@ -68,9 +88,14 @@ def score(
         input_radius=input_radius,
         objective=objective,
         rescale=rescale,
+        formulation=formulation,
         integer=integer,
+        binary=binary,
+        budget=budget,
+        units=units,
         by_class=by_class,
         solver=solver,
+        solver_options=dict(solver_options or {}),
         time_limit=time_limit,
         gap=gap,
         threads=threads,
@@ -79,6 +104,7 @@ def score(
     )
     started = time.monotonic()
     found = find_solver(settings.solver)
+    found.check_options(settings.solver_options)
     batch = gather_batch(inputs, labels)
     network = read_network(model, torch.from_numpy(batch.inputs), ignore=settings.ignore)
     if not network.scored:
@@ -88,9 +114,9 @@ def score(
     logits = run_to_logits(model, batch.inputs)
     task = _Task(network, settings, found, progress or ignore_progress, labelled=batch.labels is not None)
     points = _Points(batch.inputs, logits.argmax(axis=1) if batch.labels is None else batch.labels, logits)
-    if by_class:
-        return task.score_by_class(points, started)
-    return task.score_points(points, started, time_limit - (time.monotonic() - started))[0]
+    if settings.loss_weight == "auto":
+        return task.score_for_share(points, started)
+    return task.score_all(points, started)
 
 
 @dataclass(frozen=True)
@@ -116,6 +142,37 @@ class _Task:
     report: Callable[[Step], None]
     labelled: bool
 
+    def score_for_share(self, points: _Points, started: float) -> Scores:
+        """Bisection for the largest λ at which the mean score is at most the share wanted.
+
+        The sparsity of an optimum never rises when λ falls, so the search is sound up to the gap.
+        """
+        wanted = self.settings.units
+        assert wanted is not None
+        low, high = LEAST_LOSS_WEIGHT, MOST_LOSS_WEIGHT
+        best = replace(self, settings=replace(self.settings, loss_weight=low, units=None)).score_all(points, started)
+        if best.per_unit.mean() > wanted:
+            raise InfeasibleProgramError(
+                f"units: a mean score of {wanted:.4g} cannot be reached; even at loss_weight={low:g} it is "
+                f"{best.per_unit.mean():.4g}. {PATTERN_ADVICE}"
+            )
+        for _ in range(SHARE_STEPS):
+            middle = math.sqrt(low * high)
+            task = replace(self, settings=replace(self.settings, loss_weight=middle, units=None))
+            scores = task.score_all(points, started)
+            if scores.per_unit.mean() <= wanted:
+                low, best = middle, scores
+            else:
+                high = middle
+            if time.monotonic() - started >= self.settings.time_limit:
+                break
+        return replace(best, notes=(*best.notes, f"loss_weight {low:.4g} found for a mean score of {wanted:.4g}"))
+
+    def score_all(self, points: _Points, started: float) -> Scores:
+        if self.settings.by_class:
+            return self.score_by_class(points, started)
+        return self.score_points(points, started, self.settings.time_limit - (time.monotonic() - started))[0]
+
     def score_by_class(self, points: _Points, started: float) -> Scores:
         """One program per class with an equal share of the time left. Ctrl-C keeps the classes done so far."""
         classes = np.unique(points.labels).tolist()
@@ -140,35 +197,63 @@ class _Task:
     def score_points(self, points: _Points, started: float, seconds: float) -> tuple[Scores, bool]:
         """The scores, and whether the search was interrupted by the user."""
         settings, network = self.settings, self.network
-        bounds = bound_network(network, points.inputs, radius=settings.input_radius)
-        objective = Objective(settings.objective, settings.loss_weight, settings.rescale)
-        encode = encode_paper if Capability.SOURCES in self.solver.capabilities else encode_literal
-        program = encode(network, bounds, points.labels, objective, integer=settings.integer)
-        limits = Limits(max(seconds, 0.0), settings.gap, settings.threads, settings.seed)
-        assert program.start is not None
-        logit_error = float(np.abs(program.term.logits(program.start) - points.logits).max())
+        program = self._encode(points)
+        limits = Limits(
+            max(seconds, 0.0), settings.gap, settings.threads, settings.seed, options=settings.solver_options
+        )
+        assert program.unpruned is not None
+        logit_error = float(np.abs(program.term.logits(program.unpruned) - points.logits).max())
         solution = self.solver.solve(program, limits, self.report)
+        if solution.status is Status.INFEASIBLE:
+            advice = PATTERN_ADVICE if settings.formulation == "paper" else "Allow more."
+            raise InfeasibleProgramError(f"budget: no scores keep within {dict(settings.budget or {})}. {advice}")
         if solution.point is None:
             raise SolverError(f"{self.solver.name}: {solution.status.sentence}")
+        certified = settings.formulation != "linearised"
         per_unit = np.clip(solution.point[program.blocks["score"]].round(SCORE_DECIMALS), 0.0, 1.0)
         scores = Scores(
             values_by_layer={layer.name: per_unit[layer.units] for layer in network.scored},
             layers=network.layers,
             groups=network.groups,
             holds=network.holds,
+            wirings=network.wirings,
             fingerprint=network.fingerprint,
             status=solution.status,
             objective=solution.objective,
-            bound=solution.bound,
-            gap=solution.gap,
+            bound=solution.bound if certified else None,
+            gap=solution.gap if certified else None,
             seconds=time.monotonic() - started,
             settings=self._record(points),
             history=solution.history,
             sizes=solution.sizes,
             logit_error=logit_error,
-            notes=network.notes,
+            notes=network.notes if certified else (*network.notes, "linearised: a ranking, nothing is certified"),
         )
         return scores, solution.interrupted
+
+    def _encode(self, points: _Points) -> Program:
+        settings, network = self.settings, self.network
+        goal: Goal
+        if settings.budget is None:
+            assert settings.loss_weight != "auto"
+            goal = Objective(settings.objective, settings.loss_weight, settings.rescale)
+        else:
+            measure = next(name for name in BUDGETS if name in settings.budget)
+            by_layer = settings.budget.get("scope", "layer") == "layer"
+            goal = budget_network(network, measure, settings.budget[measure], by_layer=by_layer)
+        pruned = settings.formulation == "exact"
+        bounds = bound_network(network, points.inputs, radius=settings.input_radius, pruned=pruned)
+        if settings.formulation == "paper" and Capability.SOURCES not in self.solver.capabilities:
+            return encode_literal(network, bounds, points.labels, goal, integer=settings.integer)
+        return encode(
+            network,
+            bounds,
+            points.labels,
+            goal,
+            formulation=settings.formulation,
+            integer=settings.integer,
+            binary=settings.binary,
+        )
 
     def _record(self, points: _Points) -> dict[str, Any]:
         return {

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from critical_neurons.errors import InvalidSettingError
-from critical_neurons.network import Floats, Ints
+from critical_neurons.network import Floats, Ints, Measure, count_cost, differentiate_cost
 from critical_neurons.plans import LayerPlan, Plan, choose_highest, group_units
 from critical_neurons.scores import Scores
 
@@ -27,6 +27,8 @@ def select_units(
     *,
     threshold: Threshold | None = None,
     units: float | None = None,
+    params: float | None = None,
+    macs: float | None = None,
     scope: Scope = "layer",
     min_units: int = 1,
     round_to: int = 1,
@@ -34,22 +36,37 @@ def select_units(
     """Keep the units that score high.
 
     `threshold`: remove what scores strictly below it; one number, one per layer, or "mean", each layer's own mean.
+    `params`, `macs`: keep the highest-scored of all units whose parameters or multiply-adds are at most this share of
+    the network's, counted as they will be. Without any of these, scores that were found under a budget keep to it.
     `units`: keep at most this share, the highest-scored, of every layer (`scope="layer"`) or of all units together
     (`scope="global"`). Every layer keeps `min_units`. Layers that share their units are chosen from as one. The
     number kept is a multiple of `round_to`: rounded up under a threshold, down under a share. Among equal scores the
     unit with the smaller number stays.
     """
-    if (threshold is None) == (units is None):
-        raise InvalidSettingError("plan: give either threshold= or units=.")
-    for name, value in (("min_units", min_units), ("round_to", round_to)):
-        if not isinstance(value, int | np.integer) or value < 1:
-            raise InvalidSettingError(f"plan: {name}={value!r}. Accepted: a whole number of at least 1.")
+    given: dict[str, Any] = {"threshold": threshold, "units": units, "params": params, "macs": macs}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if not chosen and scores.settings.get("budget"):
+        budget = dict(scores.settings["budget"])
+        scope = budget.pop("scope", "layer")
+        chosen = budget
+    if len(chosen) != 1:
+        raise InvalidSettingError(
+            "plan: give one of threshold=, units=, params= and macs=; none of them only for scores with a budget."
+        )
+    (name, value), *_ = chosen.items()
+    for setting, number in (("min_units", min_units), ("round_to", round_to)):
+        if not isinstance(number, int | np.integer) or number < 1:
+            raise InvalidSettingError(f"plan: {setting}={number!r}. Accepted: a whole number of at least 1.")
     groups = _groups(scores)
-    if threshold is not None:
-        rule = _by_threshold(groups, scores, threshold)
-    else:
-        assert units is not None
-        rule = _by_share(groups, units, scope, min_units)
+    match name:
+        case "threshold":
+            rule = _by_threshold(groups, scores, value)
+        case "units":
+            rule = _by_share(groups, value, scope, min_units)
+        case "params" | "macs" as measure:
+            rule = _by_cost(groups, scores, measure, value, min_units, round_to)
+        case _:
+            raise InvalidSettingError(f"plan: the budget of these scores is of {name!r}, which is not known here.")
     stays = np.ones(sum(scores.groups) + 1, dtype=bool)  # the last entry answers for NO_UNIT
     reasons: dict[str, str] = {}
     for group in groups:
@@ -160,6 +177,58 @@ def _by_share(groups: list[_Group], share: float, scope: Scope, min_units: int) 
             raise InvalidSettingError(f"plan: scope={scope!r}. Accepted: 'layer', 'global'.")
     description = f"at most {share:.4g} of the units kept, {'by layer' if scope == 'layer' else 'overall'}"
     return _Rule(description, counts, dict.fromkeys(counts, description), rounds_up=False)
+
+
+def _by_cost(
+    groups: list[_Group], scores: Scores, measure: Measure, share: float, min_units: int, round_to: int
+) -> _Rule:
+    """The most of the highest-scored units of all layers whose parameters or multiply-adds are within the share."""
+    if not isinstance(share, Real) or not 0 < share <= 1:
+        raise InvalidSettingError(f"plan: {measure}={share!r}. Accepted: a share above 0 and up to 1.")
+    total = sum(scores.groups)
+
+    def keep(count: int) -> dict[_Group, int]:
+        return _count_globally(groups, count / total, min_units)
+
+    def cost(counts: Mapping[_Group, int]) -> float:
+        kept = np.ones(total + 1)
+        for group in groups:
+            step = math.lcm(round_to, group.blocks)
+            count = _round(counts[group], len(group.values), min_units, step, up=False)
+            kept[group.units] = choose_highest(group.values, count, group.blocks)
+        return count_cost(scores.wirings, kept, measure)
+
+    whole = count_cost(scores.wirings, np.ones(total + 1), measure)
+    least, most = 0, total
+    if cost(keep(0)) > share * whole:
+        raise InvalidSettingError(
+            f"plan: {measure} cannot fall to {share:.4g}; with the fewest units they are {cost(keep(0)) / whole:.4g}."
+        )
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if cost(keep(middle)) <= share * whole else (least, middle)
+    counts = keep(most if cost(keep(most)) <= share * whole else least)
+    if all(math.lcm(round_to, group.blocks) == 1 for group in groups):
+        counts = _fill(groups, counts, scores, measure, share * whole)
+    reached = f"at most {share:.4g} of the {measure} kept ({cost(counts) / whole:.4g})"
+    return _Rule(reached, counts, dict.fromkeys(counts, reached), rounds_up=False)
+
+
+def _fill(
+    groups: list[_Group], counts: Mapping[_Group, int], scores: Scores, measure: Measure, limit: float
+) -> dict[_Group, int]:
+    """Further units, the highest-scored that fit first: where one large unit stopped the count, small ones may not."""
+    kept = np.ones(sum(scores.groups) + 1)
+    for group in groups:
+        kept[group.units] = choose_highest(group.values, counts[group])
+    per_unit = scores.per_unit
+    while True:
+        room = limit - count_cost(scores.wirings, kept, measure)
+        slope = differentiate_cost(scores.wirings, kept, measure)
+        fitting = np.flatnonzero((kept == 0) & (slope <= room))
+        if len(fitting) == 0:
+            return {group: int(kept[group.units].sum()) for group in groups}
+        kept[fitting[np.argmax(per_unit[fitting])]] = 1.0
 
 
 def _count_globally(groups: list[_Group], share: float, min_units: int) -> dict[_Group, int]:

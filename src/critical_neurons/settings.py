@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, get_args
 
 from critical_neurons.errors import InvalidSettingError
+from critical_neurons.network import Measure
 
 ObjectiveName: TypeAlias = Literal["published", "paper"]
+FormulationName: TypeAlias = Literal["paper", "exact", "linearised"]
+BUDGETS: tuple[Measure, ...] = ("units", "params", "macs")
 
 
 @dataclass(frozen=True)
 class Settings:
     """As described in `scoring.score`."""
 
-    loss_weight: float = 5.0
+    loss_weight: float | Literal["auto"] = 5.0
     input_radius: float = 0.0
     objective: ObjectiveName = "published"
     rescale: float = 2.0
+    formulation: FormulationName = "paper"
     integer: bool = True
+    binary: bool = False
+    budget: Mapping[str, Any] | None = None
+    units: float | None = None
     by_class: bool = False
     solver: str = "highs"
+    solver_options: Mapping[str, Any] = field(default_factory=dict)
     time_limit: float = 300.0
     gap: float = 1e-4
     threads: int | None = None
@@ -31,15 +39,52 @@ class Settings:
     ignore: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("loss_weight", "input_radius", "gap"):
+        for name in ("input_radius", "gap"):
             self._require(name, Real, lambda value: math.isfinite(value) and value >= 0, "0 or more")
+        if self.loss_weight != "auto":
+            self._require(
+                "loss_weight", Real, lambda value: math.isfinite(value) and value >= 0, "0 or more, or 'auto'"
+            )
         self._require("rescale", Real, math.isfinite, "a finite number")
         self._require("time_limit", Real, lambda value: value > 0, "a number of seconds above 0")
         self._require("seed", Integral, lambda value: 0 <= value < 2**31, "a whole number from 0 to 2**31 - 1")
         if self.threads is not None:
             self._require("threads", Integral, lambda value: value >= 1, "a whole number of at least 1, or None")
-        if self.objective not in get_args(ObjectiveName):
-            raise InvalidSettingError(f"objective: found {self.objective!r}. Accepted: 'published', 'paper'.")
+        for name, choices in (("objective", ObjectiveName), ("formulation", FormulationName)):
+            if getattr(self, name) not in get_args(choices):
+                accepted = ", ".join(map(repr, get_args(choices)))
+                raise InvalidSettingError(f"{name}: found {getattr(self, name)!r}. Accepted: {accepted}.")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.formulation != "paper" and self.input_radius:
+            raise InvalidSettingError(
+                f"input_radius: found {self.input_radius}; formulation={self.formulation!r} takes inputs as points."
+            )
+        if self.binary and self.formulation != "exact":
+            raise InvalidSettingError("binary: scores of 0 or 1 go with formulation='exact'.")
+        if (self.loss_weight == "auto") != (self.units is not None):
+            raise InvalidSettingError("units: the share wanted goes with loss_weight='auto', and that needs it.")
+        if self.units is not None:
+            self._require("units", Real, lambda value: 0 < value < 1, "a share between 0 and 1")
+        if self.budget is not None:
+            self._check_budget(self.budget)
+
+    def _check_budget(self, budget: Mapping[str, Any]) -> None:
+        if self.loss_weight == "auto":
+            raise InvalidSettingError(
+                "budget: it takes the place of the sparsity term; leave out loss_weight='auto'."
+            )
+        measures = [name for name in BUDGETS if name in budget]
+        unknown = set(budget) - {*BUDGETS, "scope"}
+        if len(measures) != 1 or unknown or budget.get("scope", "layer") not in ("layer", "global"):
+            raise InvalidSettingError(
+                f"budget: found {dict(budget)}. Accepted: one of units, params, macs with the share kept, such as "
+                "{'units': 0.5}; units by layer unless {'units': 0.5, 'scope': 'global'}."
+            )
+        share = budget[measures[0]]
+        if not isinstance(share, int | float) or not 0 < share <= 1:
+            raise InvalidSettingError(f"budget: {measures[0]}={share!r}. Accepted: a share above 0 and up to 1.")
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "ignore": list(self.ignore)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from critical_neurons.network import Floats
+from critical_neurons.program import Rows
 
 
 class Status(Enum):
@@ -71,6 +72,9 @@ class Solution:
     sizes: Mapping[str, int]
     interrupted: bool = False
     """Whether it was the user who ended it."""
+    learnt: Rows | None = None
+    """Rows of the sources and tangents of the convex term that the solve added: with the program's own rows, the
+    linear program whose optimum is the bound."""
 
     @property
     def gap(self) -> float | None:

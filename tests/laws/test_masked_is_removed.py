@@ -11,7 +11,7 @@ from torch import nn
 
 import critical_neurons as cn
 from critical_neurons.errors import PlanMismatchError, PruningError
-from critical_neurons.plans import LayerPlan, Plan
+from critical_neurons.plans import LayerPlan, Plan, group_units
 from critical_neurons.pruning import check_removal
 from tests.zoo import ZOO, build_model, draw_inputs
 
@@ -26,15 +26,20 @@ SCORED = [name for name in ZOO if cn.inspect(build_model(name), draw_inputs(name
 
 
 def draw_plan(model, inputs, seed):
-    """Between one unit and all of every scored layer, at random."""
+    """Between one unit and all of every group, at random; as many in every block."""
     generator = np.random.default_rng(seed)
     network = cn.inspect(model, inputs)
-    layers = []
-    for layer in network.layers:
-        count = generator.integers(1, layer.size + 1) if layer.scored else layer.size
-        kept = np.sort(generator.permutation(layer.size)[:count])
-        layers.append(LayerPlan(layer.name, layer.size, kept, layer.reason or "drawn", layer.held_at))
-    return Plan(tuple(layers), "drawn", network.fingerprint.architecture, {})
+    stays = np.ones(network.unit_count + 1, dtype=bool)  # the last entry answers for NO_UNIT
+    for units, blocks in group_units(network.layers, network.groups):
+        dealt = units.reshape(blocks, -1)
+        count = generator.integers(1, dealt.shape[1] + 1)
+        for block in dealt:
+            stays[generator.permutation(block)[count:]] = False
+    layers = tuple(
+        LayerPlan(layer.name, layer.units, np.flatnonzero(stays[layer.units]), layer.reason or "drawn", layer.blocks)
+        for layer in network.layers
+    )
+    return Plan(layers, network.groups, network.holds, "drawn", network.fingerprint.architecture, {})
 
 
 def draw_trial(name, seed=0):
@@ -56,7 +61,7 @@ def differentiate(model, inputs):
 
 
 def test_most_of_the_zoo_can_be_pruned():
-    assert len(SCORED) >= 25
+    assert list(ZOO) == SCORED
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -93,6 +98,22 @@ def test_plans_change_outputs():
     assert changed >= len(SCORED) // 2
 
 
+def find_new_biases(model, inputs, plan):
+    """Layers without a bias get one where removed units leave a constant behind."""
+    stays = plan.stays
+    return {
+        f"{wiring.module}.bias"
+        for wiring in cn.inspect(model, inputs).wirings
+        if model.get_submodule(wiring.module).bias is None and wiring.constants[~stays[wiring.inputs]].any()
+    }
+
+
+def test_a_layer_without_a_bias_gets_one():
+    """Otherwise the allowance made for it below would never be used."""
+    model, inputs, plan = draw_trial("batch norm behind the relu of a convolution")
+    assert find_new_biases(model, inputs, plan) == {"3.bias"}
+
+
 @pytest.mark.parametrize("name", SCORED)
 def test_the_smaller_model_is_the_same_otherwise(name):
     model, inputs, plan = draw_trial(name)
@@ -108,7 +129,9 @@ def test_the_smaller_model_is_the_same_otherwise(name):
         assert type(old) is type(new)
         assert old.training == new.training
     old_state, new_state = model.state_dict(), smaller.state_dict()
-    assert list(old_state) == list(new_state)
+    gained = find_new_biases(model, inputs, plan)
+    assert [key for key in new_state if key not in gained] == list(old_state)
+    assert gained <= set(new_state)
     for key in old_state:
         assert old_state[key].dtype == new_state[key].dtype
         assert old_state[key].device == new_state[key].device
@@ -160,14 +183,16 @@ def test_masks_stay_at_zero_under_training(name):
     masked = cn.mask(model, plan).train()
     for _ in range(2):
         differentiate(masked, inputs)
-    seen = {}
-    for layer in plan.layers:
-        if len(layer.removed):
-            masked.get_submodule(layer.held_at).register_forward_hook(
-                lambda module, args, output, layer=layer: seen.__setitem__(layer.name, output[:, layer.removed])
-            )
+    seen, held, stays = {}, set(), plan.stays
+    for hold in plan.holds:
+        channels = np.flatnonzero(~stays[hold.units])
+        held.update(hold.units[channels].tolist())
+        masked.get_submodule(hold.module).register_forward_hook(
+            lambda module, args, output, at=hold.module, channels=channels: seen.__setitem__(at, output[:, channels])
+        )
     masked(inputs)
-    assert set(seen) == set(plan.removed)
+    assert held == set(np.flatnonzero(~stays).tolist())
+    assert set(seen) == {hold.module for hold in plan.holds}
     assert all(torch.count_nonzero(values) == 0 for values in seen.values())
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from critical_neurons.bounding import bound_network
-from critical_neurons.network import Relu
+from critical_neurons.network import MaxPool, Relu
 from tests.zoo import ZOO, Case, draw_inputs, share_case
 
 ROUNDING = 1e-12
@@ -22,10 +22,11 @@ SHIFTS = st.sampled_from([-5.0, 0.0, 5.0])
 def assert_inside(case: Case, centres, points, radius):
     bounds = bound_network(case.network, centres, radius=radius)
     values = case.network.evaluate(points)
-    relus = [(index, op) for index, op in enumerate(case.network.ops) if isinstance(op, Relu)]
-    assert [index for index, _ in relus] == list(bounds.before_relu)
-    for index, op in relus:
-        interval, value = bounds.before_relu[index], values[op.source]
+    intervals = {**bounds.before_relu, **bounds.before_pool}
+    bounded = {index: op for index, op in enumerate(case.network.ops) if isinstance(op, Relu | MaxPool)}
+    assert sorted(intervals) == list(bounded)
+    for index, op in bounded.items():
+        interval, value = intervals[index], values[op.source]
         slack = ROUNDING * (1.0 + np.abs(value))
         assert np.all(interval.lower - slack <= value)
         assert np.all(value <= interval.upper + slack)

@@ -1,0 +1,44 @@
+"""Encoding: network, bounds and labels to program. One file per formulation; this one picks it by name."""
+
+from __future__ import annotations
+
+from critical_neurons.bounds import Bounds
+from critical_neurons.encoding.exact import encode_exact
+from critical_neurons.encoding.linearised import encode_linearised
+from critical_neurons.encoding.literal import encode_literal
+from critical_neurons.encoding.objective import Budget, Goal, Objective, budget_network
+from critical_neurons.encoding.paper import encode_paper
+from critical_neurons.errors import InvalidSettingError
+from critical_neurons.network import Ints, Network
+from critical_neurons.program import Program
+from critical_neurons.settings import FormulationName
+
+__all__ = ["Budget", "Goal", "Objective", "budget_network", "encode", "encode_literal"]
+
+
+def encode(
+    network: Network,
+    bounds: Bounds,
+    labels: Ints,
+    goal: Goal | None = None,
+    *,
+    formulation: FormulationName = "paper",
+    integer: bool = True,
+    binary: bool = False,
+) -> Program:
+    """The eliminated program of a formulation. The goal is an `Objective` (the published one) or a `Budget`.
+
+    `paper` takes bounds at any radius, `linearised` at radius 0, `exact` those of `bound_network(..., pruned=True)`.
+    """
+    wanted = goal or Objective()
+    match formulation:
+        case "paper":
+            return encode_paper(network, bounds, labels, wanted, integer=integer)
+        case "exact":
+            return encode_exact(network, bounds, labels, wanted, integer=integer, binary=binary)
+        case "linearised":
+            return encode_linearised(network, bounds, labels, wanted)
+        case _:
+            raise InvalidSettingError(
+                f"formulation: found {formulation!r}. Accepted: 'paper', 'exact', 'linearised'."
+            )

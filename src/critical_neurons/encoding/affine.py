@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import assert_never
+from typing import Protocol, assert_never
 
 import numpy as np
 from scipy import sparse
 
-from critical_neurons.bounds import Bounds
+from critical_neurons.bounds import Bounds, Interval
 from critical_neurons.encoding.pools import Pool, resolve_windows, winners_are_safe
-from critical_neurons.encoding.shrinking import find_shrinks
 from critical_neurons.network import (
     NO_UNIT,
     Affine,
@@ -35,6 +34,8 @@ from critical_neurons.network import (
     Sum,
     add_up,
     join_channels,
+    pool_maximum,
+    rectify,
 )
 
 CHUNK_BYTES = 64 * 2**20
@@ -45,12 +46,13 @@ CHUNK_BYTES = 64 * 2**20
 class Gate:
     """One ReLU on the whole batch; arrays are (batch, *shape).
 
-    `shrink` is what p loses at this ReLU when the score of its unit goes from 1 to 0. `explicit` are the flat indices
-    with L < 0 < U; the columns `first`, `first + 1`, … times `tops`, their U, are their activations.
+    `shrink` is what p loses at this ReLU when the score of its unit goes from 1 to 0, and q = p - (1 - s) shrink.
+    `explicit` are the flat indices that are neither live nor dead; the columns `first`, `first + 1`, … times `tops`,
+    their U, are their activations. Elsewhere floor <= q <= ceiling is a row; at explicit ones `floor` is the least q.
     """
 
-    lower: Floats
-    upper: Floats
+    floor: Floats
+    ceiling: Floats
     shrink: Floats
     live: Bools
     explicit: Ints
@@ -74,8 +76,31 @@ class Evaluation:
     logits: Floats
 
 
+@dataclass(frozen=True)
+class Decision:
+    """What a formulation says of one ReLU: where it is live and where dead, and the limits of q (see `Gate`)."""
+
+    live: Bools
+    dead: Bools
+    floor: Floats
+    ceiling: Floats
+
+
+class Formulation(Protocol):
+    """How a program reads the bounds."""
+
+    fixes_windows: bool
+    """Whether a max pool keeps the winner it has at the data point, safe or not."""
+
+    def shrinks(self, network: Network, bounds: Bounds) -> dict[int, Floats]:
+        """By the index of each ReLU: what q loses when its score goes from 1 to 0."""
+
+    def decide(self, op: Relu, interval: Interval, shrink: Floats, *, fixed: bool) -> Decision:
+        """`fixed`: p depends on no column."""
+
+
 class AffineNetwork:
-    def __init__(self, network: Network, bounds: Bounds) -> None:
+    def __init__(self, network: Network, bounds: Bounds, formulation: Formulation) -> None:
         self.unit_count = self.column_count = network.unit_count
         self.batch_size = len(bounds.inputs)
         self._ops = network.ops
@@ -84,21 +109,26 @@ class AffineNetwork:
         self._depends = _find_dependent(network.ops)
         self._constants: dict[int, Floats] = {}
         self._last: tuple[Floats, Evaluation] | None = None
-        self._resolve(bounds, find_shrinks(network, bounds))
+        self._resolve(bounds, formulation, formulation.shrinks(network, bounds))
 
-    def _resolve(self, bounds: Bounds, shrinks: dict[int, Floats]) -> None:
+    def _resolve(self, bounds: Bounds, formulation: Formulation, shrinks: dict[int, Floats]) -> None:
         """Decide gates and windows, op after op, and evaluate the network where every column is 0."""
         values: dict[int, Floats] = {}
         shrunk: dict[int, Floats] = {}
         for index, op in enumerate(self._ops):
             match op:
                 case Relu():
-                    gate = _gate(op, bounds, index, shrinks[index], self.column_count, self.unit_count)
+                    interval, shrink = bounds.before_relu[index], shrinks[index]
+                    decision = formulation.decide(op, interval, shrink, fixed=not self._depends[op.source])
+                    gate = _gate(op, interval, shrink, decision, self.column_count, self.unit_count)
                     self.gates[index] = gate
                     self.column_count += len(gate.explicit)
                 case MaxPool():
                     pool = resolve_windows(op, bounds.before_pool[index].upper, self.column_count)
-                    safe = winners_are_safe(pool, values[op.source], self._differentiate_pairs(op, pool))
+                    if formulation.fixes_windows:
+                        safe = np.ones(len(pool.explicit), dtype=bool)
+                    else:
+                        safe = winners_are_safe(pool, values[op.source], self._differentiate_pairs(op, pool))
                     self.pools[index] = pool.settle(safe)
                     self.column_count += len(self.pools[index].explicit)
                 case Input() | Affine() | Sum() | Concat():
@@ -174,6 +204,23 @@ class AffineNetwork:
         for index, part in parts.items():
             columns[part.columns] = values[index].reshape(-1)[part.explicit] / part.tops
         return columns
+
+    def complete(self, columns: Floats) -> Floats:
+        """The columns with the same scores and every explicit value as a forward pass gives it: h = max(q, 0)."""
+        completed = columns[: self.column_count].copy()
+        values: dict[int, Floats] = dict(self._constants)
+        shrunk: dict[int, Floats] = {}
+        for index, op in enumerate(self._ops):
+            if not self._depends[index]:
+                continue
+            values[index] = self._step(index, op, values, shrunk, completed, None)
+            part = self.gates.get(index) or self.pools.get(index)
+            if part is not None and len(part.explicit):
+                assert isinstance(op, Relu | MaxPool)
+                true = rectify(shrunk[index]) if isinstance(op, Relu) else pool_maximum(op, values[op.source])
+                completed[part.columns] = true.reshape(-1)[part.explicit] / part.tops
+                values[index].reshape(-1)[part.explicit] = true.reshape(-1)[part.explicit]
+        return completed
 
     def differentiate_logits(self, seeds: Floats, samples: Ints) -> sparse.csr_array:
         """Coefficients of `seeds[r] · logits[samples[r]]`, one row each; seeds is (rows, classes)."""
@@ -258,22 +305,21 @@ class AffineNetwork:
         return _assemble(scores, explicit, self.column_count)
 
 
-def _gate(op: Relu, bounds: Bounds, index: int, shrink: Floats, first: int, unit_count: int) -> Gate:
-    lower, upper = bounds.before_relu[index].lower, bounds.before_relu[index].upper
-    explicit = np.flatnonzero((lower < 0) & (upper > 0))
+def _gate(op: Relu, interval: Interval, shrink: Floats, decision: Decision, first: int, unit_count: int) -> Gate:
+    explicit = np.flatnonzero(~decision.live & ~decision.dead)
     units = op.units.reshape(-1)
     scored = np.flatnonzero(units != NO_UNIT)
     return Gate(
-        lower=lower,
-        upper=upper,
+        floor=decision.floor,
+        ceiling=decision.ceiling,
         shrink=shrink,
-        live=(lower >= 0) & (upper > 0),
+        live=decision.live,
         explicit=explicit,
-        tops=upper.reshape(-1)[explicit],
+        tops=interval.upper.reshape(-1)[explicit],
         first=first,
         units=op.units,
         scatter=sparse.csr_array((np.ones(len(scored)), (scored, units[scored])), shape=(len(units), unit_count)),
-        scale=float(max(np.abs(lower).max(), np.abs(upper).max())) or 1.0,
+        scale=float(max(np.abs(interval.lower).max(), np.abs(interval.upper).max())) or 1.0,
     )
 
 

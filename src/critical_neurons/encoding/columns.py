@@ -7,13 +7,15 @@ choices of the max pools; the sparsity term; one softmax value per data point.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import assert_never
 
 import numpy as np
+from scipy import sparse
 
-from critical_neurons.encoding.objective import Objective, encode_sparsity
+from critical_neurons.encoding.objective import Budget, Goal, Objective, encode_sparsity
 from critical_neurons.encoding.softmax import SoftmaxTerm
-from critical_neurons.network import Bools, Floats
-from critical_neurons.program import Program, Rows, RowSource, lay_out, stack_rows
+from critical_neurons.network import Bools, Floats, Network
+from critical_neurons.program import Program, Rows, RowSource, lay_out, stack_rows, widen
 
 
 def lay_out_columns(unit_count: int, activation_count: int, gate_count: int, batch_size: int) -> dict[str, slice]:
@@ -28,8 +30,8 @@ def lay_out_columns(unit_count: int, activation_count: int, gate_count: int, bat
 
 def assemble_program(
     blocks: Mapping[str, slice],
-    objective: Objective,
-    sizes: tuple[int, ...],
+    goal: Goal,
+    network: Network,
     term: SoftmaxTerm,
     *,
     rows: Rows,
@@ -38,40 +40,48 @@ def assemble_program(
     gates: Bools,
     integer: Bools | bool,
 ) -> Program:
-    """Minimise sparsity + weight · softmax over 0 <= s, z <= 1 and 0 <= h, under the given rows and sources.
+    """Minimise the goal over 0 <= s, z <= 1 and 0 <= h, under the given rows and sources.
 
-    `activations` are those of the unpruned network, one per column of their block: with every score at 1 they
-    are the start, `gates` among them. `integer` says which gates must be 0 or 1.
+    `activations` and `gates` are those of the unpruned network, one per column of their blocks: with every score at 1
+    they are the start, unless a budget forbids it. `integer` says which gates must be 0 or 1.
     """
     column_count = blocks["softmax"].stop
     sparsity = blocks["sparsity"].start
-
     cost = np.zeros(column_count)
-    cost[sparsity] = 1.0
-    cost[blocks["softmax"]] = objective.softmax_weight(len(term.labels))
     lower = np.zeros(column_count)
-    lower[sparsity] = -np.inf
     upper = np.full(column_count, np.inf)
     upper[blocks["score"]] = upper[blocks["gate"]] = 1.0
-    integral = np.zeros(column_count, dtype=bool)
-    integral[blocks["gate"]] = integer
-
-    sparsity_rows = encode_sparsity(objective, sizes, sparsity, column_count)
     start = np.zeros(column_count)
     start[blocks["score"]] = 1.0
     start[blocks["activation"]] = activations
     start[blocks["gate"]] = gates
-    start[sparsity] = (sparsity_rows.lower - sparsity_rows.matrix @ start).max()
+    match goal:
+        case Objective():
+            goal_rows = encode_sparsity(goal, network.groups, sparsity, column_count)
+            start[sparsity] = (goal_rows.lower - goal_rows.matrix @ start).max()
+            cost[sparsity], lower[sparsity] = 1.0, -np.inf
+            cost[blocks["softmax"]] = goal.softmax_weight(len(term.labels))
+        case Budget():
+            weights = widen(sparse.csr_array(goal.weights), column_count)
+            goal_rows = Rows(weights, np.full(len(goal.limits), -np.inf), goal.limits)
+            upper[sparsity] = 0.0
+            cost[blocks["softmax"]] = 1.0 / len(term.labels)
+        case _:
+            assert_never(goal)
+    integral = np.zeros(column_count, dtype=bool)
+    integral[blocks["gate"]] = integer
     start[blocks["softmax"]] = term.values(start)
+    met = bool(np.all(goal_rows.matrix @ start <= goal_rows.upper))
     return Program(
         blocks=blocks,
         cost=cost,
         lower=lower,
         upper=upper,
         integer=integral,
-        rows=stack_rows([sparsity_rows, rows], column_count),
+        rows=stack_rows([goal_rows, rows], column_count),
         sources=sources,
         term=term,
-        start=start,
+        start=start if met else None,
+        unpruned=start,
         tie_break=(np.arange(column_count) < blocks["score"].stop).astype(np.float64),
     )

@@ -21,7 +21,7 @@ from scipy import sparse
 from critical_neurons.bounds import Bounds, Interval
 from critical_neurons.encoding.affine import CHUNK_BYTES
 from critical_neurons.encoding.columns import assemble_program, lay_out_columns
-from critical_neurons.encoding.objective import Objective
+from critical_neurons.encoding.objective import Goal
 from critical_neurons.encoding.shrinking import find_shrinks
 from critical_neurons.encoding.softmax import SoftmaxTerm
 from critical_neurons.network import (
@@ -48,9 +48,7 @@ from critical_neurons.network import (
 from critical_neurons.program import Program, Rows, stack_rows
 
 
-def encode_literal(
-    network: Network, bounds: Bounds, labels: Ints, objective: Objective, *, integer: bool = True
-) -> Program:
+def encode_literal(network: Network, bounds: Bounds, labels: Ints, goal: Goal, *, integer: bool = True) -> Program:
     values = network.evaluate(bounds.inputs)
     explicit = [index for index, op in enumerate(network.ops) if isinstance(op, Relu | MaxPool)]
     activations = np.concatenate([values[index].reshape(-1) for index in explicit])
@@ -62,8 +60,8 @@ def encode_literal(
     logits, rows = _write_out(network, bounds, blocks)
     return assemble_program(
         blocks,
-        objective,
-        network.groups,
+        goal,
+        network,
         SoftmaxTerm(logits, labels, blocks["softmax"], blocks["softmax"].stop),
         rows=rows,
         sources=(),

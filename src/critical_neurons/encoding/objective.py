@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from scipy import sparse
+from scipy.optimize import brentq
 
-from critical_neurons.network import Floats
+from critical_neurons.errors import InvalidSettingError
+from critical_neurons.network import Floats, Measure, Network, count_cost, differentiate_cost
 from critical_neurons.program import Rows
 from critical_neurons.settings import ObjectiveName
 
@@ -28,6 +31,51 @@ class Objective:
 
     def softmax_weight(self, batch_size: int) -> float:
         return self.loss_weight / batch_size if self.name == "published" else self.loss_weight
+
+
+@dataclass(frozen=True, eq=False)
+class Budget:
+    """At most so much kept, in place of the sparsity term: weights (rows, units) · scores <= limits.
+
+    What is minimised is the softmax term alone, averaged over the data points.
+    """
+
+    weights: Floats
+    limits: Floats
+
+
+Goal: TypeAlias = Objective | Budget
+
+
+def budget_network(network: Network, measure: Measure, share: float, *, by_layer: bool) -> Budget:
+    """The share of the units, of every group or of all, or of the parameters or multiply-adds of the network.
+
+    Those are products of what two neighbouring layers keep; they are linearised where every unit is kept by the same
+    part and the whole is the share.
+    """
+    units = network.unit_count
+    if measure == "units":
+        starts = np.repeat(np.arange(len(network.groups)), network.groups)
+        rows = np.eye(len(network.groups))[:, starts] if by_layer else np.ones((1, units))
+        return Budget(rows, np.floor(share * rows.sum(axis=1) + 1e-9))
+
+    def cost(part: float) -> float:
+        return count_cost(network.wirings, _keep(part, units), measure)
+
+    limit = share * cost(1.0)
+    if cost(0.0) > limit:
+        raise InvalidSettingError(
+            f"budget: {measure} cannot fall to {share:.4g} of what they are; what is not scored alone takes "
+            f"{cost(0.0) / cost(1.0):.4g}."
+        )
+    part = float(brentq(lambda p: cost(p) - limit, 0.0, 1.0))
+    slope = differentiate_cost(network.wirings, _keep(part, units), measure)[:units]
+    slope /= slope.max()
+    return Budget(slope[None], np.array([part * slope.sum()]))
+
+
+def _keep(part: float, units: int) -> Floats:
+    return np.append(np.full(units, part), 1.0)
 
 
 def encode_sparsity(objective: Objective, sizes: tuple[int, ...], column: int, column_count: int) -> Rows:

@@ -26,7 +26,7 @@ class ReluRows:
         self._affine = affine
         self._gate_columns = gate_columns
         self._column_count = column_count
-        self._ends = np.cumsum([gate.lower.size for gate in affine.gates.values()])
+        self._ends = np.cumsum([gate.floor.size for gate in affine.gates.values()])
 
     @property
     def count(self) -> int:
@@ -46,12 +46,12 @@ class ReluRows:
         return np.concatenate(parts)
 
     def _limits(self, index: int, gate: Gate, point: Floats) -> tuple[Floats, Floats]:
-        lower = np.minimum(gate.lower, 0.0).reshape(-1)
-        upper = np.maximum(gate.upper, 0.0).reshape(-1)
-        if len(gate.explicit):
-            activation, z = gate.tops * point[gate.columns], point[self._gate_columns[index]]
-            lower[gate.explicit] = activation + (1.0 - z) * gate.lower.reshape(-1)[gate.explicit]
-            upper[gate.explicit] = activation
+        if len(gate.explicit) == 0:
+            return gate.floor.reshape(-1), gate.ceiling.reshape(-1)
+        lower, upper = gate.floor.flatten(), gate.ceiling.flatten()
+        activation, z = gate.tops * point[gate.columns], point[self._gate_columns[index]]
+        lower[gate.explicit] = activation + (1.0 - z) * lower[gate.explicit]
+        upper[gate.explicit] = activation
         return lower, upper
 
     def build(self, numbers: Ints) -> Rows:
@@ -69,8 +69,8 @@ class ReluRows:
         parts = [
             Rows(
                 forms[np.flatnonzero(~unstable)],
-                np.minimum(gate.lower.reshape(-1)[stable], 0.0) - offset[~unstable],
-                np.maximum(gate.upper.reshape(-1)[stable], 0.0) - offset[~unstable],
+                gate.floor.reshape(-1)[stable] - offset[~unstable],
+                gate.ceiling.reshape(-1)[stable] - offset[~unstable],
             )
         ]
         if unstable.any():
@@ -83,7 +83,7 @@ class ReluRows:
     ) -> list[Rows]:
         """q - y U + L z >= L and q - y U <= 0."""
         numbers = np.searchsorted(gate.explicit, elements)
-        lower = gate.lower.reshape(-1)[elements]
+        lower = gate.floor.reshape(-1)[elements]
         activation = _place(gate.tops[numbers], gate.first + numbers, self._column_count)
         z = _place(lower, self._gate_columns[index].start + numbers, self._column_count)
         nothing = np.full(len(elements), np.inf)

@@ -32,6 +32,17 @@ class Channels:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """The output channels of a layer, and the numbers of `network.Wiring`."""
+
+    size: int
+    kernel: int
+    positions: int
+    groups: int
+    extras: int
+
+
+@dataclass(frozen=True)
 class Findings:
     """What is known of the units when all is read."""
 
@@ -63,13 +74,13 @@ class ChannelTracker:
         incoming: Channels,
         name: str,
         kind: str,
-        size: int,
+        cost: Cost,
         *,
-        groups: int = 1,
         padded: bool,
         obstacle: str = "",
     ) -> Channels:
-        """A layer reads the incoming channels, all of them or block by block, and makes `size` new units."""
+        """A layer reads the incoming channels, all of them or block by block, and makes new units."""
+        size, groups = cost.size, cost.groups
         self._require_rectified(incoming, name)
         if padded:
             self._block(incoming.units[incoming.constants != 0], f"{name} pads the constant its removal would leave")
@@ -79,10 +90,11 @@ class ChannelTracker:
             self._block(incoming.units, f"it feeds {name}, {obstacle}")
         units = np.arange(self._count, self._count + size)
         self._add_layer(name, kind, size, reason=f"it is {obstacle}" if obstacle else "", blocks=groups)
-        return self._compute(incoming, name, units)
+        return self._compute(incoming, name, units, cost)
 
-    def filter(self, incoming: Channels, name: str, kind: str, size: int, *, padded: bool) -> Channels:
+    def filter(self, incoming: Channels, name: str, kind: str, cost: Cost, *, padded: bool) -> Channels:
         """A depthwise convolution: a layer whose units are those of the channels it reads."""
+        size = cost.size
         units = np.arange(self._count, self._count + size)
         read = np.repeat(incoming.units, size // len(incoming.units))
         stays = bool((read == NO_UNIT).any())
@@ -94,11 +106,12 @@ class ChannelTracker:
         self._require_rectified(incoming, name)
         if padded:
             self._block(incoming.units[incoming.constants != 0], f"{name} pads the constant its removal would leave")
-        return self._compute(incoming, name, units)
+        return self._compute(incoming, name, units, cost)
 
-    def scale(self, incoming: Channels, name: str, scale: Floats, offset: Floats) -> Channels:
+    def scale(self, incoming: Channels, name: str, scale: Floats, offset: Floats, *, parameters: int) -> Channels:
         """A module with a factor and an offset per channel."""
-        self._wirings.append(Wiring(name, incoming.units, incoming.units, np.zeros(len(incoming.units))))
+        nothing = np.zeros(len(incoming.units))
+        self._wirings.append(Wiring(name, incoming.units, incoming.units, nothing, extras=parameters))
         open_units = np.where(incoming.rectified, NO_UNIT, incoming.units)
         constants = np.where(incoming.rectified, scale * incoming.constants + offset, 0.0)
         return replace(incoming, constants=constants, holds=(Hold(name, open_units),))
@@ -185,12 +198,23 @@ class ChannelTracker:
             tuple(replace(op, units=number[op.units]) if isinstance(op, Relu) else op for op in ops),
             tuple(replace(layer, units=number[layer.units]) for layer in self._layers),
             tuple(groups),
-            tuple(Wiring(w.module, number[w.inputs], number[w.outputs], w.constants) for w in self._wirings),
+            tuple(replace(w, inputs=number[w.inputs], outputs=number[w.outputs]) for w in self._wirings),
             tuple(Hold(hold.module, number[hold.units]) for hold in self._holds.values()),
         )
 
-    def _compute(self, incoming: Channels, name: str, units: Ints) -> Channels:
-        self._wirings.append(Wiring(name, incoming.units, units, incoming.constants))
+    def _compute(self, incoming: Channels, name: str, units: Ints, cost: Cost) -> Channels:
+        self._wirings.append(
+            Wiring(
+                name,
+                incoming.units,
+                units,
+                incoming.constants,
+                kernel=cost.kernel,
+                positions=cost.positions,
+                groups=cost.groups,
+                extras=cost.extras,
+            )
+        )
         return Channels(units, np.zeros(len(units), dtype=bool), np.zeros(len(units)), (Hold(name, units),))
 
     def _add_layer(self, name: str, kind: str, size: int, *, reason: str, blocks: int = 1) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -12,7 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from critical_neurons.errors import UnreadableModelError
 from critical_neurons.network import Affine, Concat, Input, MaxPool, Op, Relu, Sum
-from critical_neurons.reading.channels import Channels, ChannelTracker
+from critical_neurons.reading.channels import Channels, ChannelTracker, Cost
 from critical_neurons.reading.maps import ReshapeMap, ScaleMap
 from critical_neurons.reading.registry import (
     SLICEABLE,
@@ -106,17 +107,18 @@ class Walk(fx.Interpreter):
             case Mixes():
                 self._call_once(call)
                 obstacle = reading.obstacle or _obstacle(call)
-                channels = tracker.mix(
-                    incoming, name, kind, shape[0], groups=reading.groups, padded=reading.padded, obstacle=obstacle
-                )
+                cost = _cost(call, reading.groups)
+                channels = tracker.mix(incoming, name, kind, cost, padded=reading.padded, obstacle=obstacle)
                 return self._add(Affine(name, source, shape, reading.map), channels)
             case Filters():
                 self._call_once(call)
-                channels = tracker.filter(incoming, name, kind, shape[0], padded=reading.padded)
+                cost = _cost(call, call.input_shape[0])
+                channels = tracker.filter(incoming, name, kind, cost, padded=reading.padded)
                 return self._add(Affine(name, source, shape, reading.map, keeps_channels=True), channels)
             case Scales():
                 self._call_once(call)
-                channels = tracker.scale(incoming, name, reading.scale, reading.offset)
+                parameters = 0 if call.module is None else len(list(call.module.parameters()))
+                channels = tracker.scale(incoming, name, reading.scale, reading.offset, parameters=parameters)
                 op = Affine(name, source, shape, ScaleMap(reading.scale, reading.offset), keeps_channels=True)
                 return self._add(op, channels)
             case KeepsChannels():
@@ -226,6 +228,18 @@ class Walk(fx.Interpreter):
         if reader is None:
             raise UnreadableModelError(_unreadable(n, module))
         return reader
+
+
+def _cost(call: Call, groups: int) -> Cost:
+    """Weights per pair of channels, and how often each is used."""
+    weight = getattr(call.module, "weight", None)
+    return Cost(
+        size=call.output_shape[0],
+        kernel=math.prod(weight.shape[2:]) if isinstance(weight, Tensor) else 0,
+        positions=math.prod(call.output_shape[1:]),
+        groups=groups,
+        extras=int(getattr(call.module, "bias", None) is not None),
+    )
 
 
 def _renumber(op: Op, number: dict[int, int]) -> Op:

@@ -7,14 +7,20 @@ __all__ = ["Capability", "Limits", "Report", "Solver", "find_solver", "ignore_pr
 
 
 def find_solver(name: str) -> Solver:
-    """`highs`, or `cvxpy:NAME` for any solver of CVXPY."""
+    """`highs`, `scip`, or `cvxpy:NAME` for any solver of CVXPY."""
     if name == "highs":
         from critical_neurons.solving.highs import HighsSolver
 
         return HighsSolver()
+    if name == "scip":
+        from critical_neurons.solving.scip import ScipSolver
+
+        return ScipSolver()
     family, _, inner = name.partition(":")
     if family == "cvxpy" and inner:
         from critical_neurons.solving.conic import ConicSolver
 
         return ConicSolver(inner)
-    raise InvalidSettingError(f"solver: found {name!r}. Accepted: 'highs', or 'cvxpy:NAME' such as 'cvxpy:CLARABEL'.")
+    raise InvalidSettingError(
+        f"solver: found {name!r}. Accepted: 'highs', 'scip', or 'cvxpy:NAME' such as 'cvxpy:CLARABEL'."
+    )

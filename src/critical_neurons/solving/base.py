@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+from critical_neurons.errors import InvalidSettingError
 from critical_neurons.program import Program
 from critical_neurons.solution import Solution, Step
 
@@ -20,12 +21,16 @@ class Capability(Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """When to stop: at a relative gap, or after so many seconds. `threads=None` leaves the number to the solver."""
+    """When to stop: at a relative gap, or after so many seconds. `threads=None` leaves the number to the solver.
+
+    `options` are the solver's own, by the names it has for them.
+    """
 
     time_limit: float = 300.0
     gap: float = 1e-4
     threads: int | None = None
     seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Solver(Protocol):
@@ -34,6 +39,9 @@ class Solver(Protocol):
 
     @property
     def capabilities(self) -> frozenset[Capability]: ...
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise `InvalidSettingError` on an option this solver does not have, or not with this value."""
 
     def solve(self, program: Program, limits: Limits, report: Report) -> Solution:
         """Solve the program, calling `report` with each step of progress.
@@ -44,3 +52,12 @@ class Solver(Protocol):
 
 def ignore_progress(step: Step) -> None:
     """A report that nobody reads."""
+
+
+def refuse_settled(solver: str, options: Mapping[str, Any], settled: Mapping[str, str | None]) -> None:
+    """Options that another setting decides, by the name of that setting; None: nobody may."""
+    for option in options:
+        if option in settled:
+            setting = settled[option]
+            advice = f"Use {setting}= instead." if setting else "Leave it out."
+            raise InvalidSettingError(f"solver_options: {option} of {solver} is set here already. {advice}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from critical_neurons.errors import InvalidSettingError, MissingExtraError, Solv
 from critical_neurons.network import Floats, Ints
 from critical_neurons.program import Program, Rows
 from critical_neurons.solution import Solution, Status, Step
-from critical_neurons.solving.base import Capability, Limits, Report
+from critical_neurons.solving.base import Capability, Limits, Report, refuse_settled
 
 ROW_TOLERANCE = 1e-5
 """Largest violation of a row, relative to its largest coefficient, in a point that is called feasible."""
@@ -54,6 +54,8 @@ _OPTIONS: dict[str, Callable[[float, Limits], dict[str, Any]]] = {
 }
 """How a solver is told when to stop; one without an entry runs to its own end. 0 threads: as many as it likes."""
 
+_SETTLED = {"solver": "solver", "time_limit": "time_limit", "time_limit_secs": "time_limit", "max_threads": "threads"}
+
 
 class ConicSolver:
     def __init__(self, inner: str) -> None:
@@ -73,7 +75,24 @@ class ConicSolver:
     def name(self) -> str:
         return f"cvxpy:{self._inner}"
 
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """CVXPY keeps no list of them, so each is tried on a problem of one variable and one exponential cone."""
+        refuse_settled(self.name, options, _SETTLED)
+        cp = _cvxpy()
+        x = cp.Variable()
+        problem = cp.Problem(cp.Minimize(cp.exp(x)), [x >= 0])
+        for option, value in options.items():
+            try:
+                self._call(problem, {option: value})
+            except cp.error.SolverError:
+                continue  # understood, and too strict to solve even this
+            except Exception as error:
+                raise InvalidSettingError(
+                    f"solver_options: {self.name} does not take {option}={value!r} ({error})."
+                ) from error
+
     def solve(self, program: Program, limits: Limits, report: Report) -> Solution:
+        self.check_options(limits.options)
         if program.integer.any() and Capability.INTEGER not in self.capabilities:
             raise SolverError(
                 f"{self.name} cannot solve programs with integer columns. Use integer=False, or a solver that can."
@@ -111,14 +130,23 @@ class ConicSolver:
         )
 
     def _run(self, problem: Any, seconds: float, limits: Limits) -> Status:
-        options = _OPTIONS[self._inner](seconds, limits) if self._inner in _OPTIONS else {}
+        ours = _OPTIONS[self._inner](seconds, limits) if self._inner in _OPTIONS else {}
+        try:
+            self._call(problem, _merge(ours, limits.options))
+        except Exception as error:
+            raise SolverError(f"{self.name} failed: {error}") from error
+        return _STATUSES.get(problem.status, Status.FAILED)
+
+    def _call(self, problem: Any, options: Mapping[str, Any]) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "may be inaccurate": the status says so
-            try:
-                problem.solve(solver=self._inner, **options)
-            except Exception as error:
-                raise SolverError(f"{self.name} failed: {error}") from error
-        return _STATUSES.get(problem.status, Status.FAILED)
+            problem.solve(solver=self._inner, **options)
+
+
+def _merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's options go first; a dictionary in both, such as `mosek_params`, is merged."""
+    both = {key: {**ours[key], **theirs[key]} for key in ours.keys() & theirs if isinstance(ours[key], dict)}
+    return {**ours, **theirs, **both}
 
 
 class _Problem:

@@ -5,25 +5,25 @@ of the convex term join the program, and the engine goes on from where it was. E
 each point that violates nothing is an incumbent once its convex term is raised to the true value.
 
 With integer columns the relaxation is solved first, to collect rows and cuts. Then in rounds: the engine solves the
-integer program as far as it is written; its integer columns are fixed and the continuous rest is solved to the end,
-which gives an incumbent and more rows and cuts, valid for the whole program.
+integer program as far as it is written, or as far as its share of the time goes; the integer columns of its best point
+are fixed and the continuous rest is solved to the end, which gives an incumbent and more rows and cuts, valid for the
+whole program.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import Enum
-from typing import Protocol
 
 import numpy as np
 from scipy import sparse
 
-from critical_neurons.network import Floats, Ints
-from critical_neurons.program import Program, Rows
+from critical_neurons.network import Floats
+from critical_neurons.program import Program, Rows, stack_rows
 from critical_neurons.solution import Solution, Status, Step, relative_gap
 from critical_neurons.solving.base import Limits, Report
+from critical_neurons.solving.engine import LinearEngine, LinearResult, Outcome
 
 FEASIBILITY_TOLERANCE = 1e-6
 """Largest violation of a row, relative to the scale of its ReLU, that still counts as satisfied."""
@@ -43,34 +43,9 @@ INNER_SHARE = 0.1
 TIE_BREAK_SHARE = 0.1
 """Share of the gap tolerance left to the tie-break."""
 
-
-class Outcome(Enum):
-    OPTIMAL = "optimal"
-    INFEASIBLE = "infeasible"
-    UNBOUNDED = "unbounded"
-    STOPPED = "stopped"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class LinearResult:
-    outcome: Outcome
-    point: Floats | None
-    bound: float
-
-
-class LinearEngine(Protocol):
-    """A mixed integer linear program that grows by rows. Continuous until told otherwise."""
-
-    def add_rows(self, rows: Rows) -> None: ...
-
-    def change_cost(self, cost: Floats) -> None: ...
-
-    def change_bounds(self, columns: Ints, lower: Floats, upper: Floats) -> None: ...
-
-    def solve(self, seconds: float) -> LinearResult: ...
-
-    def solve_integer(self, seconds: float, gap: float, start: Floats | None) -> LinearResult: ...
+INTEGER_TIME_SHARES = (0.1, 0.3, 0.8)
+"""Shares of the remaining time that integer programs may take, one after the other as they are stopped. The first
+miss rows and cuts, which their best points tell; what is left is for what the last point is worth."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +70,11 @@ class _Stop(Exception):
 
 
 class CutLoop:
-    def __init__(self, engine: LinearEngine, program: Program, limits: Limits, report: Report) -> None:
-        self._engine = engine
+    def __init__(
+        self, build: Callable[[Program, Limits], LinearEngine], program: Program, limits: Limits, report: Report
+    ) -> None:
+        """`build` puts the linear part of the program into an engine. That takes time too, and can be interrupted."""
+        self._build = build
         self._program = program
         self._limits = limits
         self._report = report
@@ -106,7 +84,9 @@ class CutLoop:
         self._bound: float | None = None
         self._history: list[Step] = []
         self._known = [np.zeros(source.count, dtype=bool) for source in program.sources]
+        self._learnt: list[Rows] = []
         self._row_count = 0
+        self._stops = 0
         self._cut_count = 0
         self._integers = np.flatnonzero(program.integer)
 
@@ -137,12 +117,15 @@ class CutLoop:
                 "cuts": self._cut_count,
             },
             interrupted=interrupted,
+            learnt=stack_rows(self._learnt, self._program.column_count),
         )
 
     def _search(self) -> Status:
         target = (1.0 - TIE_BREAK_SHARE) * self._limits.gap
         if self._program.start is not None:
             self._offer(self._program.start)
+        self._engine = self._build(self._program, self._limits)
+        if self._program.start is not None:
             self._add_cuts(self._below(self._program.start))
         self._solve_relaxation(target)
         while not self._solved(target):
@@ -165,15 +148,31 @@ class CutLoop:
 
     def _solve_integer_round(self, target: float) -> None:
         learnt = self._row_count + self._cut_count
-        result = self._engine.solve_integer(self._remaining(), INNER_SHARE * target, self._incumbent)
-        if result.outcome in (Outcome.OPTIMAL, Outcome.STOPPED):
+        seconds = INTEGER_TIME_SHARES[self._stops] * self._remaining()
+        result = self._engine.solve_integer(seconds, INNER_SHARE * target, self._incumbent, self._watch)
+        stopped = result.outcome is Outcome.STOPPED
+        if result.outcome is Outcome.OPTIMAL or stopped:
             self._raise_bound(result.bound)
         self._tell()
         if self._solved(target):
             return
-        self._solve_fixed(_accept(result), target)
-        if self._row_count + self._cut_count == learnt and not self._solved(target):
-            raise _Stop(Status.FAILED)  # the next round would be the same
+        last = not stopped or self._stops == len(INTEGER_TIME_SHARES) - 1
+        if result.point is not None or last:
+            self._solve_fixed(_accept(result), target)
+        if last and self._row_count + self._cut_count == learnt and not self._solved(target):
+            raise _Stop(Status.TIMED_OUT if stopped else Status.FAILED)  # the next round would be the same
+        self._stops += stopped and not last
+
+    def _watch(self, bound: float, point: Floats | None) -> None:
+        """A running integer program has come this far. Its point counts if it is feasible, integers made whole."""
+        before = self._bound, self._objective
+        self._raise_bound(bound)
+        if point is not None:
+            whole = np.where(self._program.integer, np.round(point), point)
+            if self._is_feasible(whole):
+                self._offer(self._program.raise_term(whole))
+        if (self._bound, self._objective) != before:
+            self._tell()
 
     def _solve_fixed(self, point: Floats, target: float) -> None:
         """What is left when the integer columns take their rounded values: an incumbent, if feasible."""
@@ -245,7 +244,7 @@ class CutLoop:
             for at in range(0, len(worst), source.piece):
                 piece = worst[at : at + source.piece]
                 rows = source.build(piece)
-                self._engine.add_rows(rows)
+                self._learn(rows)
                 known[piece] = True
                 self._row_count += len(rows)
                 self._remaining()
@@ -258,9 +257,13 @@ class CutLoop:
         tolerance = max(CUT_SHARE * self._limits.gap, LEAST_CUT) * np.maximum(1.0, values)
         low = np.flatnonzero((values > point[columns] + tolerance) & (self._program.cost[columns] > 0))
         if len(low):
-            self._engine.add_rows(self._program.term.cuts(point, low))
+            self._learn(self._program.term.cuts(point, low))
             self._cut_count += len(low)
         return len(low) > 0
+
+    def _learn(self, rows: Rows) -> None:
+        self._engine.add_rows(rows)
+        self._learnt.append(rows)
 
     def _offer(self, point: Floats) -> None:
         value = self._program.value(point)
@@ -276,6 +279,15 @@ class CutLoop:
     def _raise_bound(self, bound: float) -> None:
         if np.isfinite(bound) and (self._bound is None or bound > self._bound):
             self._bound = bound
+
+    def _is_feasible(self, point: Floats) -> bool:
+        """Whether the point keeps all rows, those of the sources among them. The convex term can be raised."""
+        rows = self._program.rows
+        values = rows.matrix @ point
+        kept = np.all((rows.lower - values <= FEASIBILITY_TOLERANCE) & (values - rows.upper <= FEASIBILITY_TOLERANCE))
+        return bool(kept) and all(
+            np.all(source.violations(point) <= FEASIBILITY_TOLERANCE) for source in self._program.sources
+        )
 
     def _is_integral(self, point: Floats) -> bool:
         values = point[self._integers]
@@ -309,8 +321,8 @@ _STOPS = {
 
 
 def _accept(result: LinearResult) -> Floats:
-    """The optimum, or the end of the search."""
-    if result.outcome is not Outcome.OPTIMAL or result.point is None:
+    """The point found, or the end of the search."""
+    if result.point is None:
         raise _Stop(_STOPS.get(result.outcome, Status.FAILED))
     return result.point
 

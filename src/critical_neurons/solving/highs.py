@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import highspy
 import numpy as np
 
-from critical_neurons.errors import SolverError
+from critical_neurons.errors import InvalidSettingError, SolverError
 from critical_neurons.network import Floats, Ints
 from critical_neurons.program import Program, Rows
 from critical_neurons.solution import Solution
-from critical_neurons.solving.base import Capability, Limits, Report
-from critical_neurons.solving.cuts import CutLoop, LinearResult, Outcome
+from critical_neurons.solving.base import Capability, Limits, Report, refuse_settled
+from critical_neurons.solving.cuts import CutLoop
+from critical_neurons.solving.engine import FEASIBILITY, LOOK_SECONDS, LinearResult, Outcome, Watch
 
 _OUTCOMES = {
     highspy.HighsModelStatus.kOptimal: Outcome.OPTIMAL,
@@ -22,18 +25,45 @@ _OUTCOMES = {
     highspy.HighsModelStatus.kUnboundedOrInfeasible: Outcome.INFEASIBLE,
     highspy.HighsModelStatus.kTimeLimit: Outcome.STOPPED,
     highspy.HighsModelStatus.kInterrupt: Outcome.STOPPED,
+    highspy.HighsModelStatus.kIterationLimit: Outcome.STOPPED,
+    highspy.HighsModelStatus.kSolutionLimit: Outcome.STOPPED,
+    highspy.HighsModelStatus.kMemoryLimit: Outcome.STOPPED,
+    highspy.HighsModelStatus.kObjectiveBound: Outcome.STOPPED,
+    highspy.HighsModelStatus.kObjectiveTarget: Outcome.STOPPED,
 }
 
-FEASIBILITY = 1e-9
-"""Tighter than HiGHS's own: below the least difference that calls for a new tangent."""
+_SETTLED = {
+    "time_limit": "time_limit",
+    "mip_rel_gap": "gap",
+    "mip_abs_gap": "gap",
+    "threads": "threads",
+    "random_seed": "seed",
+}
 
 
 class HighsSolver:
     name = "highs"
     capabilities = frozenset({Capability.INTEGER, Capability.SOURCES})
 
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        refuse_settled(self.name, options, _SETTLED)
+        highs = highspy.Highs()
+        highs.setOptionValue("output_flag", False)
+        for option, value in options.items():
+            if highs.getOptionType(option)[0] == highspy.HighsStatus.kError:
+                raise InvalidSettingError(
+                    f"solver_options: highs has no option {option!r}. See https://ergo-code.github.io/HiGHS/dev/options/definitions/."
+                )
+            try:
+                accepted = highs.setOptionValue(option, value) != highspy.HighsStatus.kError
+            except TypeError:
+                accepted = False
+            if not accepted:
+                raise InvalidSettingError(f"solver_options: highs does not take {option}={value!r}.")
+
     def solve(self, program: Program, limits: Limits, report: Report) -> Solution:
-        return CutLoop(_Highs(program, limits), program, limits, report).run()
+        self.check_options(limits.options)
+        return CutLoop(_Highs, program, limits, report).run()
 
 
 class _Highs:
@@ -48,6 +78,8 @@ class _Highs:
         self._set("primal_feasibility_tolerance", FEASIBILITY)
         if limits.threads is not None:
             self._set("threads", limits.threads)
+        for option, value in limits.options.items():
+            self._set(option, value)
         lp = highspy.HighsLp()
         lp.num_col_ = program.column_count
         lp.num_row_ = 0
@@ -94,7 +126,7 @@ class _Highs:
             self._run(end)
         return self._result(self._highs.getInfo().objective_function_value)
 
-    def solve_integer(self, seconds: float, gap: float, start: Floats | None) -> LinearResult:
+    def solve_integer(self, seconds: float, gap: float, start: Floats | None, watch: Watch) -> LinearResult:
         self._set("mip_rel_gap", gap)
         self._set("mip_abs_gap", gap)
         self._change_kind(highspy.HighsVarType.kInteger)
@@ -102,10 +134,20 @@ class _Highs:
             solution = highspy.HighsSolution()
             solution.col_value = start
             self._highs.setSolution(solution)
-        self._run(seconds)
-        result = self._result(self._highs.getInfo().mip_dual_bound)
-        self._change_kind(highspy.HighsVarType.kContinuous)
-        return result
+        news = _News()
+        self._highs.cbMipInterrupt += news.hear
+        self._highs.cbMipImprovingSolution += news.hear
+        try:
+            self._run(seconds, lambda: news.pass_on(watch))
+            return self._integer_result()
+        except KeyboardInterrupt:
+            result = self._integer_result()
+            watch(result.bound, result.point)
+            raise
+        finally:
+            self._highs.cbMipInterrupt -= news.hear
+            self._highs.cbMipImprovingSolution -= news.hear
+            self._change_kind(highspy.HighsVarType.kContinuous)
 
     def _change_kind(self, kind: Any) -> None:
         count = len(self._integers)
@@ -113,16 +155,16 @@ class _Highs:
             self._highs.changeColsIntegrality(count, self._integers, np.full(count, kind)), "change integrality"
         )
 
-    def _run(self, time_limit: float) -> None:
+    def _run(self, time_limit: float, look: Callable[[], None] = lambda: None) -> None:
         """In a thread of its own, so that Ctrl-C can stop it."""
         self._set("time_limit", time_limit)
         self._highs.startSolve()
         try:
-            while not self._highs.wait(0.1)[0]:
-                pass
-        except KeyboardInterrupt:
+            while not self._highs.wait(LOOK_SECONDS)[0]:
+                look()
+        except BaseException:
             self._highs.cancelSolve()
-            while not self._highs.wait(0.1)[0]:
+            while not self._highs.wait(LOOK_SECONDS)[0]:
                 pass
             raise
 
@@ -131,6 +173,14 @@ class _Highs:
         point = np.array(self._highs.getSolution().col_value) if outcome is Outcome.OPTIMAL else None
         return LinearResult(outcome, point, bound)
 
+    def _integer_result(self) -> LinearResult:
+        info = self._highs.getInfo()
+        result = self._result(info.mip_dual_bound)
+        known = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+        if result.outcome is Outcome.STOPPED and known:
+            return replace(result, point=np.array(self._highs.getSolution().col_value))
+        return result
+
     def _set(self, option: str, value: Any) -> None:
         self._check(self._highs.setOptionValue(option, value), f"set {option} to {value}")
 
@@ -138,3 +188,21 @@ class _Highs:
     def _check(status: Any, what: str) -> None:
         if status == highspy.HighsStatus.kError:
             raise SolverError(f"highs: could not {what}.")
+
+
+class _News:
+    """What a running integer program says, from its own thread to that of the caller."""
+
+    def __init__(self) -> None:
+        self._bound = -math.inf
+        self._point: Floats | None = None
+
+    def hear(self, event: Any) -> None:
+        said = event.data_out
+        self._bound = max(self._bound, said.mip_dual_bound)
+        if event.callback_type == highspy.cb.HighsCallbackType.kCallbackMipImprovingSolution:
+            self._point = np.array(said.mip_solution)
+
+    def pass_on(self, watch: Watch) -> None:
+        point, self._point = self._point, None
+        watch(self._bound, point)

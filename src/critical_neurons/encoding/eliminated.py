@@ -1,0 +1,93 @@
+"""Encoding by exact elimination: hardly any columns, rows added when violated (method.md, section 3).
+
+Columns: the scores; the values of what is undecided, ReLUs and max pools, with their gates and choices; the sparsity
+term; one softmax value per data point. What is decided is up to the formulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from scipy import sparse
+
+from critical_neurons.bounds import Bounds
+from critical_neurons.encoding.affine import AffineNetwork, Formulation
+from critical_neurons.encoding.columns import assemble_program, lay_out_columns
+from critical_neurons.encoding.objective import Goal
+from critical_neurons.encoding.rows import PoolRows, ReluRows
+from critical_neurons.encoding.softmax import SoftmaxTerm
+from critical_neurons.network import Bools, Floats, Ints, Network
+from critical_neurons.program import Program, Rows, stack_rows
+
+
+def encode_eliminated(
+    network: Network,
+    bounds: Bounds,
+    labels: Ints,
+    goal: Goal,
+    formulation: Formulation,
+    *,
+    integer: bool,
+    has_rows: bool = True,
+) -> Program:
+    affine = AffineNetwork(network, bounds, formulation)
+    counts = {index: len(gate.explicit) for index, gate in affine.gates.items()}
+    counts |= {index: len(pool.rivals) for index, pool in affine.pools.items()}
+    explicit = affine.column_count - affine.unit_count
+    blocks = lay_out_columns(affine.unit_count, explicit, sum(counts.values()), affine.batch_size)
+    gate_columns = _deal_out(counts, blocks["gate"].start)
+    column_count = blocks["softmax"].stop
+    values = network.evaluate(bounds.inputs)
+    columns = affine.columns_of(values)
+    sources = (ReluRows(affine, gate_columns, column_count), PoolRows(affine, gate_columns, column_count))
+    return assemble_program(
+        blocks,
+        goal,
+        network,
+        SoftmaxTerm(affine, labels, blocks["softmax"], column_count),
+        rows=stack_rows(list(_encode_choices(affine, gate_columns, column_count)), column_count),
+        sources=tuple(source for source in sources if has_rows and source.count),
+        activations=columns[blocks["activation"]],
+        gates=_start_gates(affine, columns, values, network),
+        integer=integer,
+    )
+
+
+def _deal_out(counts: Mapping[int, int], first: int) -> dict[int, slice]:
+    """The columns of each op, one after the other."""
+    ends = first + np.cumsum(list(counts.values()))
+    return {index: slice(int(end) - counts[index], int(end)) for index, end in zip(counts, ends, strict=True)}
+
+
+def _start_gates(affine: AffineNetwork, columns: Floats, values: list[Floats], network: Network) -> Bools:
+    """The gates and choices that go with the values."""
+    parts = [columns[gate.columns] > 0 for gate in affine.gates.values()]
+    for index, pool in affine.pools.items():
+        read = values[network.ops[index].sources[0]].reshape(-1)[pool.rivals]
+        best_first = np.lexsort((-read, pool.rivalries))
+        _, firsts = np.unique(pool.rivalries[best_first], return_index=True)
+        chosen = np.zeros(len(pool.rivals), dtype=bool)
+        chosen[best_first[firsts]] = True
+        parts.append(chosen)
+    return np.concatenate(parts)
+
+
+def _encode_choices(affine: AffineNetwork, gate_columns: Mapping[int, slice], column_count: int) -> list[Rows]:
+    """y <= z for every explicit activation, and sum of m = 1 for every undecided window."""
+    parts = []
+    for index, gate in affine.gates.items():
+        count = len(gate.explicit)
+        rows = np.arange(count)
+        places = np.concatenate([gate.first + rows, gate_columns[index].start + rows])
+        signs = np.repeat([1.0, -1.0], count)
+        matrix = sparse.csr_array((signs, (np.tile(rows, 2), places)), shape=(count, column_count))
+        parts.append(Rows(matrix, np.full(count, -np.inf), np.zeros(count)))
+    for index, pool in affine.pools.items():
+        places = gate_columns[index].start + np.arange(len(pool.rivals))
+        matrix = sparse.csr_array(
+            (np.ones(len(places)), (pool.rivalries, places)), shape=(len(pool.explicit), column_count)
+        )
+        one = np.ones(len(pool.explicit))
+        parts.append(Rows(matrix, one, one))
+    return parts

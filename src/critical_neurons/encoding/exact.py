@@ -1,0 +1,54 @@
+"""The exact formulation: the masked network itself (method.md, section 5).
+
+The bounds hold for every s in [0, 1] (`bound_network(..., pruned=True)`), the inputs are points, and
+
+    h = max(0, q),   q = p - (1 - s) max(U, 0)
+
+is written out wherever it is not decided for all s: y U + (1 - z) (L - max(U, 0)) <= q <= y U, y <= z. With scores 0
+or 1 a point of the program is a forward pass of the masked network, and its bound one on the masked network's loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from critical_neurons.bounds import Bounds, Interval
+from critical_neurons.encoding.affine import Decision
+from critical_neurons.encoding.eliminated import encode_eliminated
+from critical_neurons.encoding.objective import Goal
+from critical_neurons.network import NO_UNIT, Floats, Ints, Network, Relu
+from critical_neurons.program import Program
+
+
+def encode_exact(
+    network: Network, bounds: Bounds, labels: Ints, goal: Goal, *, integer: bool = True, binary: bool = False
+) -> Program:
+    """`binary`: scores are 0 or 1."""
+    program = encode_eliminated(network, bounds, labels, goal, Exact(), integer=integer)
+    if not binary:
+        return program
+    integral = program.integer.copy()
+    integral[program.blocks["score"]] = True
+    return replace(program, integer=integral)
+
+
+class Exact:
+    fixes_windows = False
+
+    def shrinks(self, network: Network, bounds: Bounds) -> dict[int, Floats]:
+        return {
+            index: np.where(op.units != NO_UNIT, np.maximum(bounds.before_relu[index].upper, 0.0), 0.0)
+            for index, op in enumerate(network.ops)
+            if isinstance(op, Relu)
+        }
+
+    def decide(self, op: Relu, interval: Interval, shrink: Floats, *, fixed: bool) -> Decision:
+        """Dead whatever the scores; live without a score, or with one where p is a constant: then q = s p."""
+        lower, upper = interval.lower, interval.upper
+        dead = upper <= 0
+        live = (lower >= 0) & ~dead & ((op.units == NO_UNIT) | fixed)
+        return Decision(
+            live, dead, np.where(live | dead, -np.inf, lower - shrink), np.where(live | dead, np.inf, upper)
+        )

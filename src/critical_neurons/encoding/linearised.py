@@ -1,0 +1,31 @@
+"""The linearised formulation: every gate and every max pool as at the data point, no rows at all.
+
+The fastest, and a heuristic: nothing keeps a score from turning a gate over. Its bounds must be points (radius 0).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from critical_neurons.bounds import Bounds, Interval
+from critical_neurons.encoding.affine import Decision
+from critical_neurons.encoding.eliminated import encode_eliminated
+from critical_neurons.encoding.objective import Goal
+from critical_neurons.encoding.shrinking import find_shrinks
+from critical_neurons.network import Floats, Ints, Network, Relu
+from critical_neurons.program import Program
+
+
+def encode_linearised(network: Network, bounds: Bounds, labels: Ints, goal: Goal) -> Program:
+    return encode_eliminated(network, bounds, labels, goal, Linearised(), integer=False, has_rows=False)
+
+
+class Linearised:
+    fixes_windows = True
+
+    def shrinks(self, network: Network, bounds: Bounds) -> dict[int, Floats]:
+        return find_shrinks(network, bounds)
+
+    def decide(self, op: Relu, interval: Interval, shrink: Floats, *, fixed: bool) -> Decision:
+        free = np.full(interval.upper.shape, np.inf)
+        return Decision(interval.upper > 0, interval.upper <= 0, -free, free)
