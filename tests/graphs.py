@@ -101,10 +101,13 @@ class DenseNet(nn.Module):
 class Joined(nn.Module):
     """A stem and two branches of linear layers, joined in the way given; all with four units."""
 
-    def __init__(self, join: Callable[[nn.Module, Tensor], Tensor], features: int = 4) -> None:
+    def __init__(
+        self, join: Callable[[nn.Module, Tensor], Tensor], features: int = 4, *, normed: bool = False
+    ) -> None:
         super().__init__()
         self.stem, self.one, self.other = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 4)
-        self.norm = nn.BatchNorm1d(4)
+        if normed:
+            self.norm = nn.BatchNorm1d(4)
         self.head = nn.Linear(features, 2)
         self.join = join
 

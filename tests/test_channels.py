@@ -199,7 +199,7 @@ REFUSED = {
     "a max pool on values without a ReLU": (
         lambda m, x: m.c(F.max_pool2d(m.a(x), 2)),
         {},
-        "max_pool2d: a max pool on values no ReLU has been applied to. It is read behind a ReLU, or right before one.",
+        "max_pool2d: a max pool on values no ReLU has been applied to. It is read behind a ReLU",
     ),
     "a max pool one of whose readers has no ReLU": (
         lambda m, x: F.relu(y := F.max_pool2d(m.a(x), 2)) + m.c(y),
@@ -394,6 +394,16 @@ NEGATIVE = {
 }
 
 
+def read_if_accepted(model, inputs, obstacle):
+    """The network; none if the model is refused because of the obstacle."""
+    try:
+        return read_network(model, inputs)
+    except UnreadableModelError as error:
+        if obstacle not in str(error):
+            raise
+        return None
+
+
 @pytest.mark.xfail(strict=True, reason="max pools are taken to be nonnegative behind the input or a batch norm")
 @pytest.mark.parametrize("case", NEGATIVE)
 def test_a_max_pool_of_negative_values_is_refused_or_right(case):
@@ -402,10 +412,8 @@ def test_a_max_pool_of_negative_values_is_refused_or_right(case):
     with torch.no_grad():
         model.norm.bias.fill_(-3.0)
     inputs = example() - 3
-    try:
-        network = read_network(model, inputs)
-    except UnreadableModelError as error:
-        assert "max pool" in str(error)
+    network = read_if_accepted(model, inputs, "max pool")
+    if network is None:
         return
     bounds = bound_network(network, inputs.numpy())
     for encode in (encode_paper, encode_literal):

@@ -457,7 +457,7 @@ class TestPrune:
         ("rule", "message"),
         [
             ((), "threshold"),
-            (("--threshold", 0.1, "--units", 0.5), "either threshold"),
+            (("--threshold", 0.1, "--units", 0.5), "give one of threshold=, units="),
             (("--threshold", "median"), "--threshold: a number or mean"),
             (("--threshold", "nan"), "finite"),
             (("--units", 1.5), "units=1.5"),

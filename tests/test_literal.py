@@ -42,7 +42,7 @@ def evaluate_with(network, inputs, activations):
 
 
 def judge_pool(op, interval, read, value, choices):
-    """By how much x >= h_i, x <= h_i + M (1 - m_i) and sum m_i = 1 hold, window by window; how many choices it has."""
+    """By how much x >= h_i, x <= h_i + M (1 - m_i) and sum m_i = 1 hold, by window; and its number of choices."""
     windows = [
         (data, channel, out, [position for position in op.windows[out] if position != NO_POSITION])
         for data in range(len(read))

@@ -71,8 +71,9 @@ def test_every_public_name_resolves():
         assert found.__name__ == name
         assert found.__module__.startswith("critical_neurons.")
     assert set(cn.__all__) == {
-        *("Network", "Plan", "Scores", "Status", "Step"),
-        *("inspect", "mask", "plan", "prune", "reads", "score"),
+        *("Bounds", "Network", "Objective", "Plan", "Program", "Scores", "Solution", "Status", "Step"),
+        *("bound_network", "budget_network", "encode", "inspect", "mask", "plan", "prune", "read_network", "reads"),
+        *("score", "solve"),
     }
 
 

@@ -121,7 +121,7 @@ def resolve(case, radius):
 
 
 def beaten_winners(case, bounds, affine, point):
-    """By how much live elements exceed the winner of their window, over all decided windows; and how many they are."""
+    """By how much live elements exceed the winner of their window, over all decided windows; and their number."""
     pooled, worst, contested = affine.evaluate(point).pooled, -np.inf, 0
     for index, pool in affine.pools.items():
         op, values = case.network.ops[index], pooled[index]

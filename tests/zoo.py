@@ -263,7 +263,7 @@ GRAPHS: dict[str, Specimen] = {
     "addition by function": Specimen(lambda: Joined(add_by_function), (3,)),
     "sum of three": Specimen(lambda: Joined(add_three), (3,)),
     "addition to itself": Specimen(lambda: Joined(add_to_itself), (3,)),
-    "addition behind relus": Specimen(lambda: Joined(add_behind_relus), (3,)),
+    "addition behind relus": Specimen(lambda: Joined(add_behind_relus, normed=True), (3,)),
     "concatenation": Specimen(lambda: Joined(concatenate, 8), (3,), gain=3.0),
     "grouped convolutions": Specimen(
         lambda: nn.Sequential(

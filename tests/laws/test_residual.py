@@ -1,4 +1,4 @@
-"""Law: a residual stream is charged once. At s = 1 nothing changes, at s = 0 every activation of the group is zero."""
+"""Law: a residual stream is charged once. At s = 1 nothing changes, at s = 0 all of the group is zero."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCKS = 3
 
 
 class Stream(nn.Module):
-    """A stream of units whose branches read another layer, `base`, and so do not feel it when the stream is pruned."""
+    """A stream of units whose branches read another layer, `base`: they do not feel it when the stream is pruned."""
 
     def __init__(self, layer, step, channels, head):
         super().__init__()
@@ -191,7 +191,7 @@ def worst_violation(network, inputs, formulation, units, score):
 
 
 def test_a_stream_is_not_charged_again_at_every_block():
-    """Branches of zero: 1 + BLOCKS live ReLUs, all with the same U. Naively s could not fall below 1 - 1/(1 + BLOCKS)."""
+    """Branches of zero leave 1 + BLOCKS live ReLUs with the same U: naively, s >= 1 - 1 / (1 + BLOCKS)."""
     model, _, inputs, units = draw_stream("linear layers")
     with torch.no_grad():
         for branch in model.branches:

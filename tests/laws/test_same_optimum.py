@@ -19,6 +19,9 @@ SOLVED = Limits(gap=1e-5, time_limit=30.0, threads=1)
 RADII = [0.0, 1e-3, 1e-2, 5e-2]
 UNPOOLED = [*CHAINS, *GRAPHS]
 
+TOO_LARGE = ["resnet", "pre-activation resnet", "mobilenet", "densenet"]
+"""Clarabel breaks down on some of their literal programs."""
+
 
 def encode_both(name, radius, objective):
     case = share_case(name)
@@ -44,8 +47,9 @@ def same(value):
 @pytest.mark.parametrize("name", UNPOOLED)
 def test_eliminated_and_literal_have_the_same_optimum(name, radius, objective):
     eliminated, literal = encode_both(name, radius, objective)
-    expected = optimum(literal, "cvxpy:CLARABEL")
-    assert optimum(eliminated.write_out(), "cvxpy:CLARABEL") == same(expected)
+    referee = "highs" if name in TOO_LARGE else "cvxpy:CLARABEL"
+    expected = optimum(literal, referee)
+    assert optimum(eliminated.write_out(), referee) == same(expected)
     assert optimum(eliminated, "highs") == same(expected)
 
 

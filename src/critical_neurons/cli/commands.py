@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from critical_neurons.cli.options import (
+    Budget,
     Channels,
     DataName,
     DataOption,
+    Formulation,
     InputShape,
     Json,
     Mean,
@@ -21,11 +23,14 @@ from critical_neurons.cli.options import (
     Resize,
     Scope,
     Seed,
+    SolverOptions,
     Split,
     Std,
     Weights,
     WeightsOutput,
+    read_loss_weight,
     read_numbers,
+    read_pairs,
     read_shape,
     read_threshold,
 )
@@ -129,14 +134,20 @@ def score(
     resize: Resize = None,
     channels: Channels = None,
     loss_weight: Annotated[
-        float, typer.Option(help="Weight of the loss against sparsity (the paper's lambda).")
-    ] = 5.0,
+        str,
+        typer.Option(help="Weight of the loss against sparsity (the paper's lambda); auto: searched for --units."),
+    ] = "5.0",
+    units: Annotated[float | None, typer.Option(help="The mean score wanted, with --loss-weight auto.")] = None,
     input_radius: Annotated[float, typer.Option(help="Half width of the box around each input.")] = 0.0,
     objective: Objective = "published",
     rescale: Annotated[float, typer.Option(help="The constant c in the sparsity term.")] = 2.0,
+    formulation: Formulation = "paper",
     relaxed: Annotated[bool, typer.Option("--relaxed", help="Let gates take values between 0 and 1.")] = False,
+    binary: Annotated[bool, typer.Option("--binary", help="Scores of 0 or 1, with the exact formulation.")] = False,
+    budget: Budget = "",
     by_class: Annotated[bool, typer.Option("--by-class", help="One program per class, scores averaged.")] = False,
-    solver: Annotated[str, typer.Option(help="highs, or cvxpy:NAME.")] = "highs",
+    solver: Annotated[str, typer.Option(help="highs, scip, or cvxpy:NAME.")] = "highs",
+    solver_option: SolverOptions = None,
     time_limit: Annotated[float, typer.Option(help="Seconds after which the best so far is taken.")] = 300.0,
     gap: Annotated[float, typer.Option(help="Relative gap at which the solver is content.")] = 1e-4,
     threads: Annotated[int | None, typer.Option(help="Threads of the solver.")] = None,
@@ -152,6 +163,7 @@ def score(
     Examples:
       critical-neurons score lenet5 ylecun/mnist --weights lenet5.pt --resize 32 --channels 3 --output scores.json
       critical-neurons score my_package.models:make_net batch.npz --relaxed --input-radius 1e-5 --json
+      critical-neurons score resnet:make batch.npz --formulation linearised --budget macs=0.5 --output scores.json
     """
     from critical_neurons.files import check_writable
 
@@ -174,13 +186,18 @@ def score(
             network,
             inputs,
             labels,
-            loss_weight=loss_weight,
+            loss_weight=read_loss_weight(loss_weight),
             input_radius=input_radius,
             objective=objective,
             rescale=rescale,
+            formulation=formulation,
             integer=not relaxed,
+            binary=binary,
+            budget=read_pairs("--budget", budget.split(",")) if budget else None,
+            units=units,
             by_class=by_class,
             solver=solver,
+            solver_options=read_pairs("--solver-option", solver_option or []),
             time_limit=time_limit,
             gap=gap,
             threads=threads,
@@ -207,6 +224,8 @@ def prune(
     weights: Weights = None,
     threshold: Annotated[str | None, typer.Option(help="Remove units that score below: a number, or mean.")] = None,
     units: Annotated[float | None, typer.Option(help="Keep at most this share of the units, such as 0.5.")] = None,
+    params: Annotated[float | None, typer.Option(help="Keep at most this share of the parameters.")] = None,
+    macs: Annotated[float | None, typer.Option(help="Keep at most this share of the multiply-adds.")] = None,
     scope: Scope = "layer",
     min_units: Annotated[int, typer.Option(help="Units that stay in every layer.")] = 1,
     round_to: Annotated[int, typer.Option(help="Keep a multiple of so many units per layer.")] = 1,
@@ -244,6 +263,8 @@ def prune(
         loaded,
         threshold=read_threshold(threshold),
         units=units,
+        params=params,
+        macs=macs,
         scope=scope,
         min_units=min_units,
         round_to=round_to,

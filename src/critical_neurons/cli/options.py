@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -35,6 +37,17 @@ Seed = Annotated[int, typer.Option(help="Seed of every random choice.")]
 Objective = Annotated[
     Literal["published", "paper"], typer.Option(help="As in the authors' code, or as printed in the paper.")
 ]
+Formulation = Annotated[
+    Literal["paper", "exact", "linearised"],
+    typer.Option(help="The paper's program; the masked network itself; or gates fixed and nothing proved."),
+]
+Budget = Annotated[
+    str,
+    typer.Option(help="In place of sparsity, the share kept: units=0.5 (of every layer), params=0.5 or macs=0.5."),
+]
+SolverOptions = Annotated[
+    list[str] | None, typer.Option("--solver-option", help="name=value, handed to the solver; repeat for more.")
+]
 Scope = Annotated[Literal["layer", "global"], typer.Option(help="Whether --units counts in each layer or over all.")]
 Json = Annotated[bool, typer.Option("--json", help="Only JSON on standard output.")]
 
@@ -51,6 +64,29 @@ def read_shape(text: str) -> tuple[int, ...]:
     if not sizes or any(size < 1 or not size.is_integer() for size in sizes):
         raise InvalidSettingError(f"--input-shape: whole numbers above zero, such as 3,32,32; got {text!r}.")
     return tuple(int(size) for size in sizes)
+
+
+def read_loss_weight(text: str) -> float | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidSettingError(f"--loss-weight: a number or auto, got {text!r}.") from None
+
+
+def read_pairs(option: str, texts: Sequence[str]) -> dict[str, Any]:
+    """name=value, with numbers and true and false as what they are."""
+    pairs: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InvalidSettingError(f"{option}: name=value, got {text!r}.")
+        try:
+            pairs[name] = json.loads(value)
+        except ValueError:
+            pairs[name] = value
+    return pairs
 
 
 def read_threshold(text: str | None) -> float | Literal["mean"] | None:

@@ -5,9 +5,9 @@ of the convex term join the program, and the engine goes on from where it was. E
 each point that violates nothing is an incumbent once its convex term is raised to the true value.
 
 With integer columns the relaxation is solved first, to collect rows and cuts. Then in rounds: the engine solves the
-integer program as far as it is written, or as far as its share of the time goes; the integer columns of its best point
-are fixed and the continuous rest is solved to the end, which gives an incumbent and more rows and cuts, valid for the
-whole program.
+integer program as far as it is written, and as far as its share of the time goes; the integer columns of its best
+point are fixed and the continuous rest is solved to the end, which gives an incumbent and more rows and cuts, valid
+for the whole program.
 """
 
 from __future__ import annotations

@@ -1,0 +1,99 @@
+"""The exact program with scores 0 or 1 is the masked network: its optimum is the best of all masks, one by one."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import critical_neurons as cn
+from critical_neurons.bounding import bound_network
+from critical_neurons.network import NO_UNIT, Affine, Concat, Floats, Input, MaxPool, Relu, Sum, pool_maximum
+from tests.zoo import ZOO, Case, share_case
+
+AGREEMENT = 1e-5
+SOUND = 1e-9
+MOST_UNITS = 8
+LOSS_WEIGHT, RESCALE = 5.0, 2.0
+
+TINY = [
+    name for name in ZOO if share_case(name).network.unit_count <= MOST_UNITS and not share_case(name).network.notes
+]
+
+
+def mask_by(case: Case, scores: Floats, everything: cn.Plan) -> nn.Module:
+    """The model with the units of score 0 held at zero."""
+    layers = tuple(
+        replace(layer, kept=np.flatnonzero(scores[layer.units] == 1)) if (layer.units != NO_UNIT).all() else layer
+        for layer in everything.layers
+    )
+    return cn.mask(case.model, replace(everything, layers=layers))
+
+
+def masked_objective(case: Case, scores: Floats, everything: cn.Plan) -> float:
+    """Sparsity plus weighted loss of the masked model, by torch and a few lines of arithmetic."""
+    with torch.no_grad():
+        logits = mask_by(case, scores, everything)(torch.from_numpy(case.inputs))
+    softmax = nn.functional.cross_entropy(logits, torch.from_numpy(case.labels)).item()
+    means = [part.mean() - RESCALE for part in np.split(scores, np.cumsum(case.network.groups)[:-1])]
+    sparsity = means[0] if len(means) == 1 else sum(means) - min(means)
+    return float(sparsity + LOSS_WEIGHT * softmax)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_optimum_is_the_best_mask(name: str) -> None:
+    case = share_case(name)
+    scores = cn.score(case.model, case.inputs, case.labels, formulation="exact", binary=True, gap=1e-6)
+    everything = cn.plan(scores, units=1.0)
+    masks = (np.array(bits, dtype=np.float64) for bits in product([0, 1], repeat=case.network.unit_count))
+    best = min(masked_objective(case, mask, everything) for mask in masks)
+    assert scores.status is cn.Status.OPTIMAL
+    assert scores.objective == pytest.approx(best, rel=AGREEMENT, abs=AGREEMENT)
+    assert scores.bound is not None
+    assert scores.bound <= best + AGREEMENT
+    assert masked_objective(case, scores.per_unit, everything) == pytest.approx(
+        scores.objective, rel=AGREEMENT, abs=AGREEMENT
+    )
+
+
+def test_tiny_networks_of_every_kind_are_there() -> None:
+    kinds = ("mlp without biases", "addition by function", "max pool in one dimension", "batch norm behind the relu")
+    assert set(kinds) <= set(TINY), TINY
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_bounds_hold_whatever_the_mask(name: str) -> None:
+    """Pre-activations of masked networks lie inside the bounds for all scores."""
+    case = share_case(name)
+    network = case.network
+    bounds = bound_network(network, case.inputs, pruned=True)
+    generator = np.random.default_rng(0)
+    for _ in range(5):
+        kept = np.append(generator.integers(0, 2, network.unit_count), 1).astype(np.float64)
+        values = _evaluate_masked(case, kept)
+        for index, interval in bounds.before_relu.items():
+            read = values[network.ops[index].sources[0]]
+            assert (read >= interval.lower - SOUND).all()
+            assert (read <= interval.upper + SOUND).all()
+
+
+def _evaluate_masked(case: Case, kept: Floats) -> list[Floats]:
+    """Every value of the network with the activations of removed units at zero."""
+    values: list[Floats] = []
+    for op in case.network.ops:
+        match op:
+            case Input():
+                values.append(case.inputs)
+            case Affine():
+                values.append(op.map.apply(values[op.source]))
+            case Relu():
+                values.append(np.maximum(values[op.source], 0.0) * kept[op.units])
+            case MaxPool():
+                values.append(pool_maximum(op, values[op.source]))
+            case Sum():
+                values.append(np.sum([values[source] for source in op.sources], axis=0))
+            case Concat():
+                values.append(np.concatenate([values[source] for source in op.sources], axis=1))
+    return values
