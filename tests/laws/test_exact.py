@@ -45,7 +45,7 @@ def masked_objective(case: Case, scores: Floats, everything: cn.Plan) -> float:
 @pytest.mark.parametrize("name", TINY)
 def test_optimum_is_the_best_mask(name: str) -> None:
     case = share_case(name)
-    scores = cn.score(case.model, case.inputs, case.labels, formulation="exact", binary=True, gap=1e-6)
+    scores = cn.score(case.model, case.inputs, case.labels, formulation="exact", binary=True, gap=1e-5)
     everything = cn.plan(scores, units=1.0)
     masks = (np.array(bits, dtype=np.float64) for bits in product([0, 1], repeat=case.network.unit_count))
     best = min(masked_objective(case, mask, everything) for mask in masks)
