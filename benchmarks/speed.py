@@ -70,6 +70,11 @@ def run_all(data: str | None, only: str | None) -> None:
 
 
 def store(result: dict[str, Any]) -> None:
+    store_line(RESULTS, result)
+
+
+def store_line(path: Path, result: dict[str, Any]) -> None:
+    """One JSON line with the date, the seed, the machine and the versions."""
     record = {
         "date": datetime.date.today().isoformat(),
         **result,
@@ -77,8 +82,8 @@ def store(result: dict[str, Any]) -> None:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "versions": {name: version(name) for name in ("critical_neurons", "torch", "highspy", "cvxpy", "clarabel")},
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    with RESULTS.open("a") as file:
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a") as file:
         file.write(json.dumps(record) + "\n")
     print(json.dumps(result), flush=True)
 

@@ -10,7 +10,7 @@ A solver that cannot handle sources or a convex term is wrapped by one that adds
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -110,6 +110,8 @@ class Program:
     tie_break: Floats | None = None
     unpruned: Floats | None = None
     """The point of the unpruned network, feasible or not."""
+    complete: Callable[[Floats], Floats] | None = None
+    """A point that keeps the rows of all sources, from the scores of any point, if the formulation has one."""
 
     @property
     def column_count(self) -> int:

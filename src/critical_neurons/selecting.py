@@ -217,7 +217,7 @@ def _by_cost(
 def _fill(
     groups: list[_Group], counts: Mapping[_Group, int], scores: Scores, measure: Measure, limit: float
 ) -> dict[_Group, int]:
-    """Further units, the highest-scored that fit first: where one large unit stopped the count, small ones may not."""
+    """Further units, the highest-scored that fit first: where a large unit stopped the count, small ones may not."""
     kept = np.ones(sum(scores.groups) + 1)
     for group in groups:
         kept[group.units] = choose_highest(group.values, counts[group])

@@ -9,7 +9,7 @@ one value are one backward pass; no matrix is ever formed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, assert_never
@@ -91,6 +91,8 @@ class Formulation(Protocol):
 
     fixes_windows: bool
     """Whether a max pool keeps the winner it has at the data point, safe or not."""
+    completes: bool
+    """Whether the forward pass with any scores is a point of the program."""
 
     def shrinks(self, network: Network, bounds: Bounds) -> dict[int, Floats]:
         """By the index of each ReLU: what q loses when its score goes from 1 to 0."""
@@ -197,7 +199,7 @@ class AffineNetwork:
     def logits(self, point: Floats) -> Floats:
         return self.evaluate(point).logits
 
-    def columns_of(self, values: list[Floats]) -> Floats:
+    def columns_of(self, values: Mapping[int, Floats]) -> Floats:
         """The columns at the given values of the network, with every score at 1."""
         columns = np.ones(self.column_count)
         parts: dict[int, Gate | Pool] = {**self.gates, **self.pools}
@@ -205,8 +207,9 @@ class AffineNetwork:
             columns[part.columns] = values[index].reshape(-1)[part.explicit] / part.tops
         return columns
 
-    def complete(self, columns: Floats) -> Floats:
-        """The columns with the same scores and every explicit value as a forward pass gives it: h = max(q, 0)."""
+    def complete(self, columns: Floats) -> tuple[Floats, dict[int, Floats]]:
+        """The columns with the same scores and every explicit value as a forward pass gives it, h = max(q, 0); and
+        the values of that pass."""
         completed = columns[: self.column_count].copy()
         values: dict[int, Floats] = dict(self._constants)
         shrunk: dict[int, Floats] = {}
@@ -220,7 +223,7 @@ class AffineNetwork:
                 true = rectify(shrunk[index]) if isinstance(op, Relu) else pool_maximum(op, values[op.source])
                 completed[part.columns] = true.reshape(-1)[part.explicit] / part.tops
                 values[index].reshape(-1)[part.explicit] = true.reshape(-1)[part.explicit]
-        return completed
+        return completed, values
 
     def differentiate_logits(self, seeds: Floats, samples: Ints) -> sparse.csr_array:
         """Coefficients of `seeds[r] · logits[samples[r]]`, one row each; seeds is (rows, classes)."""

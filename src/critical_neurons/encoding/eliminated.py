@@ -7,6 +7,7 @@ term; one softmax value per data point. What is decided is up to the formulation
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import sparse
@@ -29,8 +30,10 @@ def encode_eliminated(
     formulation: Formulation,
     *,
     integer: bool,
+    binary: bool = False,
     has_rows: bool = True,
 ) -> Program:
+    """`binary`: scores are 0 or 1."""
     affine = AffineNetwork(network, bounds, formulation)
     counts = {index: len(gate.explicit) for index, gate in affine.gates.items()}
     counts |= {index: len(pool.rivals) for index, pool in affine.pools.items()}
@@ -38,10 +41,10 @@ def encode_eliminated(
     blocks = lay_out_columns(affine.unit_count, explicit, sum(counts.values()), affine.batch_size)
     gate_columns = _deal_out(counts, blocks["gate"].start)
     column_count = blocks["softmax"].stop
-    values = network.evaluate(bounds.inputs)
+    values = dict(enumerate(network.evaluate(bounds.inputs)))
     columns = affine.columns_of(values)
     sources = (ReluRows(affine, gate_columns, column_count), PoolRows(affine, gate_columns, column_count))
-    return assemble_program(
+    program = assemble_program(
         blocks,
         goal,
         network,
@@ -52,6 +55,40 @@ def encode_eliminated(
         gates=_start_gates(affine, columns, values, network),
         integer=integer,
     )
+    if binary:
+        integral = program.integer | (np.arange(column_count) < affine.unit_count)
+        program = replace(program, integer=integral)
+    if formulation.completes:
+        program = replace(program, complete=Completion(network, affine, program, binary))
+    return program
+
+
+@dataclass(frozen=True)
+class Completion:
+    """From the scores of any point to a point of the exact program: the forward pass with these scores.
+
+    `binary`: the scores are rounded first.
+    """
+
+    network: Network
+    affine: AffineNetwork
+    program: Program
+    binary: bool
+
+    def __call__(self, point: Floats) -> Floats:
+        given = point.copy()
+        score = self.program.blocks["score"]
+        given[score] = np.round(given[score]) if self.binary else np.clip(given[score], 0.0, 1.0)
+        columns, values = self.affine.complete(given)
+        completed = np.zeros(self.program.column_count)
+        completed[: len(columns)] = columns
+        completed[self.program.blocks["gate"]] = _start_gates(self.affine, columns, values, self.network)
+        sparsity = self.program.blocks["sparsity"].start
+        if self.program.cost[sparsity]:
+            rows = self.program.rows
+            bounding = np.flatnonzero(rows.matrix[:, [sparsity]].toarray().reshape(-1))
+            completed[sparsity] = (rows.lower - rows.matrix @ completed)[bounding].max()
+        return completed
 
 
 def _deal_out(counts: Mapping[int, int], first: int) -> dict[int, slice]:
@@ -60,7 +97,7 @@ def _deal_out(counts: Mapping[int, int], first: int) -> dict[int, slice]:
     return {index: slice(int(end) - counts[index], int(end)) for index, end in zip(counts, ends, strict=True)}
 
 
-def _start_gates(affine: AffineNetwork, columns: Floats, values: list[Floats], network: Network) -> Bools:
+def _start_gates(affine: AffineNetwork, columns: Floats, values: Mapping[int, Floats], network: Network) -> Bools:
     """The gates and choices that go with the values."""
     parts = [columns[gate.columns] > 0 for gate in affine.gates.values()]
     for index, pool in affine.pools.items():

@@ -10,8 +10,6 @@ or 1 a point of the program is a forward pass of the masked network, and its bou
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from critical_neurons.bounds import Bounds, Interval
@@ -26,16 +24,12 @@ def encode_exact(
     network: Network, bounds: Bounds, labels: Ints, goal: Goal, *, integer: bool = True, binary: bool = False
 ) -> Program:
     """`binary`: scores are 0 or 1."""
-    program = encode_eliminated(network, bounds, labels, goal, Exact(), integer=integer)
-    if not binary:
-        return program
-    integral = program.integer.copy()
-    integral[program.blocks["score"]] = True
-    return replace(program, integer=integral)
+    return encode_eliminated(network, bounds, labels, goal, Exact(), integer=integer, binary=binary)
 
 
 class Exact:
     fixes_windows = False
+    completes = True
 
     def shrinks(self, network: Network, bounds: Bounds) -> dict[int, Floats]:
         return {

@@ -22,6 +22,7 @@ def encode_linearised(network: Network, bounds: Bounds, labels: Ints, goal: Goal
 
 class Linearised:
     fixes_windows = True
+    completes = False
 
     def shrinks(self, network: Network, bounds: Bounds) -> dict[int, Floats]:
         return find_shrinks(network, bounds)

@@ -25,6 +25,7 @@ def encode_paper(network: Network, bounds: Bounds, labels: Ints, goal: Goal, *, 
 
 class Paper:
     fixes_windows = False
+    completes = False
 
     def shrinks(self, network: Network, bounds: Bounds) -> dict[int, Floats]:
         return find_shrinks(network, bounds)

@@ -82,6 +82,7 @@ class CutLoop:
         self._incumbent: Floats | None = None
         self._objective: float | None = None
         self._bound: float | None = None
+        self._reserve: Floats | None = None
         self._history: list[Step] = []
         self._known = [np.zeros(source.count, dtype=bool) for source in program.sources]
         self._learnt: list[Rows] = []
@@ -98,6 +99,8 @@ class CutLoop:
             status = stop.status
         except KeyboardInterrupt:
             status, interrupted = Status.TIMED_OUT, True
+        if self._reserve is not None and status is not Status.OPTIMAL:
+            self._offer(self._reserve)
         if self._incumbent is not None:
             status = Status.FEASIBLE
         if self._solved(self._limits.gap):
@@ -139,6 +142,7 @@ class CutLoop:
             self._raise_bound(turn.bound)
             if turn.feasible and self._is_integral(turn.point):
                 self._offer(turn.point)
+            self._complete(turn.point)
             self._tell()
             if self._solved(target):
                 return
@@ -153,6 +157,8 @@ class CutLoop:
         stopped = result.outcome is Outcome.STOPPED
         if result.outcome is Outcome.OPTIMAL or stopped:
             self._raise_bound(result.bound)
+        if result.point is not None:
+            self._complete(result.point)
         self._tell()
         if self._solved(target):
             return
@@ -164,15 +170,24 @@ class CutLoop:
         self._stops += stopped and not last
 
     def _watch(self, bound: float, point: Floats | None) -> None:
-        """A running integer program has come this far. Its point counts if it is feasible, integers made whole."""
-        before = self._bound, self._objective
+        """A running integer program has come this far. Its point, integers made whole, is kept in reserve if
+        feasible: when it comes depends on the clock, so it counts only where a search that was stopped needs it."""
+        before = self._bound
         self._raise_bound(bound)
         if point is not None:
-            whole = np.where(self._program.integer, np.round(point), point)
-            if self._is_feasible(whole):
-                self._offer(self._program.raise_term(whole))
-        if (self._bound, self._objective) != before:
+            whole = self._program.raise_term(np.where(self._program.integer, np.round(point), point))
+            better = self._reserve is None or self._program.value(whole) < self._program.value(self._reserve)
+            if better and self._is_feasible(whole):
+                self._reserve = whole
+        if self._bound != before:
             self._tell()
+
+    def _complete(self, point: Floats) -> None:
+        """Offer the point that the formulation makes of these scores."""
+        if self._program.complete is not None:
+            completed = self._program.raise_term(self._program.complete(point))
+            if self._is_feasible(completed):
+                self._offer(completed)
 
     def _solve_fixed(self, point: Floats, target: float) -> None:
         """What is left when the integer columns take their rounded values: an incumbent, if feasible."""
