@@ -191,13 +191,10 @@ def test_a_plan_fits_the_same_network_with_other_weights():
     assert cn.prune(other, plan, inputs)[0].out_features == 2
 
 
-MASKS_ANYTHING = pytest.mark.xfail(strict=True, reason="Plan.stays: a removed channel without a unit removes NO_UNIT")
-
-
 @pytest.mark.parametrize(
     "use",
     [
-        pytest.param(cn.mask, marks=MASKS_ANYTHING, id="mask"),
+        pytest.param(cn.mask, id="mask"),
         pytest.param(lambda model, plan: cn.prune(model, plan, torch.rand(3, 4)), id="prune"),
     ],
 )

@@ -63,7 +63,12 @@ class Plan:
         """One entry per unit, and a last one, True, that answers for NO_UNIT."""
         stays = np.ones(sum(self.groups) + 1, dtype=bool)
         for layer in self.layers:
-            stays[layer.units[layer.removed]] = False
+            removed = layer.units[layer.removed]
+            if (removed == NO_UNIT).any():
+                raise PlanMismatchError(
+                    f"{layer.name}: the plan removes units of it, but they must stay: {layer.reason}."
+                )
+            stays[removed] = False
         return stays
 
     def random(self, seed: int = 0) -> Plan:

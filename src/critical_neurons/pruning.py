@@ -81,6 +81,12 @@ def _check_plan(network: Network, plan: Plan) -> None:
         if layer is None or not layer.scored:
             reason = layer.reason if layer is not None else "there is no such layer"
             raise PlanMismatchError(f"{planned.name}: the plan removes units of it, but they must stay: {reason}.")
+        counts = np.bincount(planned.kept * layer.blocks // layer.size, minlength=layer.blocks)
+        if len(set(counts.tolist())) > 1:
+            raise PlanMismatchError(
+                f"{planned.name}: the plan keeps {', '.join(map(str, counts))} channels of its blocks; a grouped "
+                "convolution needs as many of each."
+            )
 
 
 def _numbers(stays: Bools) -> Tensor:

@@ -74,7 +74,7 @@ def select_units(
             rule.counts.get(group, len(group.values)),
             rule.reasons.get(group, "no threshold given for it"),
         )
-        count = _round(wanted, len(group.values), min_units, math.lcm(round_to, group.blocks), up=rule.rounds_up)
+        count = _round(wanted, len(group.values), min_units, round_to, group.blocks, up=rule.rounds_up)
         if count != wanted:
             reason += f"; {wanted} made {count} by rounding or the minimum"
         stays[group.units] = choose_highest(group.values, count, group.blocks)
@@ -193,8 +193,7 @@ def _by_cost(
     def cost(counts: Mapping[_Group, int]) -> float:
         kept = np.ones(total + 1)
         for group in groups:
-            step = math.lcm(round_to, group.blocks)
-            count = _round(counts[group], len(group.values), min_units, step, up=False)
+            count = _round(counts[group], len(group.values), min_units, round_to, group.blocks, up=False)
             kept[group.units] = choose_highest(group.values, count, group.blocks)
         return count_cost(scores.wirings, kept, measure)
 
@@ -241,10 +240,17 @@ def _count_globally(groups: list[_Group], share: float, min_units: int) -> dict[
     return dict(zip(groups, np.bincount(owner[best], minlength=len(groups)).tolist(), strict=True))
 
 
-def _round(count: int, total: int, least: int, step: int, *, up: bool) -> int:
-    """The next multiple of the step, but at least the minimum, and never more than all."""
+def _round(count: int, total: int, least: int, round_to: int, blocks: int, *, up: bool) -> int:
+    """The next multiple of `round_to` and of the blocks, but at least the minimum, and never more than all.
+
+    A share that leaves no room for `round_to` is kept to all the same; the blocks of a grouped convolution must be.
+    """
+    step = math.lcm(round_to, blocks)
     rounded = step * (math.ceil(count / step) if up else count // step)
-    return min(total, rounded if rounded >= least else step * math.ceil(least / step))
+    if rounded < least:
+        step = step if up else blocks
+        rounded = step * math.ceil(max(least, 0 if up else count - count % blocks) / step)
+    return min(total, rounded)
 
 
 def _provenance(scores: Scores) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def score_stream(affine, units, score):
     """The stream at this score, all else at 1, and what max pools have left open as these scores give it."""
     point = np.ones(affine.column_count)
     point[units] = score
-    return affine.complete(point)
+    return affine.complete(point)[0]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -23,12 +23,13 @@ from critical_neurons.network import NO_UNIT, Bools, Floats, Hold, Ints, Layer, 
 class Channels:
     """Of one value, channel by channel: its provisional unit; whether a ReLU has been applied since the layer that
     made it; what it carries, if so, once its unit is removed. `holds` are the modules that computed what no ReLU has
-    been applied to yet."""
+    been applied to yet. `nonnegative`: no element can be below zero."""
 
     units: Ints
     rectified: Bools
     constants: Floats
     holds: tuple[Hold, ...] = ()
+    nonnegative: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class ChannelTracker:
         self._wirings.append(Wiring(name, incoming.units, incoming.units, nothing, extras=parameters))
         open_units = np.where(incoming.rectified, NO_UNIT, incoming.units)
         constants = np.where(incoming.rectified, scale * incoming.constants + offset, 0.0)
-        return replace(incoming, constants=constants, holds=(Hold(name, open_units),))
+        return replace(incoming, constants=constants, holds=(Hold(name, open_units),), nonnegative=False)
 
     def average(self, incoming: Channels, name: str, *, keeps_constants: bool) -> Channels:
         if not keeps_constants:
@@ -143,7 +144,7 @@ class ChannelTracker:
         for hold in incoming.holds:
             self._holds[hold.module] = hold
         constants = np.where(incoming.rectified, np.maximum(incoming.constants, 0.0), 0.0)
-        outgoing = Channels(incoming.units, np.ones(len(gated), dtype=bool), constants)
+        outgoing = Channels(incoming.units, np.ones(len(gated), dtype=bool), constants, nonnegative=True)
         return outgoing, gated.reshape(-1, *[1] * (len(shape) - 1))
 
     def add(self, incoming: Sequence[Channels], name: str) -> Channels:
@@ -163,6 +164,7 @@ class ChannelTracker:
             everywhere,
             np.where(everywhere, constants.sum(axis=0), 0.0),
             tuple(hold for channels in incoming for hold in channels.holds),
+            all(channels.nonnegative for channels in incoming),
         )
 
     def concatenate(self, incoming: Sequence[Channels]) -> Channels:
@@ -171,6 +173,7 @@ class ChannelTracker:
             np.concatenate([channels.rectified for channels in incoming]),
             np.concatenate([channels.constants for channels in incoming]),
             tuple(hold for channels in incoming for hold in channels.holds),
+            all(channels.nonnegative for channels in incoming),
         )
 
     def block(self, channels: Channels, reason: str) -> None:
@@ -184,6 +187,7 @@ class ChannelTracker:
             if layer.name in ignore:
                 self._layers[index] = replace(layer, reason="ignored, as asked")
         merged, group_of_layer = self._merge()
+        self._check_blocks(merged, group_of_layer)
         self._share_reasons(group_of_layer)
         number = np.full(self._count + 1, NO_UNIT)  # the last entry answers for NO_UNIT itself
         groups: list[int] = []
@@ -244,6 +248,17 @@ class ChannelTracker:
         count = len(self._layers)
         grouped = _components(owner, count + merged, count + self._count)
         return merged, grouped[:count]
+
+    def _check_blocks(self, merged: Ints, group_of_layer: Ints) -> None:
+        """Layers that share units can lose them block by block only if the blocks are the same in all."""
+        for group in np.unique(group_of_layer):
+            members = [self._layers[index] for index in np.flatnonzero(group_of_layer == group)]
+            first = merged[members[0].units]
+            alike = all(np.array_equal(merged[layer.units], first) for layer in members)
+            if not alike and any(layer.blocks > 1 for layer in members):
+                self._block(
+                    members[0].units, "a grouped convolution deals its channels otherwise than they are shared"
+                )
 
     def _share_reasons(self, group_of_layer: Ints) -> None:
         """A layer that shares units with one that is left alone is left alone too."""

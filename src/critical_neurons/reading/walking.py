@@ -155,7 +155,7 @@ class Walk(fx.Interpreter):
         A ReLU behind a max pool is put before it, which is the same: both keep the order of numbers.
         """
         op = self.ops[source]
-        if isinstance(op, MaxPool) and not self._channels[source].rectified.all():
+        if isinstance(op, MaxPool) and not self._channels[source].nonnegative:
             inside = self._rectify(name, op.source, ceiling)
             return self._add(replace(op, source=inside), self._channels[inside])
         shape, incoming = op.shape, self._channels[source]
@@ -197,9 +197,9 @@ class Walk(fx.Interpreter):
         number = {old: new for new, old in enumerate(order)}
         for index in order:
             op = self.ops[index]
-            if isinstance(op, MaxPool) and not self._channels[op.source].rectified.all():
+            if isinstance(op, MaxPool) and not self._channels[op.source].nonnegative:
                 raise UnreadableModelError(
-                    f"{op.name}: a max pool on values no ReLU has been applied to. It is read behind a ReLU, or "
+                    f"{op.name}: a max pool on values that may be negative. It is read behind a ReLU, or "
                     "right before one."
                 )
         self.ops = [_renumber(self.ops[index], number) for index in order]
