@@ -24,7 +24,8 @@ format: .venv/dev.installed
 	$(BIN)/ruff format
 
 benchmarks: .venv/dev.installed  ## Time the cases of benchmarks/ and store the results.
-	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/speed.py $(if $(DATA),--data $(DATA))
+	$(BIN)/python benchmarks/speed.py --page
 
 # torch first and by itself: the pin in constraints.txt picks the CPU build.
 .venv/torch.installed: constraints.txt
