@@ -105,8 +105,8 @@ def write_page() -> None:
         "",
         "## FC-3 (3072-300-100-10), ten images, against other ways to solve the same program",
         "",
-        "Reading and encoding included. The authors' form makes every layer's h, the input among them, and every z a CVXPY",
-        "variable; the literal program of this package folds the input into constants.",
+        "Reading and encoding included. The authors' form makes every layer's h, the input among them, and every z a",
+        "CVXPY variable; the literal program of this package folds the input into constants.",
         "",
         "| | seconds | objective | status | authors' form / this | literal / this |",
         "|---|---|---|---|---|---|",
@@ -121,8 +121,8 @@ def write_page() -> None:
         "",
         "relaxed: `integer=False, input_radius=1e-5`; default: no settings; integer: `input_radius=1e-5`.",
         "",
-        f"LeNet-5 takes {lenet['ratio']} times as long as FC-3 ({lenet['lenet5']['seconds']} s and {lenet['fc3']['seconds']} s;",
-        "ten images, relaxed).",
+        f"LeNet-5 takes {lenet['ratio']} times as long as FC-3 ({lenet['lenet5']['seconds']} s and",
+        f"{lenet['fc3']['seconds']} s; ten images, relaxed).",
         "",
         "## Growth with the number of images (relaxed, radius 0)",
         "",
@@ -130,7 +130,8 @@ def write_page() -> None:
         "|---|---|---|---|---|---|---|---|",
         *(
             f"| {case.split()[1]} | {record['images']} | {record['seconds']} | {record['peak_megabytes']} | "
-            f"{record['sizes']['rows']} | {record['sizes']['rows_used']} | {record['sizes']['cuts']} | {record['status']} |"
+            f"{record['sizes']['rows']} | {record['sizes']['rows_used']} | {record['sizes']['cuts']} | "
+            f"{record['status']} |"
             for case, record in newest.items()
             if case.startswith("growth")
         ),

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import critical_neurons as cn
+from critical_neurons.costs import count_cost, differentiate_cost
 from critical_neurons.errors import InfeasibleProgramError, InvalidSettingError
 from critical_neurons.measuring import count_parameters
-from critical_neurons.network import count_cost, differentiate_cost
 from tests.zoo import ZOO, Case, share_case
 
 ROUNDING = 1e-6

@@ -10,10 +10,9 @@ program. `NO_UNIT` stands for everything without a score.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol, TypeAlias, assert_never
+from typing import Protocol, TypeAlias, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -244,37 +243,6 @@ class Network:
                 case _:
                     assert_never(op)
         return values
-
-
-Measure: TypeAlias = Literal["units", "params", "macs"]
-
-
-def count_cost(wirings: Iterable[Wiring], kept: Floats, measure: Measure) -> float:
-    """Parameters or multiply-adds of what is left when so much of every unit is kept.
-
-    `kept` has one entry per unit and a last one, 1, that answers for NO_UNIT.
-    """
-    total = 0.0
-    for wiring in wirings:
-        pairs = wiring.kernel * kept[wiring.inputs].sum() * kept[wiring.outputs].sum() / wiring.groups
-        if wiring.groups == len(wiring.inputs):  # depthwise: every output channel reads one input channel
-            pairs = wiring.kernel * kept[wiring.outputs].sum()
-        total += pairs * wiring.positions if measure == "macs" else pairs + wiring.extras * kept[wiring.outputs].sum()
-    return float(total)
-
-
-def differentiate_cost(wirings: Iterable[Wiring], kept: Floats, measure: Measure) -> Floats:
-    """The derivative of `count_cost` by every entry of `kept`."""
-    slope = np.zeros(len(kept))
-    for wiring in wirings:
-        use = wiring.kernel * (wiring.positions if measure == "macs" else 1)
-        extra = 0 if measure == "macs" else wiring.extras
-        if wiring.groups == len(wiring.inputs):
-            np.add.at(slope, wiring.outputs, use + extra)
-        else:
-            np.add.at(slope, wiring.outputs, use * kept[wiring.inputs].sum() / wiring.groups + extra)
-            np.add.at(slope, wiring.inputs, use * kept[wiring.outputs].sum() / wiring.groups)
-    return slope
 
 
 def rectify(values: Floats) -> Floats:

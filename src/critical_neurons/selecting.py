@@ -10,8 +10,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from critical_neurons.costs import Measure, count_cost, differentiate_cost
 from critical_neurons.errors import InvalidSettingError
-from critical_neurons.network import Floats, Ints, Measure, count_cost, differentiate_cost
+from critical_neurons.network import Floats, Ints
 from critical_neurons.plans import LayerPlan, Plan, choose_highest, group_units
 from critical_neurons.scores import Scores
 

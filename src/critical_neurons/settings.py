@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, get_args
 
+from critical_neurons.costs import Measure
 from critical_neurons.errors import InvalidSettingError
-from critical_neurons.network import Measure
 
 ObjectiveName: TypeAlias = Literal["published", "paper"]
 FormulationName: TypeAlias = Literal["paper", "exact", "linearised"]

@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import numpy as np
 from scipy import sparse
 
-from critical_neurons.bounds import Bounds, Interval
+from critical_neurons.bounds import Bounds
+from critical_neurons.encoding.gates import Formulation, Gate, make_gate
 from critical_neurons.encoding.pools import Pool, resolve_windows, winners_are_safe
 from critical_neurons.network import (
     NO_UNIT,
     Affine,
-    Bools,
     Concat,
     Floats,
     Input,
@@ -43,62 +43,12 @@ CHUNK_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
-class Gate:
-    """One ReLU on the whole batch; arrays are (batch, *shape).
-
-    `shrink` is what p loses at this ReLU when the score of its unit goes from 1 to 0, and q = p - (1 - s) shrink.
-    `explicit` are the flat indices that are neither live nor dead; the columns `first`, `first + 1`, … times `tops`,
-    their U, are their activations. Elsewhere floor <= q <= ceiling is a row; at explicit ones `floor` is the least q.
-    """
-
-    floor: Floats
-    ceiling: Floats
-    shrink: Floats
-    live: Bools
-    explicit: Ints
-    tops: Floats
-    first: int
-    units: Ints
-    scatter: sparse.csr_array
-    scale: float
-
-    @property
-    def columns(self) -> slice:
-        return slice(self.first, self.first + len(self.explicit))
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """By op: `shrunk`, p - (1 - s) shrink at every ReLU, and `pooled`, what every max pool reads; and the logits."""
 
     shrunk: dict[int, Floats]
     pooled: dict[int, Floats]
     logits: Floats
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What a formulation says of one ReLU: where it is live and where dead, and the limits of q (see `Gate`)."""
-
-    live: Bools
-    dead: Bools
-    floor: Floats
-    ceiling: Floats
-
-
-class Formulation(Protocol):
-    """How a program reads the bounds."""
-
-    fixes_windows: bool
-    """Whether a max pool keeps the winner it has at the data point, safe or not."""
-    completes: bool
-    """Whether the forward pass with any scores is a point of the program."""
-
-    def shrinks(self, network: Network, bounds: Bounds) -> dict[int, Floats]:
-        """By the index of each ReLU: what q loses when its score goes from 1 to 0."""
-
-    def decide(self, op: Relu, interval: Interval, shrink: Floats, *, fixed: bool) -> Decision:
-        """`fixed`: p depends on no column."""
 
 
 class AffineNetwork:
@@ -122,7 +72,7 @@ class AffineNetwork:
                 case Relu():
                     interval, shrink = bounds.before_relu[index], shrinks[index]
                     decision = formulation.decide(op, interval, shrink, fixed=not self._depends[op.source])
-                    gate = _gate(op, interval, shrink, decision, self.column_count, self.unit_count)
+                    gate = make_gate(op, interval, shrink, decision, self.column_count, self.unit_count)
                     self.gates[index] = gate
                     self.column_count += len(gate.explicit)
                 case MaxPool():
@@ -306,24 +256,6 @@ class AffineNetwork:
                 case _:
                     assert_never(op)
         return _assemble(scores, explicit, self.column_count)
-
-
-def _gate(op: Relu, interval: Interval, shrink: Floats, decision: Decision, first: int, unit_count: int) -> Gate:
-    explicit = np.flatnonzero(~decision.live & ~decision.dead)
-    units = op.units.reshape(-1)
-    scored = np.flatnonzero(units != NO_UNIT)
-    return Gate(
-        floor=decision.floor,
-        ceiling=decision.ceiling,
-        shrink=shrink,
-        live=decision.live,
-        explicit=explicit,
-        tops=interval.upper.reshape(-1)[explicit],
-        first=first,
-        units=op.units,
-        scatter=sparse.csr_array((np.ones(len(scored)), (scored, units[scored])), shape=(len(units), unit_count)),
-        scale=float(max(np.abs(interval.lower).max(), np.abs(interval.upper).max())) or 1.0,
-    )
 
 
 def _find_dependent(ops: tuple[Op, ...]) -> list[bool]:

@@ -13,8 +13,9 @@ import numpy as np
 from scipy import sparse
 
 from critical_neurons.bounds import Bounds
-from critical_neurons.encoding.affine import AffineNetwork, Formulation
+from critical_neurons.encoding.affine import AffineNetwork
 from critical_neurons.encoding.columns import assemble_program, lay_out_columns
+from critical_neurons.encoding.gates import Formulation
 from critical_neurons.encoding.objective import Goal
 from critical_neurons.encoding.rows import PoolRows, ReluRows
 from critical_neurons.encoding.softmax import SoftmaxTerm

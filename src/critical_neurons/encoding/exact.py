@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 
 from critical_neurons.bounds import Bounds, Interval
-from critical_neurons.encoding.affine import Decision
 from critical_neurons.encoding.eliminated import encode_eliminated
+from critical_neurons.encoding.gates import Decision
 from critical_neurons.encoding.objective import Goal
 from critical_neurons.network import NO_UNIT, Floats, Ints, Network, Relu
 from critical_neurons.program import Program

@@ -9,8 +9,9 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import brentq
 
+from critical_neurons.costs import Measure, count_cost, differentiate_cost
 from critical_neurons.errors import InvalidSettingError
-from critical_neurons.network import Floats, Measure, Network, count_cost, differentiate_cost
+from critical_neurons.network import Floats, Network
 from critical_neurons.program import Rows
 from critical_neurons.settings import ObjectiveName
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from critical_neurons.bounds import Bounds, Interval
-from critical_neurons.encoding.affine import Decision
 from critical_neurons.encoding.eliminated import encode_eliminated
+from critical_neurons.encoding.gates import Decision
 from critical_neurons.encoding.objective import Goal
 from critical_neurons.encoding.shrinking import find_shrinks
 from critical_neurons.network import Floats, Ints, Network, Relu

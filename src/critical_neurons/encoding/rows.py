@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 from scipy import sparse
 
-from critical_neurons.encoding.affine import AffineNetwork, Gate
+from critical_neurons.encoding.affine import AffineNetwork
+from critical_neurons.encoding.gates import Gate
 from critical_neurons.encoding.pools import Pool
 from critical_neurons.network import Floats, Ints
 from critical_neurons.program import Rows, stack_rows, widen
