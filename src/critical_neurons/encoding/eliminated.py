@@ -19,7 +19,7 @@ from critical_neurons.encoding.gates import Formulation
 from critical_neurons.encoding.objective import Goal
 from critical_neurons.encoding.rows import PoolRows, ReluRows
 from critical_neurons.encoding.softmax import SoftmaxTerm
-from critical_neurons.network import Bools, Floats, Ints, Network
+from critical_neurons.network import NO_UNIT, Bools, Floats, Ints, Network
 from critical_neurons.program import Program, Rows, stack_rows
 
 
@@ -112,7 +112,7 @@ def _start_gates(affine: AffineNetwork, columns: Floats, values: Mapping[int, Fl
 
 
 def _encode_choices(affine: AffineNetwork, gate_columns: Mapping[int, slice], column_count: int) -> list[Rows]:
-    """y <= z for every explicit activation, and sum of m = 1 for every undecided window."""
+    """y <= z for every explicit activation, z <= s where gates follow scores, sum of m = 1 in every window."""
     parts = []
     for index, gate in affine.gates.items():
         count = len(gate.explicit)
@@ -121,6 +121,12 @@ def _encode_choices(affine: AffineNetwork, gate_columns: Mapping[int, slice], co
         signs = np.repeat([1.0, -1.0], count)
         matrix = sparse.csr_array((signs, (np.tile(rows, 2), places)), shape=(count, column_count))
         parts.append(Rows(matrix, np.full(count, -np.inf), np.zeros(count)))
+        if gate.follow_scores:
+            scored = np.flatnonzero(gate.explicit_units != NO_UNIT)
+            places = np.concatenate([gate_columns[index].start + scored, gate.explicit_units[scored]])
+            rows, signs = np.tile(np.arange(len(scored)), 2), np.repeat([1.0, -1.0], len(scored))
+            matrix = sparse.csr_array((signs, (rows, places)), shape=(len(scored), column_count))
+            parts.append(Rows(matrix, np.full(len(scored), -np.inf), np.zeros(len(scored))))
     for index, pool in affine.pools.items():
         places = gate_columns[index].start + np.arange(len(pool.rivals))
         matrix = sparse.csr_array(

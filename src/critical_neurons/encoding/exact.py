@@ -6,6 +6,7 @@ The bounds hold for every s in [0, 1] (`bound_network(..., pruned=True)`), the i
 
 is written out wherever it is not decided for all s: y U + (1 - z) (L - max(U, 0)) <= q <= y U, y <= z. With scores 0
 or 1 a point of the program is a forward pass of the masked network, and its bound one on the masked network's loss.
+Then a gate is open only where its score is 1, and the first row is tightened to y U + (1 - z) L <= p, z <= s.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ def encode_exact(
     network: Network, bounds: Bounds, labels: Ints, goal: Goal, *, integer: bool = True, binary: bool = False
 ) -> Program:
     """`binary`: scores are 0 or 1."""
-    return encode_eliminated(network, bounds, labels, goal, Exact(), integer=integer, binary=binary)
+    return encode_eliminated(network, bounds, labels, goal, Exact(binary), integer=integer, binary=binary)
 
 
 class Exact:
     fixes_windows = False
     completes = True
+
+    def __init__(self, binary: bool) -> None:
+        self._binary = binary
 
     def shrinks(self, network: Network, bounds: Bounds) -> dict[int, Floats]:
         return {
@@ -43,6 +47,11 @@ class Exact:
         lower, upper = interval.lower, interval.upper
         dead = upper <= 0
         live = (lower >= 0) & ~dead & ((op.units == NO_UNIT) | fixed)
+        least = lower if self._binary else lower - shrink
         return Decision(
-            live, dead, np.where(live | dead, -np.inf, lower - shrink), np.where(live | dead, np.inf, upper)
+            live,
+            dead,
+            np.where(live | dead, -np.inf, least),
+            np.where(live | dead, np.inf, upper),
+            follow_scores=self._binary,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +19,8 @@ class Gate:
 
     `shrink` is what p loses at this ReLU when the score of its unit goes from 1 to 0, and q = p - (1 - s) shrink.
     `explicit` are the flat indices that are neither live nor dead; the columns `first`, `first + 1`, … times `tops`,
-    their U, are their activations. Elsewhere floor <= q <= ceiling is a row; at explicit ones `floor` is the least q.
+    their U, are their activations. Elsewhere floor <= q <= ceiling is a row; at explicit ones `floor` is the least q,
+    or the least p where gates `follow_scores`: with scores 0 or 1 a gate is open only where its score is 1.
     """
 
     floor: Floats
@@ -31,6 +33,13 @@ class Gate:
     units: Ints
     scatter: sparse.csr_array
     scale: float
+    follow_scores: bool = False
+
+    @cached_property
+    def explicit_units(self) -> Ints:
+        """The units of the explicit elements."""
+        units = np.broadcast_to(self.units, self.floor.shape[1:]).reshape(-1)
+        return units[self.explicit % units.size]
 
     @property
     def columns(self) -> slice:
@@ -45,6 +54,7 @@ class Decision:
     dead: Bools
     floor: Floats
     ceiling: Floats
+    follow_scores: bool = False
 
 
 class Formulation(Protocol):
@@ -76,5 +86,6 @@ def make_gate(op: Relu, interval: Interval, shrink: Floats, decision: Decision, 
         first=first,
         units=op.units,
         scatter=sparse.csr_array((np.ones(len(scored)), (scored, units[scored])), shape=(len(units), unit_count)),
+        follow_scores=decision.follow_scores,
         scale=float(max(np.abs(interval.lower).max(), np.abs(interval.upper).max())) or 1.0,
     )

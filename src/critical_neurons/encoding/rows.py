@@ -10,7 +10,7 @@ from scipy import sparse
 from critical_neurons.encoding.affine import AffineNetwork
 from critical_neurons.encoding.gates import Gate
 from critical_neurons.encoding.pools import Pool
-from critical_neurons.network import Floats, Ints
+from critical_neurons.network import NO_UNIT, Floats, Ints
 from critical_neurons.program import Rows, stack_rows, widen
 
 PIECE_ELEMENTS = 2 * 10**7
@@ -52,6 +52,9 @@ class ReluRows:
         lower, upper = gate.floor.flatten(), gate.ceiling.flatten()
         activation, z = gate.tops * point[gate.columns], point[self._gate_columns[index]]
         lower[gate.explicit] = activation + (1.0 - z) * lower[gate.explicit]
+        if gate.follow_scores:
+            loss = np.append(1.0 - point[: self._affine.unit_count], 0.0)
+            lower[gate.explicit] -= loss[gate.explicit_units] * gate.shrink.reshape(-1)[gate.explicit]
         upper[gate.explicit] = activation
         return lower, upper
 
@@ -82,14 +85,20 @@ class ReluRows:
     def _build_unstable(
         self, index: int, gate: Gate, elements: Ints, forms: sparse.csr_array, offset: Floats
     ) -> list[Rows]:
-        """q - y U + L z >= L and q - y U <= 0."""
+        """q - y U + L z >= L and q - y U <= 0; where gates follow scores the first with p = q + (1 - s) shrink."""
         numbers = np.searchsorted(gate.explicit, elements)
         lower = gate.floor.reshape(-1)[elements]
         activation = _place(gate.tops[numbers], gate.first + numbers, self._column_count)
         z = _place(lower, self._gate_columns[index].start + numbers, self._column_count)
         nothing = np.full(len(elements), np.inf)
         below = sparse.csr_array(forms - activation)
-        return [Rows(sparse.csr_array(below + z), lower - offset, nothing), Rows(below, -nothing, -offset)]
+        above, least = sparse.csr_array(below + z), lower - offset
+        if gate.follow_scores:
+            shrink, units = gate.shrink.reshape(-1)[elements], gate.explicit_units[numbers]
+            own = np.where(units == NO_UNIT, 0.0, shrink)
+            above = sparse.csr_array(above - _place(own, np.maximum(units, 0), self._column_count))
+            least = least - own
+        return [Rows(above, least, nothing), Rows(below, -nothing, -offset)]
 
 
 class PoolRows:
