@@ -33,7 +33,17 @@ def make_scores(**changes):
         ),
         groups=(6, 2),
         holds=(Hold("norm", np.arange(6)), Hold("b.0", np.arange(6, 8))),
-        wirings=(Wiring("a", np.full(2, NO_UNIT), np.arange(6), np.array([0.1 + 0.2, 0.0]), kernel=9, groups=2),),
+        wirings=(
+            Wiring(
+                "a",
+                np.full(2, NO_UNIT),
+                np.arange(6),
+                np.array([True, False]),
+                np.array([0.1 + 0.2, 0.0]),
+                kernel=9,
+                groups=2,
+            ),
+        ),
         fingerprint=Fingerprint("0123", "4567"),
         status=Status.OPTIMAL,
         objective=-0.1 * 3,

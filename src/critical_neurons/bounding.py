@@ -56,7 +56,7 @@ def bound_network(network: Network, inputs: Floats, *, radius: float = 0.0, prun
                 values[index] = _apply(join_channels, *(values[source] for source in op.sources))
             case _:
                 assert_never(op)
-    return Bounds(inputs, radius, before_relu, before_pool)
+    return Bounds(inputs, radius, before_relu, before_pool, pruned)
 
 
 def _box(centre: Floats, radius: float) -> Interval:

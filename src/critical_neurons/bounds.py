@@ -30,3 +30,5 @@ class Bounds:
     radius: float
     before_relu: Mapping[int, Interval]
     before_pool: Mapping[int, Interval]
+    pruned: bool = False
+    """Whether they hold whatever the scores are."""

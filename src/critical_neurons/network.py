@@ -140,8 +140,8 @@ class Layer:
 class Wiring:
     """The unit behind every input and output channel of a module: what removal has to slice.
 
-    `constants` are what each input channel carries once its unit is removed: not zero behind a batch norm that
-    stands behind a ReLU. They have to be added to the module's bias.
+    An input channel is `shifted` behind a batch norm that stands behind a ReLU: once its unit is removed it still
+    carries its one of the `constants`, which has to be added to the module's bias.
 
     A pair of an input and an output channel in the same one of `groups` has `kernel` weights, each used at
     `positions` places; an output channel has `extras` parameters of its own.
@@ -150,6 +150,7 @@ class Wiring:
     module: str
     inputs: Ints
     outputs: Ints
+    shifted: Bools
     constants: Floats
     kernel: int = 0
     positions: int = 1
@@ -208,12 +209,15 @@ class Network:
     def __str__(self) -> str:
         width = max((len(layer.name) for layer in self.layers), default=0)
         lines = [
-            f"{layer.name:<{width}}  {layer.kind:<8} {layer.size:>5} units  {layer.reason or self._company(layer)}"
+            f"{layer.name:<{width}}  {layer.kind:<8} {layer.size:>5} units  {self.describe(layer)}"
             for layer in self.layers
         ]
         return "\n".join([*lines, *self.notes])
 
-    def _company(self, layer: Layer) -> str:
+    def describe(self, layer: Layer) -> str:
+        """Whether the layer is scored, and with which others, or why not."""
+        if not layer.scored:
+            return layer.reason
         others = [
             other.name for other in self.scored if other is not layer and np.isin(other.units, layer.units).any()
         ]

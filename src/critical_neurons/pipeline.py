@@ -17,14 +17,14 @@ from critical_neurons.pruning import check_removal, hold_at_zero, remove_units
 from critical_neurons.reading import copy_for_reading, fingerprint, read_network, unwrap
 from critical_neurons.scores import Scores
 from critical_neurons.selecting import Scope, Threshold, select_units
+from critical_neurons.settings import as_names
 from critical_neurons.solution import Solution, Step
 from critical_neurons.solving import Limits, find_solver, ignore_progress
 
 
 def inspect(model: nn.Module, example: Any, *, ignore: Collection[str] = ()) -> Network:
     """What would be scored and what would not, with reasons: print the result. `example` is a batch of inputs."""
-    names = (ignore,) if isinstance(ignore, str) else ignore
-    return read_network(model, torch.from_numpy(gather_batch(example).inputs), ignore=names)
+    return read_network(model, torch.from_numpy(gather_batch(example).inputs), ignore=as_names(ignore))
 
 
 def plan(
@@ -74,12 +74,12 @@ def prune(model: nn.Module, plan: Plan, example: Any) -> nn.Module:
     `example` is a batch of inputs. On a few rows of it the smaller model is compared with the masked one in float64.
     """
     source = unwrap(model)
+    _check_architecture(fingerprint(source).architecture, plan)
     rows = torch.from_numpy(gather_batch(example).inputs)[:4]
     network = read_network(source, rows)
-    _check_architecture(network.fingerprint.architecture, plan)
-    smaller = remove_units(source, network, plan)
-    check_removal(copy_for_reading(hold_at_zero(source, plan)), copy_for_reading(smaller), rows)
-    return smaller
+    exact = copy_for_reading(source)
+    check_removal(hold_at_zero(exact, plan), remove_units(exact, network, plan), rows)
+    return remove_units(source, network, plan)
 
 
 def mask(model: nn.Module, plan: Plan) -> nn.Module:

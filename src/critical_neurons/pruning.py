@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from critical_neurons.errors import PlanMismatchError, PruningError
-from critical_neurons.network import Bools, Floats, Network
-from critical_neurons.plans import Plan
+from critical_neurons.network import Bools, Floats, Layer, Network
+from critical_neurons.plans import LayerPlan, Plan
 
 REMOVAL_TOLERANCE = 1e-9
 """Largest relative difference, in float64, between the outputs of the masked and of the smaller model."""
@@ -19,14 +19,14 @@ REMOVAL_TOLERANCE = 1e-9
 
 def remove_units(model: nn.Module, network: Network, plan: Plan) -> nn.Module:
     """A copy of `model` without the removed units: same class, names, dtype, device and mode."""
-    _check_plan(network, plan)
-    stays = plan.stays
+    stays = _units_that_stay(network, plan)
     smaller = copy.deepcopy(model)
     for wiring in network.wirings:
         inputs, outputs = stays[wiring.inputs], stays[wiring.outputs]
         if not (inputs.all() and outputs.all()):
             module = smaller.get_submodule(wiring.module)
-            _fold(module, np.where(inputs, 0.0, wiring.constants))
+            if (wiring.shifted & ~inputs).any():
+                _fold(module, np.where(inputs, 0.0, wiring.constants))
             _slice(module, _numbers(inputs), _numbers(outputs))
     return smaller
 
@@ -71,22 +71,37 @@ class _Hold:
         return output.index_fill(1, self.channels.to(output.device), 0.0)
 
 
-def _check_plan(network: Network, plan: Plan) -> None:
-    """The plan removes only what the network can lose, and numbers units as the network does."""
+def _units_that_stay(network: Network, plan: Plan) -> Bools:
+    """One entry per unit of the network, and a last one, True, that answers for NO_UNIT.
+
+    The network may number its units otherwise than the plan, which may leave layers out: names and channels count.
+    """
+    stays = np.ones(network.unit_count + 1, dtype=bool)
     layers = {layer.name: layer for layer in network.layers}
     for planned in plan.layers:
-        if len(planned.removed) == 0:
-            continue
         layer = layers.get(planned.name)
-        if layer is None or not layer.scored:
+        if len(planned.removed) and (layer is None or not layer.scored):
             reason = layer.reason if layer is not None else "there is no such layer"
             raise PlanMismatchError(f"{planned.name}: the plan removes units of it, but they must stay: {reason}.")
-        counts = np.bincount(planned.kept * layer.blocks // layer.size, minlength=layer.blocks)
-        if len(set(counts.tolist())) > 1:
-            raise PlanMismatchError(
-                f"{planned.name}: the plan keeps {', '.join(map(str, counts))} channels of its blocks; a grouped "
-                "convolution needs as many of each."
-            )
+        if layer is not None:
+            stays[layer.units[planned.removed]] = False
+    for planned in plan.layers:
+        _check_layer(layers[planned.name], planned, stays)
+    return stays
+
+
+def _check_layer(layer: Layer, planned: LayerPlan, stays: Bools) -> None:
+    """The layer loses what the plan says, and as much in every block."""
+    if not np.array_equal(np.flatnonzero(stays[layer.units]), planned.kept):
+        raise PlanMismatchError(f"{layer.name}: the plan keeps channels of it that it shares with removed ones.")
+    if len(planned.removed) == 0:
+        return
+    counts = np.bincount(planned.kept * layer.blocks // layer.size, minlength=layer.blocks)
+    if len(set(counts.tolist())) > 1:
+        raise PlanMismatchError(
+            f"{layer.name}: the plan keeps {', '.join(map(str, counts))} channels of its blocks; a grouped "
+            "convolution needs as many of each."
+        )
 
 
 def _numbers(stays: Bools) -> Tensor:
@@ -95,17 +110,16 @@ def _numbers(stays: Bools) -> Tensor:
 
 def _fold(module: nn.Module, constants: Floats) -> None:
     """Add to the bias what the removed inputs still carry: the same number at every position."""
-    if not constants.any():
-        return
     weight = module.get_parameter("weight")
-    carried = torch.from_numpy(constants).to(weight)
-    kernel = weight.detach().flatten(2).sum(2) if weight.ndim > 2 else weight.detach()
+    exact = weight.detach().double()
+    carried = torch.from_numpy(constants).to(exact)
+    kernel = exact.flatten(2).sum(2) if exact.ndim > 2 else exact
     groups = getattr(module, "groups", 1)
     blocks = kernel.reshape(groups, -1, kernel.shape[1]) @ carried.reshape(groups, -1, 1)
     bias = blocks.reshape(-1)
     if module.bias is not None:
         bias = bias + module.get_parameter("bias").detach()
-    module.bias = nn.Parameter(bias, requires_grad=weight.requires_grad)
+    module.bias = nn.Parameter(bias.to(weight.dtype), requires_grad=weight.requires_grad)
 
 
 def _slice(module: nn.Module, inputs: Tensor, outputs: Tensor) -> None:

@@ -41,9 +41,14 @@ def describe_step(step: Step) -> str:
 
 
 def report_network(network: Network) -> RenderableType:
-    table = _table("Layer", "Kind", ">Units", "Scored")
+    table = _table("Layer", "Kind", ">Units", "Scores")
     for layer in network.layers:
-        table.add_row(layer.name, layer.kind, str(layer.size), "yes" if layer.scored else f"no: {layer.reason}")
+        table.add_row(
+            layer.name,
+            layer.kind,
+            str(layer.size),
+            network.describe(layer) if layer.scored else f"no: {layer.reason}",
+        )
     scored = f"{network.unit_count} units in {len(network.scored)} of {len(network.layers)} layers get scores."
     return Group(table, Text(scored), *_notes(network.notes))
 

@@ -113,6 +113,7 @@ class Scores(Mapping[str, Floats]):
                         **wiring,
                         "inputs": np.array(wiring["inputs"], dtype=np.int64),
                         "outputs": np.array(wiring["outputs"], dtype=np.int64),
+                        "shifted": np.array(wiring["shifted"], dtype=bool),
                         "constants": np.array(wiring["constants"], dtype=np.float64),
                     }
                 )

@@ -22,7 +22,7 @@ from critical_neurons.network import Floats, Ints, Network
 from critical_neurons.program import Program
 from critical_neurons.reading import read_network, run_to_logits
 from critical_neurons.scores import Scores, average_scores
-from critical_neurons.settings import BUDGETS, FormulationName, ObjectiveName, Settings
+from critical_neurons.settings import BUDGETS, FormulationName, ObjectiveName, Settings, as_names
 from critical_neurons.solution import Status, Step
 from critical_neurons.solving import Capability, Limits, Solver, find_solver, ignore_progress
 
@@ -100,7 +100,7 @@ def score(
         gap=gap,
         threads=threads,
         seed=seed,
-        ignore=(ignore,) if isinstance(ignore, str) else tuple(ignore),
+        ignore=as_names(ignore),
     )
     started = time.monotonic()
     found = find_solver(settings.solver)
@@ -116,7 +116,7 @@ def score(
     points = _Points(batch.inputs, logits.argmax(axis=1) if batch.labels is None else batch.labels, logits)
     if settings.loss_weight == "auto":
         return task.score_for_share(points, started)
-    return task.score_all(points, started)
+    return task.score_all(points, started)[0]
 
 
 @dataclass(frozen=True)
@@ -150,41 +150,53 @@ class _Task:
         wanted = self.settings.units
         assert wanted is not None
         low, high = LEAST_LOSS_WEIGHT, MOST_LOSS_WEIGHT
-        best = replace(self, settings=replace(self.settings, loss_weight=low, units=None)).score_all(points, started)
+        least = replace(self, settings=replace(self.settings, loss_weight=low, units=None))
+        best, interrupted = least.score_all(points, started)
+        if best.per_unit.mean() > wanted and best.status is not Status.OPTIMAL:
+            raise SolverError(
+                f"units: the search was stopped before it knew whether a mean of {wanted:.4g} is possible."
+            )
         if best.per_unit.mean() > wanted:
             raise InfeasibleProgramError(
                 f"units: a mean score of {wanted:.4g} cannot be reached; even at loss_weight={low:g} it is "
                 f"{best.per_unit.mean():.4g}. {PATTERN_ADVICE}"
             )
-        for _ in range(SHARE_STEPS):
+        stopped = ""
+        for step in range(SHARE_STEPS):
             middle = math.sqrt(low * high)
             task = replace(self, settings=replace(self.settings, loss_weight=middle, units=None))
-            scores = task.score_all(points, started)
-            if scores.per_unit.mean() <= wanted:
+            scores, interrupted = task.score_all(points, started)
+            if scores.status is Status.OPTIMAL and scores.per_unit.mean() <= wanted:
                 low, best = middle, scores
             else:
                 high = middle
-            if time.monotonic() - started >= self.settings.time_limit:
+            if interrupted or time.monotonic() - started >= self.settings.time_limit:
+                stopped = f", stopped after {step + 1} of {SHARE_STEPS} steps"
                 break
-        return replace(best, notes=(*best.notes, f"loss_weight {low:.4g} found for a mean score of {wanted:.4g}"))
+        note = f"loss_weight {low:.4g} found for a mean score of {wanted:.4g}{stopped}"
+        settings = {**best.settings, "units": wanted, "loss_weight_from": "auto"}
+        return replace(best, settings=settings, seconds=time.monotonic() - started, notes=(*best.notes, note))
 
-    def score_all(self, points: _Points, started: float) -> Scores:
+    def score_all(self, points: _Points, started: float) -> tuple[Scores, bool]:
+        """The scores, and whether the user interrupted the search."""
         if self.settings.by_class:
             return self.score_by_class(points, started)
-        return self.score_points(points, started, self.settings.time_limit - (time.monotonic() - started))[0]
+        return self.score_points(points, started, started + self.settings.time_limit)
 
-    def score_by_class(self, points: _Points, started: float) -> Scores:
+    def score_by_class(self, points: _Points, started: float) -> tuple[Scores, bool]:
         """One program per class with an equal share of the time left. Ctrl-C keeps the classes done so far."""
         classes = np.unique(points.labels).tolist()
         parts: list[Scores] = []
+        interrupted = False
         for done, label in enumerate(classes):
             now = time.monotonic()
             share = (self.settings.time_limit - (now - started)) / (len(classes) - done)
             try:
-                part, interrupted = self.score_points(points.of_class(label), now, share)
+                part, interrupted = self.score_points(points.of_class(label), now, now + share)
             except KeyboardInterrupt:
                 if not parts:
                     raise
+                interrupted = True
                 break
             parts.append(part)
             if interrupted:
@@ -192,17 +204,22 @@ class _Task:
         notes = (
             () if len(parts) == len(classes) else (f"interrupted: {len(parts)} of {len(classes)} classes averaged",)
         )
-        return average_scores(parts, settings=self._record(points), seconds=time.monotonic() - started, notes=notes)
+        seconds = time.monotonic() - started
+        return average_scores(parts, settings=self._record(points), seconds=seconds, notes=notes), interrupted
 
-    def score_points(self, points: _Points, started: float, seconds: float) -> tuple[Scores, bool]:
+    def score_points(self, points: _Points, started: float, deadline: float) -> tuple[Scores, bool]:
         """The scores, and whether the search was interrupted by the user."""
         settings, network = self.settings, self.network
         program = self._encode(points)
-        limits = Limits(
-            max(seconds, 0.0), settings.gap, settings.threads, settings.seed, options=settings.solver_options
-        )
         assert program.unpruned is not None
         logit_error = float(np.abs(program.term.logits(program.unpruned) - points.logits).max())
+        limits = Limits(
+            max(deadline - time.monotonic(), 0.0),
+            settings.gap,
+            settings.threads,
+            settings.seed,
+            options=settings.solver_options,
+        )
         solution = self.solver.solve(program, limits, self.report)
         if solution.status is Status.INFEASIBLE:
             advice = PATTERN_ADVICE if settings.formulation == "paper" else "Allow more."

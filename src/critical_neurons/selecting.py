@@ -55,6 +55,8 @@ def select_units(
             "plan: give one of threshold=, units=, params= and macs=; none of them only for scores with a budget."
         )
     (name, value), *_ = chosen.items()
+    if scope not in ("layer", "global"):
+        raise InvalidSettingError(f"plan: scope={scope!r}. Accepted: 'layer', 'global'.")
     for setting, number in (("min_units", min_units), ("round_to", round_to)):
         if not isinstance(number, int | np.integer) or number < 1:
             raise InvalidSettingError(f"plan: {setting}={number!r}. Accepted: a whole number of at least 1.")
@@ -160,7 +162,7 @@ def _threshold(group: _Group, scores: Scores, threshold: Threshold) -> float | N
     else:
         given = [threshold]
     for limit in given:
-        if not isinstance(limit, Real) or not math.isfinite(limit):
+        if isinstance(limit, bool) or not isinstance(limit, Real) or not math.isfinite(limit):
             place = ", ".join(group.layers)
             raise InvalidSettingError(f"plan: the threshold of {place} is {limit!r}. Accepted: a finite number.")
     return min(given, default=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, get_args
@@ -50,6 +50,8 @@ class Settings:
         self._require("seed", Integral, lambda value: 0 <= value < 2**31, "a whole number from 0 to 2**31 - 1")
         if self.threads is not None:
             self._require("threads", Integral, lambda value: value >= 1, "a whole number of at least 1, or None")
+        if not isinstance(self.solver, str):
+            raise InvalidSettingError(f"solver: found {self.solver!r}. Accepted: a name such as 'highs'.")
         for name, choices in (("objective", ObjectiveName), ("formulation", FormulationName)):
             if getattr(self, name) not in get_args(choices):
                 accepted = ", ".join(map(repr, get_args(choices)))
@@ -71,6 +73,8 @@ class Settings:
             self._check_budget(self.budget)
 
     def _check_budget(self, budget: Mapping[str, Any]) -> None:
+        if not isinstance(budget, Mapping):
+            raise InvalidSettingError(f"budget: found {budget!r}. Accepted: a mapping such as {{'units': 0.5}}.")
         if self.loss_weight == "auto":
             raise InvalidSettingError(
                 "budget: it takes the place of the sparsity term; leave out loss_weight='auto'."
@@ -95,3 +99,12 @@ class Settings:
         if isinstance(value, bool) or not isinstance(value, kind) or not holds(value):
             raise InvalidSettingError(f"{name}: found {value!r}. Accepted: {accepted}.")
         object.__setattr__(self, name, int(value) if kind is Integral else float(value))
+
+
+def as_names(ignore: str | Collection[str]) -> tuple[str, ...]:
+    """One name of a layer, or several."""
+    if isinstance(ignore, str):
+        return (ignore,)
+    if not isinstance(ignore, Collection) or not all(isinstance(name, str) for name in ignore):
+        raise InvalidSettingError(f"ignore: found {ignore!r}. Accepted: names of layers.")
+    return tuple(ignore)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -30,9 +31,9 @@ class Status(Enum):
 
 
 _SENTENCES = {
-    Status.OPTIMAL: "Solved: the gap between incumbent and bound is within the tolerance.",
-    Status.FEASIBLE: "Stopped early: a feasible point is known, its distance to the optimum is the gap.",
-    Status.TIMED_OUT: "Stopped at the time limit before any feasible point was known.",
+    Status.OPTIMAL: "Solved to the tolerance asked for.",
+    Status.FEASIBLE: "Stopped early with a feasible point; the gap, if known, bounds its distance from the optimum.",
+    Status.TIMED_OUT: "Stopped before any feasible point was known.",
     Status.INFEASIBLE: "Proved: no point satisfies all rows.",
     Status.UNBOUNDED: "Proved: the objective has no lower end.",
     Status.FAILED: "The solver gave up; neither point nor bound can be trusted.",
@@ -40,8 +41,8 @@ _SENTENCES = {
 
 
 def relative_gap(objective: float | None, bound: float | None) -> float | None:
-    """(objective - bound) / max(1, |objective|), or None where one of the two is missing."""
-    if objective is None or bound is None:
+    """(objective - bound) / max(1, |objective|), or None where one of the two is missing or infinite."""
+    if objective is None or bound is None or not (math.isfinite(objective) and math.isfinite(bound)):
         return None
     return max(0.0, (objective - bound) / max(1.0, abs(objective)))
 

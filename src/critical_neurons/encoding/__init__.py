@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from critical_neurons.batch import check_classes
 from critical_neurons.bounds import Bounds
 from critical_neurons.encoding.exact import encode_exact
 from critical_neurons.encoding.linearised import encode_linearised
@@ -31,6 +32,12 @@ def encode(
     `paper` takes bounds at any radius, `linearised` at radius 0, `exact` those of `bound_network(..., pruned=True)`.
     """
     wanted = goal or Objective()
+    check_classes(labels, network.class_count)
+    if (formulation == "exact") != bounds.pruned or (formulation != "paper" and bounds.radius):
+        raise InvalidSettingError(
+            f"bounds: found radius={bounds.radius}, pruned={bounds.pruned}. bound_network(..., pruned=True) goes with "
+            "'exact' and with it alone, a radius above 0 with 'paper' alone."
+        )
     match formulation:
         case "paper":
             return encode_paper(network, bounds, labels, wanted, integer=integer)

@@ -22,11 +22,15 @@ from critical_neurons.network import NO_UNIT, Bools, Floats, Hold, Ints, Layer, 
 @dataclass(frozen=True, eq=False)
 class Channels:
     """Of one value, channel by channel: its provisional unit; whether a ReLU has been applied since the layer that
-    made it; what it carries, if so, once its unit is removed. `holds` are the modules that computed what no ReLU has
-    been applied to yet. `nonnegative`: no element can be below zero."""
+    made it; whether a batch norm has shifted it since then, and what it so carries once its unit is removed.
+
+    `holds` are the modules that computed what no ReLU has been applied to yet. `nonnegative`: no element can be below
+    zero.
+    """
 
     units: Ints
     rectified: Bools
+    shifted: Bools
     constants: Floats
     holds: tuple[Hold, ...] = ()
     nonnegative: bool = False
@@ -68,7 +72,8 @@ class ChannelTracker:
         return [layer.name for layer in self._layers]
 
     def start(self, channel_count: int) -> Channels:
-        return Channels(np.full(channel_count, NO_UNIT), np.ones(channel_count, dtype=bool), np.zeros(channel_count))
+        never = np.zeros(channel_count, dtype=bool)
+        return Channels(np.full(channel_count, NO_UNIT), ~never, never, np.zeros(channel_count))
 
     def mix(
         self,
@@ -84,7 +89,7 @@ class ChannelTracker:
         size, groups = cost.size, cost.groups
         self._require_rectified(incoming, name)
         if padded:
-            self._block(incoming.units[incoming.constants != 0], f"{name} pads the constant its removal would leave")
+            self._block(incoming.units[incoming.shifted], f"{name} pads the constant its removal would leave")
         if groups > 1:
             self._require_blocks(incoming, groups, name)
         if obstacle:
@@ -106,20 +111,28 @@ class ChannelTracker:
             self._same.append((read, units))
         self._require_rectified(incoming, name)
         if padded:
-            self._block(incoming.units[incoming.constants != 0], f"{name} pads the constant its removal would leave")
+            self._block(incoming.units[incoming.shifted], f"{name} pads the constant its removal would leave")
         return self._compute(incoming, name, units, cost)
 
     def scale(self, incoming: Channels, name: str, scale: Floats, offset: Floats, *, parameters: int) -> Channels:
         """A module with a factor and an offset per channel."""
         nothing = np.zeros(len(incoming.units))
-        self._wirings.append(Wiring(name, incoming.units, incoming.units, nothing, extras=parameters))
+        self._wirings.append(
+            Wiring(name, incoming.units, incoming.units, nothing.astype(bool), nothing, extras=parameters)
+        )
         open_units = np.where(incoming.rectified, NO_UNIT, incoming.units)
         constants = np.where(incoming.rectified, scale * incoming.constants + offset, 0.0)
-        return replace(incoming, constants=constants, holds=(Hold(name, open_units),), nonnegative=False)
+        return replace(
+            incoming,
+            shifted=incoming.rectified,
+            constants=constants,
+            holds=(Hold(name, open_units),),
+            nonnegative=False,
+        )
 
     def average(self, incoming: Channels, name: str, *, keeps_constants: bool) -> Channels:
         if not keeps_constants:
-            self._block(incoming.units[incoming.constants != 0], f"{name} pads the constant its removal would leave")
+            self._block(incoming.units[incoming.shifted], f"{name} pads the constant its removal would leave")
         return incoming
 
     def reshape(self, incoming: Channels, before: Shape, after: Shape, obstacle: str) -> Channels:
@@ -135,6 +148,7 @@ class ChannelTracker:
             incoming,
             units=incoming.units[chosen],
             rectified=incoming.rectified[chosen],
+            shifted=incoming.shifted[chosen],
             constants=incoming.constants[chosen],
         )
 
@@ -144,24 +158,27 @@ class ChannelTracker:
         for hold in incoming.holds:
             self._holds[hold.module] = hold
         constants = np.where(incoming.rectified, np.maximum(incoming.constants, 0.0), 0.0)
-        outgoing = Channels(incoming.units, np.ones(len(gated), dtype=bool), constants, nonnegative=True)
+        shifted = incoming.shifted & incoming.rectified
+        outgoing = Channels(incoming.units, np.ones(len(gated), dtype=bool), shifted, constants, nonnegative=True)
         return outgoing, gated.reshape(-1, *[1] * (len(shape) - 1))
 
     def add(self, incoming: Sequence[Channels], name: str) -> Channels:
         """Channels that meet in an addition live or die together."""
         units = np.stack([channels.units for channels in incoming])
         rectified = np.stack([channels.rectified for channels in incoming])
+        shifted = np.stack([channels.shifted for channels in incoming])
         constants = np.stack([channels.constants for channels in incoming])
         everywhere: Bools = np.logical_and.reduce(rectified)
         stays = (units == NO_UNIT).any(axis=0)
         self._block(units[:, stays], f"{name} adds it to channels that must stay")
-        lost = ~everywhere & (rectified & (constants != 0)).any(axis=0)
+        lost = ~everywhere & (rectified & shifted).any(axis=0)
         self._block(units[:, lost], f"{name} adds the constant its removal would leave before a ReLU")
         for other in units[1:]:
             self._same.append((units[0][~stays], other[~stays]))
         return Channels(
             np.where(stays, NO_UNIT, units[0]),
             everywhere,
+            everywhere & np.logical_or.reduce(shifted),
             np.where(everywhere, constants.sum(axis=0), 0.0),
             tuple(hold for channels in incoming for hold in channels.holds),
             all(channels.nonnegative for channels in incoming),
@@ -171,6 +188,7 @@ class ChannelTracker:
         return Channels(
             np.concatenate([channels.units for channels in incoming]),
             np.concatenate([channels.rectified for channels in incoming]),
+            np.concatenate([channels.shifted for channels in incoming]),
             np.concatenate([channels.constants for channels in incoming]),
             tuple(hold for channels in incoming for hold in channels.holds),
             all(channels.nonnegative for channels in incoming),
@@ -212,6 +230,7 @@ class ChannelTracker:
                 name,
                 incoming.units,
                 units,
+                incoming.shifted,
                 incoming.constants,
                 kernel=cost.kernel,
                 positions=cost.positions,
@@ -219,7 +238,8 @@ class ChannelTracker:
                 extras=cost.extras,
             )
         )
-        return Channels(units, np.zeros(len(units), dtype=bool), np.zeros(len(units)), (Hold(name, units),))
+        never = np.zeros(len(units), dtype=bool)
+        return Channels(units, never, never, np.zeros(len(units)), (Hold(name, units),))
 
     def _add_layer(self, name: str, kind: str, size: int, *, reason: str, blocks: int = 1) -> None:
         self._layers.append(Layer(name, kind, np.arange(self._count, self._count + size), reason, blocks))

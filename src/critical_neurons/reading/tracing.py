@@ -95,7 +95,13 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def copy_for_reading(model: nn.Module) -> nn.Module:
     """A float64 copy on the CPU in evaluation mode."""
-    return copy.deepcopy(model).to("cpu", torch.float64).eval()
+    try:
+        return copy.deepcopy(model).to("cpu", torch.float64).eval()
+    except (RuntimeError, TypeError) as error:
+        raise UnreadableModelError(
+            f"{type(model).__name__}: it cannot be copied ({_first_line(error)}). Does it keep activations or other "
+            "results of a run as attributes?"
+        ) from error
 
 
 def check_weights(model: nn.Module) -> None:

@@ -344,5 +344,4 @@ def _accept(result: LinearResult) -> Floats:
 
 def _gap(value: float, bound: float) -> float:
     gap = relative_gap(value, bound)
-    assert gap is not None
-    return gap
+    return np.inf if gap is None else gap
