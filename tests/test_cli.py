@@ -142,7 +142,7 @@ def installed_command():
 class TestInspect:
     def test_table(self):
         text = succeed("inspect", "lenet5").stdout
-        assert re.search(r"^0 +Conv2d +6 +yes", text, re.MULTILINE)
+        assert re.search(r"^0 +Conv2d +6 +scored", text, re.MULTILINE)
         assert re.search(r"^11 +Linear +10 +no: \w+", text, re.MULTILINE)
         assert "226 units in 4 of 5 layers get scores" in text
 

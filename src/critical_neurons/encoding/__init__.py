@@ -35,8 +35,8 @@ def encode(
     check_classes(labels, network.class_count)
     if (formulation == "exact") != bounds.pruned or (formulation != "paper" and bounds.radius):
         raise InvalidSettingError(
-            f"bounds: found radius={bounds.radius}, pruned={bounds.pruned}. bound_network(..., pruned=True) goes with "
-            "'exact' and with it alone, a radius above 0 with 'paper' alone."
+            f"bounds: found radius={bounds.radius}, pruned={bounds.pruned}. bound_network(..., pruned=True) goes "
+            "with 'exact' and with it alone, a radius above 0 with 'paper' alone."
         )
     match formulation:
         case "paper":
