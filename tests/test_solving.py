@@ -107,6 +107,10 @@ class Source:
     lower: np.ndarray
     upper: np.ndarray
     piece: int = 7
+
+    @property
+    def row_count(self):
+        return self.count
     built: list = field(default_factory=list)
 
     @property

@@ -62,6 +62,10 @@ class RowSource(Protocol):
     def count(self) -> int: ...
 
     @property
+    def row_count(self) -> int:
+        """How many rows they are: one number may stand for more than one."""
+
+    @property
     def piece(self) -> int:
         """How many rows to build between two looks at the clock."""
 
@@ -119,7 +123,7 @@ class Program:
 
     @property
     def row_count(self) -> int:
-        return len(self.rows) + sum(source.count for source in self.sources)
+        return len(self.rows) + sum(source.row_count for source in self.sources)
 
     @property
     def gate_count(self) -> int:

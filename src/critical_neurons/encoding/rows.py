@@ -34,6 +34,10 @@ class ReluRows:
         return int(self._ends[-1])
 
     @property
+    def row_count(self) -> int:
+        return self.count + sum(len(gate.explicit) for gate in self._affine.gates.values())
+
+    @property
     def piece(self) -> int:
         return max(1, PIECE_ELEMENTS // self._affine.size)
 
@@ -116,6 +120,10 @@ class PoolRows:
     @property
     def count(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
+
+    @property
+    def row_count(self) -> int:
+        return 2 * self.count
 
     @property
     def piece(self) -> int:
