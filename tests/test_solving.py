@@ -111,6 +111,7 @@ class Source:
     @property
     def row_count(self):
         return self.count
+
     built: list = field(default_factory=list)
 
     @property
