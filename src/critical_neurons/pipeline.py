@@ -1,4 +1,4 @@
-"""Pipeline: the public steps around scoring. Scores -> plan -> smaller or masked model."""
+"""Pipeline: the public steps around scoring and planning: a look before, a program solved, a model made smaller."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from critical_neurons.plans import Plan
 from critical_neurons.program import Program
 from critical_neurons.pruning import check_removal, hold_at_zero, remove_units
 from critical_neurons.reading import copy_for_reading, fingerprint, read_network, unwrap
-from critical_neurons.scores import Scores
-from critical_neurons.selecting import Scope, Threshold, select_units
 from critical_neurons.settings import as_names
 from critical_neurons.solution import Solution, Step
 from critical_neurons.solving import Limits, find_solver, ignore_progress
@@ -25,30 +23,6 @@ from critical_neurons.solving import Limits, find_solver, ignore_progress
 def inspect(model: nn.Module, example: Any, *, ignore: Collection[str] = ()) -> Network:
     """What would be scored and what would not, with reasons: print the result. `example` is a batch of inputs."""
     return read_network(model, torch.from_numpy(gather_batch(example).inputs), ignore=as_names(ignore))
-
-
-def plan(
-    scores: Scores,
-    *,
-    threshold: Threshold | None = None,
-    units: float | None = None,
-    params: float | None = None,
-    macs: float | None = None,
-    scope: Scope = "layer",
-    min_units: int = 1,
-    round_to: int = 1,
-) -> Plan:
-    """Which units stay: see `selecting.select_units`."""
-    return select_units(
-        scores,
-        threshold=threshold,
-        units=units,
-        params=params,
-        macs=macs,
-        scope=scope,
-        min_units=min_units,
-        round_to=round_to,
-    )
 
 
 def solve(

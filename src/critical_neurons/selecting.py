@@ -1,4 +1,4 @@
-"""Selecting: scores to plan, by threshold or by share of units."""
+"""Selecting: scores to plan, by threshold or by the share of units, parameters or multiply-adds kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROUNDING = 1e-9
 """Added to a share times a count before it is cut down, so that 0.29 of 100 units are 29."""
 
 
-def select_units(
+def plan(
     scores: Scores,
     *,
     threshold: Threshold | None = None,
