@@ -161,8 +161,8 @@ class _Task:
                 f"units: a mean score of {wanted:.4g} cannot be reached; even at loss_weight={low:g} it is "
                 f"{best.per_unit.mean():.4g}. {PATTERN_ADVICE}"
             )
-        stopped = ""
-        for step in range(SHARE_STEPS):
+        stopped = ", stopped at once" if interrupted else ""
+        for step in range(0 if interrupted else SHARE_STEPS):
             middle = math.sqrt(low * high)
             task = replace(self, settings=replace(self.settings, loss_weight=middle, units=None))
             scores, interrupted = task.score_all(points, started)
@@ -227,7 +227,7 @@ class _Task:
         if solution.point is None:
             raise SolverError(f"{self.solver.name}: {solution.status.sentence}")
         certified = settings.formulation != "linearised"
-        per_unit = np.clip(solution.point[program.blocks["score"]].round(SCORE_DECIMALS), 0.0, 1.0)
+        per_unit = np.clip(solution.point[program.blocks["score"]].round(SCORE_DECIMALS), 0.0, 1.0) + 0.0  # no -0.0
         scores = Scores(
             values_by_layer={layer.name: per_unit[layer.units] for layer in network.scored},
             layers=network.layers,
