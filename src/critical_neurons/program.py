@@ -49,6 +49,12 @@ def widen(matrix: sparse.csr_array, column_count: int) -> sparse.csr_array:
     return sparse.csr_array((matrix.data, matrix.indices, matrix.indptr), shape=(matrix.shape[0], column_count))
 
 
+def place(values: Floats | float, columns: Ints, column_count: int) -> sparse.csr_array:
+    """One row per column chosen, with its value there."""
+    filled = np.broadcast_to(np.asarray(values, dtype=np.float64), columns.shape)
+    return sparse.csr_array((filled, columns, np.arange(len(columns) + 1)), shape=(len(columns), column_count))
+
+
 def lay_out(**sizes: int) -> dict[str, slice]:
     """Named blocks of columns, one after the other."""
     ends = np.cumsum(list(sizes.values()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,16 +33,13 @@ from critical_neurons.cli.options import (
     read_shape,
     read_threshold,
 )
+from critical_neurons.cli.outputs import check_outputs, write_smaller
 from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
-from critical_neurons.errors import InvalidSettingError, OutputError
+from critical_neurons.errors import InvalidSettingError
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from critical_neurons import Plan
-
-PLAN_KEY = "critical_neurons.plan"
-"""Where the plan stands in the metadata of the smaller weights."""
 
 app = typer.Typer(
     name="critical-neurons",
@@ -78,14 +74,14 @@ def demo(
       critical-neurons demo
     """
     if output:
-        _check_outputs(output, None, dry_run=False)
+        check_outputs(output, None, dry_run=False)
     from critical_neurons.experiments.demo import run_demo
     from critical_neurons.reporting import demo_to_dict, report_demo
 
     with show_progress() as progress:
         result = run_demo(seed=seed, per_class=per_class, threshold=threshold, announce=note, progress=progress)
     if output:
-        _write_smaller(result.smaller, result.plan, output, None)
+        write_smaller(result.smaller, result.plan, output, None)
     if as_json:
         show_json(demo_to_dict(result))
     else:
@@ -251,7 +247,7 @@ def prune(
       critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --units 0.5 --scope global \\
         --output smaller.safetensors --plan plan.json
     """
-    _check_outputs(output, plan, dry_run=dry_run)
+    check_outputs(output, plan, dry_run=dry_run)
     import critical_neurons as cn
     from critical_neurons.loading import Look, load_batch, load_model
     from critical_neurons.measuring import count_parameters, measure_accuracy
@@ -283,7 +279,7 @@ def prune(
         inputs, labels = batch[0].to(next(network.parameters()).dtype), batch[1]
         accuracies = [measure_accuracy(each, inputs, labels) for each in (network, smaller)]
     if not dry_run:
-        _write_smaller(smaller, chosen, output, plan)
+        write_smaller(smaller, chosen, output, plan)
     if as_json:
         result: dict[str, Any] = {"plan": chosen.to_dict(), "parameters": {"before": before, "after": after}}
         if accuracies:
@@ -295,32 +291,6 @@ def prune(
     show(report_plan(chosen))
     show(report_change([describe_parameters(before, after), *measured]))
     note("Dry run: nothing written." if dry_run else f"Written: {', '.join(str(p) for p in (output, plan) if p)}")
-
-
-def _check_outputs(output: Path | None, plan: Path | None, *, dry_run: bool) -> None:
-    from critical_neurons.files import check_writable
-
-    if dry_run:
-        return
-    if output is None and plan is None:
-        raise InvalidSettingError("Say where the result goes with --output or --plan, or look first with --dry-run.")
-    if output is not None and output.suffix != ".safetensors":
-        raise OutputError(f"{output}: weights are written as safetensors; give a name that ends in .safetensors.")
-    for path in (output, plan):
-        if path is not None:
-            check_writable(path)
-
-
-def _write_smaller(smaller: nn.Module, plan: Plan, output: Path | None, plan_path: Path | None) -> None:
-    from safetensors.torch import save
-
-    from critical_neurons.files import write_atomically
-
-    if output is not None:
-        tensors = {name: values.contiguous().clone() for name, values in smaller.state_dict().items()}
-        write_atomically(output, save(tensors, metadata={PLAN_KEY: json.dumps(plan.to_dict())}))
-    if plan_path is not None:
-        plan.save(plan_path)
 
 
 def _example(model: str, inputs: Tensor | None, input_shape: str | None) -> Tensor:

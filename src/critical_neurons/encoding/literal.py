@@ -45,7 +45,7 @@ from critical_neurons.network import (
     pool_maximum,
     spread_windows,
 )
-from critical_neurons.program import Program, Rows, stack_rows
+from critical_neurons.program import Program, Rows, place, stack_rows
 
 
 def encode_literal(network: Network, bounds: Bounds, labels: Ints, goal: Goal, *, integer: bool = True) -> Program:
@@ -135,14 +135,14 @@ def _write_out(network: Network, bounds: Bounds, blocks: Mapping[str, slice]) ->
             case Relu():
                 before = forms[op.source]
                 numbers = np.arange(before.constant.size)
-                activation = _choose(first + numbers, column_count)
-                gate = _choose(first_gate + numbers, column_count)
+                activation = place(1.0, first + numbers, column_count)
+                gate = place(1.0, first_gate + numbers, column_count)
                 rows += _encode_relu(op, bounds.before_relu[index], shrinks[index], before, activation, gate)
                 forms.append(Form(activation, np.zeros_like(before.constant)))
                 first, first_gate = first + len(numbers), first_gate + len(numbers)
             case MaxPool():
                 value = Form(
-                    _choose(first + np.arange(len(bounds.inputs) * int(np.prod(op.shape))), column_count),
+                    place(1.0, first + np.arange(len(bounds.inputs) * int(np.prod(op.shape))), column_count),
                     np.zeros((len(bounds.inputs), *op.shape)),
                 )
                 pool_rows = _encode_pool(op, bounds.before_pool[index], forms[op.source], value, first_gate)
@@ -193,7 +193,7 @@ def _encode_pool(op: MaxPool, interval: Interval, before: Form, value: Form, fir
     tops = np.maximum(pool_maximum(op, interval.upper).reshape(-1), 0.0)[windows]
     over = sparse.csr_array(value.matrix[windows] - before.matrix[elements])
     offset = before.constant.reshape(-1)[elements]
-    choice = _choose(first_gate + np.arange(len(elements)), over.shape[1])
+    choice = place(1.0, first_gate + np.arange(len(elements)), over.shape[1])
     totals = sparse.csr_array(
         (np.ones(len(elements)), (windows, first_gate + np.arange(len(elements)))),
         shape=(value.constant.size, over.shape[1]),
@@ -238,12 +238,6 @@ def _write_out_map(linear: LinearMap, shape: Shape) -> sparse.csr_array:
         image = linear.apply_linear(units.reshape(-1, *shape))
         images.append(sparse.csr_array(image.reshape(len(units), -1)))
     return sparse.csr_array(sparse.vstack(images, format="csr").T)
-
-
-def _choose(columns: Ints, column_count: int) -> sparse.csr_array:
-    """One row per chosen column, with a 1 in it."""
-    count = len(columns)
-    return sparse.csr_array((np.ones(count), columns, np.arange(count + 1)), shape=(count, column_count))
 
 
 def _scale_rows(matrix: sparse.csr_array, factors: Floats) -> sparse.csr_array:

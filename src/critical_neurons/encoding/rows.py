@@ -11,7 +11,7 @@ from critical_neurons.encoding.affine import AffineNetwork
 from critical_neurons.encoding.gates import Gate
 from critical_neurons.encoding.pools import Pool
 from critical_neurons.network import NO_UNIT, Floats, Ints
-from critical_neurons.program import Rows, stack_rows, widen
+from critical_neurons.program import Rows, place, stack_rows, widen
 
 PIECE_ELEMENTS = 2 * 10**7
 """Numbers a backward pass may touch: a second or so of work."""
@@ -92,15 +92,15 @@ class ReluRows:
         """q - y U + L z >= L and q - y U <= 0; where gates follow scores the first with p = q + (1 - s) shrink."""
         numbers = np.searchsorted(gate.explicit, elements)
         lower = gate.floor.reshape(-1)[elements]
-        activation = _place(gate.tops[numbers], gate.first + numbers, self._column_count)
-        z = _place(lower, self._gate_columns[index].start + numbers, self._column_count)
+        activation = place(gate.tops[numbers], gate.first + numbers, self._column_count)
+        z = place(lower, self._gate_columns[index].start + numbers, self._column_count)
         nothing = np.full(len(elements), np.inf)
         below = sparse.csr_array(forms - activation)
         above, least = sparse.csr_array(below + z), lower - offset
         if gate.follow_scores:
             shrink, units = gate.shrink.reshape(-1)[elements], gate.explicit_units[numbers]
             own = np.where(units == NO_UNIT, 0.0, shrink)
-            above = sparse.csr_array(above - _place(own, np.maximum(units, 0), self._column_count))
+            above = sparse.csr_array(above - place(own, np.maximum(units, 0), self._column_count))
             least = least - own
         return [Rows(above, least, nothing), Rows(below, -nothing, -offset)]
 
@@ -151,8 +151,8 @@ class PoolRows:
         tops = pool.tops[windows]
         forms = widen(self._affine.differentiate_pooled(index, elements), self._column_count)
         offset = self._affine.at_zero.pooled[index].reshape(-1)[elements] / tops
-        value = _place(np.ones(len(rivals)), pool.first + windows, self._column_count)
-        choice = _place(np.ones(len(rivals)), self._gate_columns[index].start + rivals, self._column_count)
+        value = place(1.0, pool.first + windows, self._column_count)
+        choice = place(1.0, self._gate_columns[index].start + rivals, self._column_count)
         over = sparse.csr_array(value - sparse.diags_array(1.0 / tops) @ forms)
         nothing = np.full(len(rivals), np.inf)
         return [Rows(over, offset, nothing), Rows(sparse.csr_array(over + choice), -nothing, 1.0 + offset)]
@@ -163,11 +163,6 @@ def _deal(numbers: Ints, ends: Ints) -> list[Ints]:
     owners = np.searchsorted(ends, numbers, side="right")
     starts = np.concatenate([[0], ends])
     return [numbers[owners == part] - starts[part] for part in range(len(ends))]
-
-
-def _place(values: Floats, columns: Ints, column_count: int) -> sparse.csr_array:
-    """One row per value, in its column."""
-    return sparse.csr_array((values, columns, np.arange(len(values) + 1)), shape=(len(values), column_count))
 
 
 def _normalise(rows: Rows, scale: float) -> Rows:

@@ -89,7 +89,7 @@ class ChannelTracker:
         size, groups = cost.size, cost.groups
         self._require_rectified(incoming, name)
         if padded:
-            self._block(incoming.units[incoming.shifted], f"{name} pads the constant its removal would leave")
+            self._refuse_shifted(incoming, name)
         if groups > 1:
             self._require_blocks(incoming, groups, name)
         if obstacle:
@@ -111,7 +111,7 @@ class ChannelTracker:
             self._same.append((read, units))
         self._require_rectified(incoming, name)
         if padded:
-            self._block(incoming.units[incoming.shifted], f"{name} pads the constant its removal would leave")
+            self._refuse_shifted(incoming, name)
         return self._compute(incoming, name, units, cost)
 
     def scale(self, incoming: Channels, name: str, scale: Floats, offset: Floats, *, parameters: int) -> Channels:
@@ -132,7 +132,7 @@ class ChannelTracker:
 
     def average(self, incoming: Channels, name: str, *, keeps_constants: bool) -> Channels:
         if not keeps_constants:
-            self._block(incoming.units[incoming.shifted], f"{name} pads the constant its removal would leave")
+            self._refuse_shifted(incoming, name)
         return incoming
 
     def reshape(self, incoming: Channels, before: Shape, after: Shape, obstacle: str) -> Channels:
@@ -248,6 +248,10 @@ class ChannelTracker:
 
     def _require_rectified(self, incoming: Channels, name: str) -> None:
         self._block(incoming.units[~incoming.rectified], f"no ReLU stands between it and {name}")
+
+    def _refuse_shifted(self, incoming: Channels, name: str) -> None:
+        """Zeros beside a constant: no bias makes up for it at the border."""
+        self._block(incoming.units[incoming.shifted], f"{name} pads the constant its removal would leave")
 
     def _require_blocks(self, incoming: Channels, groups: int, name: str) -> None:
         """A grouped convolution reads one whole layer, which then loses as many units in every block."""

@@ -17,7 +17,7 @@ from scipy import sparse
 
 from critical_neurons.errors import InvalidSettingError, MissingExtraError, SolverError
 from critical_neurons.network import Floats, Ints
-from critical_neurons.program import Program, Rows
+from critical_neurons.program import Program, Rows, place
 from critical_neurons.solution import Solution, Status, Step
 from critical_neurons.solving.base import Capability, Limits, Report, refuse_settled
 
@@ -169,7 +169,7 @@ class _Problem:
         margins, offset = _express_margins(program)
         if len(offset):
             values = margins[:, self._free] @ x + (offset.reshape(-1) + margins @ self._fixed_point)
-            epigraph = _choose(program.term.columns, program.column_count)
+            epigraph = place(1.0, np.arange(program.column_count)[program.term.columns], program.column_count)
             term = epigraph[:, self._free] @ x + epigraph @ self._fixed_point
             constraints.append(cp.log_sum_exp(cp.reshape(values, offset.shape[::-1], order="F"), axis=0) <= term)
         filled = [constraint for constraint in constraints if constraint.size]
@@ -237,13 +237,6 @@ def _express_margins(program: Program) -> tuple[sparse.csr_array, Floats]:
     label_rows = np.repeat(np.arange(batch) * classes + labels, classes)
     own = np.take_along_axis(logits, labels[:, None], axis=1)
     return sparse.csr_array(matrix - matrix[label_rows]), logits - own
-
-
-def _choose(columns: slice, column_count: int) -> sparse.csr_array:
-    chosen = np.arange(columns.start, columns.stop)
-    return sparse.csr_array(
-        (np.ones(len(chosen)), chosen, np.arange(len(chosen) + 1)), shape=(len(chosen), column_count)
-    )
 
 
 def _integrality(integer: Any) -> dict[str, Any]:
