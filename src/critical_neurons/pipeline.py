@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, fx, nn
 
 from critical_neurons.batch import gather_batch
-from critical_neurons.errors import PlanMismatchError
-from critical_neurons.network import Network
+from critical_neurons.compensating import Refit, Stop, refit_modules
+from critical_neurons.errors import InvalidInputError, InvalidSettingError, PlanMismatchError
+from critical_neurons.network import Bools, Network
 from critical_neurons.plans import Plan
 from critical_neurons.program import Program
-from critical_neurons.pruning import check_removal, hold_at_zero, remove_units
-from critical_neurons.reading import copy_for_reading, fingerprint, read_network, unwrap
+from critical_neurons.pruning import check_removal, hold_at_zero, remove_units, units_that_stay
+from critical_neurons.reading import copy_for_reading, fingerprint, read_network, trace_model, unwrap
 from critical_neurons.settings import as_names
 from critical_neurons.solution import Solution, Step
 from critical_neurons.solving import Limits, find_solver, ignore_progress
+
+Compensation: TypeAlias = Literal["none", "bias", "least_squares"]
 
 
 def inspect(model: nn.Module, example: Any, *, ignore: Collection[str] = ()) -> Network:
@@ -42,18 +47,70 @@ def solve(
     return found.solve(program, Limits(time_limit, gap, threads, seed, options), progress or ignore_progress)
 
 
-def prune(model: nn.Module, plan: Plan, example: Any) -> nn.Module:
+def prune(
+    model: nn.Module,
+    plan: Plan,
+    example: Any,
+    *,
+    compensate: Compensation = "none",
+    calibration: Any = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> nn.Module:
     """A new, smaller module without the units the plan removes; the given one stays as it is.
 
     `example` is a batch of inputs. On a few rows of it the smaller model is compared with the masked one in float64.
+
+    `compensate`: the modules behind what was removed are refitted on the inputs `calibration` (the example, unless
+    given) to compute what they did: "bias" shifts biases, "least_squares" changes weights and biases; both move the
+    statistics of batch norms along. A layer without a bias may be given one. `progress` is told how many modules are
+    done, and of how many.
     """
+    if compensate not in get_args(Compensation):
+        accepted = ", ".join(map(repr, get_args(Compensation)))
+        raise InvalidSettingError(f"compensate: found {compensate!r}. Accepted: {accepted}.")
     source = unwrap(model)
     _check_architecture(fingerprint(source).architecture, plan)
     rows = torch.from_numpy(gather_batch(example).inputs)[:4]
     network = read_network(source, rows)
     exact = copy_for_reading(source)
     check_removal(hold_at_zero(exact, plan), remove_units(exact, network, plan), rows)
-    return remove_units(source, network, plan)
+    smaller = remove_units(source, network, plan)
+    if compensate != "none":
+        inputs = torch.from_numpy(gather_batch(example if calibration is None else calibration).inputs)
+        if tuple(inputs.shape[1:]) != network.input_shape:
+            raise InvalidInputError(
+                f"calibration: found inputs of shape {tuple(inputs.shape[1:])}. Accepted: {network.input_shape}."
+            )
+        stops = _find_stops(network, units_that_stay(network, plan))
+        smaller = _refit(source, smaller, stops, inputs, compensate, progress)
+    return smaller
+
+
+def _find_stops(network: Network, stays: Bools) -> list[Stop]:
+    """The modules that read, directly or not, what is no longer there."""
+    firsts = [
+        place for place, wiring in enumerate(network.wirings) if wiring.kernel and not stays[wiring.inputs].all()
+    ]
+    behind = network.wirings[firsts[0] :] if firsts else ()
+    return [Stop(wiring.module, torch.from_numpy(np.flatnonzero(stays[wiring.outputs]))) for wiring in behind]
+
+
+def _refit(
+    source: nn.Module,
+    smaller: nn.Module,
+    stops: list[Stop],
+    inputs: Tensor,
+    method: Refit,
+    progress: Callable[[int, int], None],
+) -> nn.Module:
+    """On copies in evaluation mode on the CPU; the values found then go where those of `smaller` are."""
+    parameter = next(source.parameters())
+    original, fitted = (copy.deepcopy(each).cpu().eval() for each in (source, smaller))
+    traced = trace_model(original)
+    refit_modules(traced, fx.GraphModule(fitted, traced.graph), stops, inputs.to(parameter.dtype), method, progress)
+    for module, old in zip(fitted.modules(), smaller.modules(), strict=True):
+        module.training = old.training
+    return fitted.to(parameter.device)
 
 
 def mask(model: nn.Module, plan: Plan) -> nn.Module:

@@ -19,7 +19,7 @@ REMOVAL_TOLERANCE = 1e-9
 
 def remove_units(model: nn.Module, network: Network, plan: Plan) -> nn.Module:
     """A copy of `model` without the removed units: same class, names, dtype, device and mode."""
-    stays = _units_that_stay(network, plan)
+    stays = units_that_stay(network, plan)
     smaller = copy.deepcopy(model)
     for wiring in network.wirings:
         inputs, outputs = stays[wiring.inputs], stays[wiring.outputs]
@@ -71,7 +71,7 @@ class _Hold:
         return output.index_fill(1, self.channels.to(output.device), 0.0)
 
 
-def _units_that_stay(network: Network, plan: Plan) -> Bools:
+def units_that_stay(network: Network, plan: Plan) -> Bools:
     """One entry per unit of the network, and a last one, True, that answers for NO_UNIT.
 
     The network may number its units otherwise than the plan, which may leave layers out: names and channels count.

@@ -22,6 +22,7 @@ from critical_neurons.reading.tracing import (
     fingerprint,
     read_network,
     run_to_logits,
+    trace_model,
     unwrap,
 )
 
@@ -44,5 +45,6 @@ __all__ = [
     "read_network",
     "reads",
     "run_to_logits",
+    "trace_model",
     "unwrap",
 ]

@@ -46,7 +46,7 @@ def read_network(model: nn.Module, example: Tensor, *, ignore: Collection[str] =
         )
     rows = example[torch.arange(EXAMPLE_SIZE) % len(example)].detach().to("cpu", torch.float64)
     runnable = copy_for_reading(source)
-    walk = Walk(_trace(runnable))
+    walk = Walk(trace_model(runnable))
     with torch.no_grad():
         try:
             walked = walk.run(rows.clone())
@@ -72,7 +72,7 @@ def read_network(model: nn.Module, example: Tensor, *, ignore: Collection[str] =
 
 def run_to_logits(model: nn.Module, inputs: Floats) -> Floats:
     """The logits of the model itself, run by torch in float64, without a final softmax."""
-    traced = _trace(copy_for_reading(unwrap(model)))
+    traced = trace_model(copy_for_reading(unwrap(model)))
     parts = []
     with torch.no_grad():
         for at in range(0, len(inputs), LOGIT_BATCH):
@@ -149,7 +149,8 @@ class _Tracer(fx.Tracer):
         )
 
 
-def _trace(model: nn.Module) -> fx.GraphModule:
+def trace_model(model: nn.Module) -> fx.GraphModule:
+    """The calls of the forward, down to the layers that have readers."""
     try:
         graph = _Tracer().trace(model)
     except Exception as error:

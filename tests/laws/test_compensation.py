@@ -1,0 +1,30 @@
+"""Law: compensation changes values only, for every network of the zoo, and what it leaves is finite."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import critical_neurons as cn
+from tests.laws.test_masked_is_removed import SCORED, draw_plan
+from tests.zoo import build_model, draw_inputs
+
+AS_GOOD = 1.0 + 1e-6
+
+
+@pytest.mark.parametrize("method", ["bias", "least_squares"])
+@pytest.mark.parametrize("name", SCORED)
+def test_compensated_networks_have_the_same_structure(name, method):
+    model, inputs = build_model(name), draw_inputs(name, 64, seed=3)
+    plan = draw_plan(model, inputs, seed=0)
+    plain = cn.prune(model, plan, inputs[:2])
+    refitted = cn.prune(model, plan, inputs[:2], compensate=method, calibration=inputs)
+    shapes = {name: values.shape for name, values in refitted.state_dict().items()}
+    expected = {name: values.shape for name, values in plain.state_dict().items()}
+    gained = set(shapes) - set(expected)
+    assert all(name.endswith("bias") for name in gained)
+    assert {name: shape for name, shape in shapes.items() if name not in gained} == expected
+    fresh = draw_inputs(name, 5, seed=9)
+    with torch.no_grad():
+        assert torch.isfinite(refitted(fresh)).all()
+        assert refitted(fresh).shape == model(fresh).shape
