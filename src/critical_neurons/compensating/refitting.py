@@ -7,7 +7,7 @@ themselves in the least-squares sense; a batch norm by statistics that move as i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
@@ -87,21 +87,16 @@ class _Spread:
     """Mean and variance of every channel."""
 
     def __init__(self) -> None:
-        self._count, self._sum, self._squares = 0, torch.zeros(()), torch.zeros(())
+        self._count, self.mean, self.variance = 0, torch.zeros(()), torch.zeros(())
 
     def add(self, values: Tensor) -> None:
-        exact = values.transpose(0, 1).flatten(1).double()
-        self._count += exact.shape[1]
-        self._sum = self._sum + exact.sum(1)
-        self._squares = self._squares + exact.square().sum(1)
-
-    @property
-    def mean(self) -> Tensor:
-        return self._sum / self._count
-
-    @property
-    def variance(self) -> Tensor:
-        return (self._squares / self._count - self.mean.square()).clamp(min=0.0)
+        variance, mean = torch.var_mean(values, dim=[0, *range(2, values.ndim)], correction=0)
+        count = values.numel() // values.shape[1]
+        share = count / (self._count + count)
+        moved = mean.double() - self.mean
+        self.variance = (1 - share) * self.variance + share * variance + share * (1 - share) * moved.square()
+        self.mean = self.mean + share * moved
+        self._count += count
 
 
 class _Offset:
@@ -135,19 +130,21 @@ class _Weights:
         self._generator = torch.Generator().manual_seed(0)
 
     def add(self, read: Tensor, given: Tensor, found: Tensor, *, held_out: bool) -> None:
-        missing = given.index_select(1, self._kept) - self._module(found)
-        positions = self._choose(missing[0, 0].numel())
-        groups = len(self._fitted.inputs)
-        errors = missing.flatten(2)[:, :, positions] if missing.ndim > 2 else missing[:, :, None]
-        rows = _unroll(self._module, found, positions)
+        module, groups = self._module, len(self._fitted.inputs)
+        outputs = given.index_select(1, self._kept).flatten(2) if given.ndim > 2 else given[:, self._kept, None]
+        positions = self._choose(outputs.shape[2])
+        rows = _by_group(_unroll(module, found, positions), groups)
+        wanted = _by_group(outputs[:, :, None, positions], groups)
+        weight = module.weight.reshape(groups, -1, rows.shape[2])
+        bias = 0.0 if module.bias is None else module.bias.reshape(groups, 1, -1)
         moments = self._held_out if held_out else self._fitted
-        moments.add(_by_group(rows, groups), _by_group(errors, groups))
+        moments.add(rows, wanted - (rows @ weight.transpose(1, 2) + bias))
 
     def _choose(self, count: int) -> Tensor:
         """Positions at random, where there are more than needed."""
         if count <= self._rows_per_input:
             return torch.arange(count)
-        return torch.randperm(count, generator=self._generator)[: self._rows_per_input].sort().values
+        return torch.randperm(count, generator=self._generator)[: self._rows_per_input]
 
     def finish(self) -> None:
         moments = self._fitted.join(self._held_out)
@@ -239,18 +236,26 @@ def _ridge(squares: Tensor, share: float) -> Tensor:
 
 
 def _unroll(module: nn.Linear | Convolution, inputs: Tensor, positions: Tensor) -> Tensor:
-    """What the module multiplies with its weights: (batch, columns of all groups, positions)."""
+    """What the module multiplies with its weights: (batch, inputs, kernel, positions)."""
     if isinstance(module, nn.Linear):
-        return inputs[:, :, None]
-    flat = isinstance(module, nn.Conv1d)
-    padded = functional.pad(inputs, _padding(module))
-    columns = functional.unfold(
-        padded[:, :, None] if flat else padded,
-        (1, *module.kernel_size) if flat else module.kernel_size,
-        dilation=(1, *module.dilation) if flat else module.dilation,
-        stride=(1, *module.stride) if flat else module.stride,
+        return inputs[:, :, None, None]
+    padded = functional.pad(inputs, _padding(module)).contiguous()
+    stride, dilation, kernel = module.stride, module.dilation, module.kernel_size
+    counts = [
+        (size - dilation[axis] * (kernel[axis] - 1) - 1) // stride[axis] + 1
+        for axis, size in enumerate(padded.shape[2:])
+    ]
+    steps = padded.stride()[2:]
+    windows = padded.as_strided(
+        (*padded.shape[:2], *kernel, *counts),
+        (
+            *padded.stride()[:2],
+            *(step * each for step, each in zip(steps, dilation, strict=True)),
+            *(step * each for step, each in zip(steps, stride, strict=True)),
+        ),
     )
-    return columns[:, :, positions]
+    index: tuple[Any, ...] = (..., *torch.unravel_index(positions, counts))
+    return windows[index].flatten(2, -2)
 
 
 def _padding(module: Convolution) -> list[int]:
@@ -266,9 +271,10 @@ def _padding(module: Convolution) -> list[int]:
 
 
 def _by_group(values: Tensor, groups: int) -> Tensor:
-    """(batch, groups * columns, positions) to (groups, batch * positions, columns)."""
-    batch, _, positions = values.shape
-    return values.reshape(batch, groups, -1, positions).permute(1, 0, 3, 2).reshape(groups, batch * positions, -1)
+    """(batch, channels, kernel, positions) to (groups, batch * positions, channels of a group * kernel)."""
+    batch, _, _, positions = values.shape
+    dealt = values.reshape(batch, groups, -1, positions).permute(1, 0, 3, 2)
+    return dealt.reshape(groups, batch * positions, -1)
 
 
 def _shift_bias(module: nn.Linear | Convolution, shift: Tensor) -> None:

@@ -67,19 +67,18 @@ def refit_modules(
         place = places[stop.module]
         node, way = nodes[place], nodes[reached:place]
         refit = begin_refit(smaller, node, stop.kept, method, len(inputs))
-        ahead: list[_Batch] = []
+        fits = False
         for number, batch in enumerate(held):
-            moved = batch.copy()
+            moved = batch if fits else batch.copy()
             before.advance(moved.before, way, batch.inputs)
             after.advance(moved.after, way, batch.inputs)
             read, found = (values[node.all_input_nodes[0]] for values in (moved.before, moved.after))
             before.advance(moved.before, [node])
             refit.add(read, moved.before[node], found, held_out=number % HELD_OUT == HELD_OUT - 1)
-            if len(ahead) == number and sum(each.nbytes for each in ahead) + moved.nbytes <= HELD_BYTES:
-                ahead.append(moved)
+            fits = fits or (number == 0 and len(held) * moved.nbytes <= HELD_BYTES)
+            if fits:
+                held[number], reached = moved, place
         refit.finish()
-        if len(ahead) == len(held):
-            reached, held = place, ahead
     progress(len(stops), len(stops))
 
 
