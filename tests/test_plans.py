@@ -112,6 +112,26 @@ def test_plans_of_scores_survive_saving(tmp_path):
     assert [smaller[0].out_features, smaller[2].in_features] == [2, 2]
 
 
+FILE = """
+{"format": "critical_neurons plan", "version": 1,
+ "layers": [
+  {"name": "0", "units": [0, 1, 2], "kept": [0, 2], "reason": "at most 0.7 of the units kept, by layer", "blocks": 1},
+  {"name": "3", "units": [-1, -1], "kept": [0, 1], "reason": "it gives the network's output", "blocks": 1}],
+ "groups": [3], "holds": [{"module": "0", "units": [0, 1, 2]}],
+ "rule": "at most 0.7 of the units kept, by layer", "architecture": "7d97788dd6cca40f",
+ "provenance": {"status": "optimal", "objective": 1.492432706479564, "weights": "1f4e7c4d6d55d155"}}
+"""
+"""As version 1 was first written."""
+
+
+def test_files_of_version_1_still_load(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(FILE)
+    plan = Plan.load(path)
+    assert plan.to_dict() == json.loads(FILE)
+    assert plan.removed["0"].tolist() == [1]
+
+
 DAMAGE = {
     "empty": lambda text: "",
     "cut off": lambda text: text[: len(text) // 2],

@@ -114,6 +114,36 @@ def test_the_file_is_json_with_format_version_settings_and_fingerprint(tmp_path)
     assert data["fingerprint"] == {"architecture": "0123", "weights": "4567"}
 
 
+FILE = """
+{"format": "critical_neurons scores", "version": 1, "scores": {"0": [0.0, 0.25, 1.0]},
+ "layers": [
+  {"name": "0", "kind": "Linear", "units": [0, 1, 2], "reason": "", "blocks": 1},
+  {"name": "3", "kind": "Linear", "units": [-1, -1], "reason": "it gives the network's output", "blocks": 1}],
+ "groups": [3], "holds": [{"module": "0", "units": [0, 1, 2]}],
+ "wirings": [
+  {"module": "0", "inputs": [-1, -1], "outputs": [0, 1, 2], "shifted": [false, false], "constants": [0.0, 0.0],
+   "kernel": 1, "positions": 1, "groups": 1, "extras": 1},
+  {"module": "3", "inputs": [0, 1, 2], "outputs": [-1, -1], "shifted": [true, true, true],
+   "constants": [0.0, 0.5, -0.25], "kernel": 1, "positions": 1, "groups": 1, "extras": 1}],
+ "fingerprint": {"architecture": "7d97788dd6cca40f", "weights": "1f4e7c4d6d55d155"}, "status": "optimal",
+ "objective": 1.492432706479564, "bound": 1.492432706479564, "gap": 0.0, "seconds": 0.06424445099946752,
+ "settings": {"loss_weight": 5.0, "budget": null, "labels": [0, 1]},
+ "history": [{"seconds": 0.0069, "objective": 1.492432706479564, "bound": 1.49, "rows": 0, "cuts": 4}],
+ "sizes": {"columns": 6, "rows": 7, "rows_used": 1, "gates": 0, "cuts": 4}, "logit_error": 0.0, "notes": [],
+ "parts": []}
+"""
+"""As version 1 was first written."""
+
+
+def test_files_of_version_1_still_load(tmp_path):
+    path = tmp_path / "scores.json"
+    path.write_text(FILE)
+    scores = Scores.load(path)
+    assert scores.to_dict() == json.loads(FILE)
+    assert scores["0"].tolist() == [0.0, 0.25, 1.0]
+    assert scores.wirings[1].shifted.dtype == bool
+
+
 def edit(text, change):
     data = json.loads(text)
     change(data)

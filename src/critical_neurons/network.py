@@ -10,9 +10,10 @@ program. `NO_UNIT` stands for everything without a score.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, TypeAlias, assert_never
+from typing import Any, Protocol, TypeAlias, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,6 +136,14 @@ class Layer:
     def size(self) -> int:
         return len(self.units)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {**vars(self), "units": self.units.tolist()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Layer:
+        return cls(**{**data, "units": np.array(data["units"], dtype=np.int64)})
+
 
 @dataclass(frozen=True, eq=False)
 class Wiring:
@@ -157,6 +166,28 @@ class Wiring:
     groups: int = 1
     extras: int = 0
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {
+            **vars(self),
+            "inputs": self.inputs.tolist(),
+            "outputs": self.outputs.tolist(),
+            "shifted": self.shifted.tolist(),
+            "constants": self.constants.tolist(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Wiring:
+        return cls(
+            **{
+                **data,
+                "inputs": np.array(data["inputs"], dtype=np.int64),
+                "outputs": np.array(data["outputs"], dtype=np.int64),
+                "shifted": np.array(data["shifted"], dtype=bool),
+                "constants": np.array(data["constants"], dtype=np.float64),
+            }
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Hold:
@@ -164,6 +195,14 @@ class Hold:
 
     module: str
     units: Ints
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {"module": self.module, "units": self.units.tolist()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Hold:
+        return cls(data["module"], np.array(data["units"], dtype=np.int64))
 
 
 @dataclass(frozen=True)

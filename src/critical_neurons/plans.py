@@ -36,6 +36,20 @@ class LayerPlan:
     def removed(self) -> Ints:
         return np.setdiff1d(np.arange(self.total), self.kept)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {**vars(self), "units": self.units.tolist(), "kept": self.kept.tolist()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> LayerPlan:
+        return cls(
+            **{
+                **data,
+                "units": np.array(data["units"], dtype=np.int64),
+                "kept": np.array(data["kept"], dtype=np.int64),
+            }
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:
@@ -118,11 +132,9 @@ class Plan:
         return {
             "format": FORMAT,
             "version": FORMAT_VERSION,
-            "layers": [
-                {**vars(layer), "units": layer.units.tolist(), "kept": layer.kept.tolist()} for layer in self.layers
-            ],
+            "layers": [layer.to_dict() for layer in self.layers],
             "groups": list(self.groups),
-            "holds": [{"module": hold.module, "units": hold.units.tolist()} for hold in self.holds],
+            "holds": [hold.to_dict() for hold in self.holds],
             "rule": self.rule,
             "architecture": self.architecture,
             "provenance": dict(self.provenance),
@@ -130,17 +142,14 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        layers = tuple(
-            LayerPlan(**{**layer, "units": _integers(layer["units"]), "kept": _integers(layer["kept"])})
-            for layer in data["layers"]
-        )
+        layers = tuple(map(LayerPlan.from_dict, data["layers"]))
         count = sum(data["groups"])
         for layer, given in zip(layers, data["layers"], strict=True):
             if given["kept"] != np.intersect1d(layer.kept, np.arange(layer.total)).tolist():
                 raise ValueError(f"{layer.name}: the kept units are not ascending numbers below {layer.total}")
             if ((layer.units < NO_UNIT) | (layer.units >= count)).any():
                 raise ValueError(f"{layer.name}: units outside 0 to {count - 1}")
-        holds = tuple(Hold(hold["module"], _integers(hold["units"])) for hold in data["holds"])
+        holds = tuple(map(Hold.from_dict, data["holds"]))
         return cls(layers, tuple(data["groups"]), holds, data["rule"], data["architecture"], data["provenance"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -169,7 +178,3 @@ def choose_highest(values: Floats, count: int, blocks: int = 1) -> Bools:
     chosen = np.zeros(dealt.shape, dtype=bool)
     np.put_along_axis(chosen, best, True, axis=1)
     return chosen.reshape(-1)
-
-
-def _integers(values: Any) -> Ints:
-    return np.array(values, dtype=np.int64)

@@ -74,16 +74,10 @@ class Scores(Mapping[str, Floats]):
             "format": FORMAT,
             "version": FORMAT_VERSION,
             "scores": {name: values.tolist() for name, values in self.items()},
-            "layers": [{**vars(layer), "units": layer.units.tolist()} for layer in self.layers],
+            "layers": [layer.to_dict() for layer in self.layers],
             "groups": list(self.groups),
-            "holds": [{"module": hold.module, "units": hold.units.tolist()} for hold in self.holds],
-            "wirings": [
-                {
-                    key: value.tolist() if isinstance(value, np.ndarray) else value
-                    for key, value in vars(wiring).items()
-                }
-                for wiring in self.wirings
-            ],
+            "holds": [hold.to_dict() for hold in self.holds],
+            "wirings": [wiring.to_dict() for wiring in self.wirings],
             "fingerprint": vars(self.fingerprint),
             "status": self.status.value,
             "objective": self.objective,
@@ -102,23 +96,10 @@ class Scores(Mapping[str, Floats]):
     def from_dict(cls, data: Mapping[str, Any]) -> Scores:
         scores = cls(
             values_by_layer={name: np.array(values, dtype=np.float64) for name, values in data["scores"].items()},
-            layers=tuple(
-                Layer(**{**layer, "units": np.array(layer["units"], dtype=np.int64)}) for layer in data["layers"]
-            ),
+            layers=tuple(map(Layer.from_dict, data["layers"])),
             groups=tuple(data["groups"]),
-            holds=tuple(Hold(hold["module"], np.array(hold["units"], dtype=np.int64)) for hold in data["holds"]),
-            wirings=tuple(
-                Wiring(
-                    **{
-                        **wiring,
-                        "inputs": np.array(wiring["inputs"], dtype=np.int64),
-                        "outputs": np.array(wiring["outputs"], dtype=np.int64),
-                        "shifted": np.array(wiring["shifted"], dtype=bool),
-                        "constants": np.array(wiring["constants"], dtype=np.float64),
-                    }
-                )
-                for wiring in data["wirings"]
-            ),
+            holds=tuple(map(Hold.from_dict, data["holds"])),
+            wirings=tuple(map(Wiring.from_dict, data["wirings"])),
             fingerprint=Fingerprint(**data["fingerprint"]),
             status=Status(data["status"]),
             objective=data["objective"],
