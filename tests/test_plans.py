@@ -44,9 +44,21 @@ def test_printing_shows_every_layer_kept_of_total_and_why():
         ["features.0", "3", "of", "6", "score", "<", "0.5", "removed"],
         ["hidden", "4", "of", "4", "ignored,", "as", "asked"],
         ["out", "3", "of", "3", "it", "gives", "the", "network's", "output"],
-        ["all", "10", "of", "13", "score", "<", "0.5", "removed"],
+        ["units", "3", "of", "6", "score", "<", "0.5", "removed"],
     ]
-    assert repr(make_plan()) == "Plan(score < 0.5 removed: 3 channels removed)"
+    assert repr(make_plan()) == "Plan(score < 0.5 removed: 3 of 6 units removed)"
+
+
+def test_printed_totals_count_shared_units_once():
+    shared = (
+        LayerPlan("stem", np.array([0, 1, 2]), np.array([1, 2]), "drawn"),
+        LayerPlan("branch", np.array([2, 1, 0]), np.array([0, 1]), "drawn"),
+        LayerPlan("hidden", np.array([3, 4]), np.array([1]), "drawn"),
+        LayerPlan("out", np.full(3, NO_UNIT), np.arange(3), "it gives the network's output"),
+    )
+    plan = Plan(shared, (3, 2), (), "drawn", "", {})
+    assert str(plan).splitlines()[-1].split() == ["units", "3", "of", "5", "drawn"]
+    assert repr(plan) == "Plan(drawn: 2 of 5 units removed)"
 
 
 def test_random_keeps_the_counts_and_draws_without_replacement():

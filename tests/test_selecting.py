@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import critical_neurons as cn
 from critical_neurons.errors import CriticalNeuronsError, InvalidSettingError
-from critical_neurons.network import NO_UNIT, Fingerprint, Hold, Layer
+from critical_neurons.network import NO_UNIT, Fingerprint, Hold, Layer, Wiring
 from critical_neurons.scores import Scores
 from critical_neurons.solution import Status
+from tests.drawing import draw_scores
 
 
 def make_scores(blocks=1, **values):
@@ -127,6 +130,56 @@ def test_ties_keep_the_smaller_number():
     assert kept(cn.plan(make_scores(a=[0.0, 0.0], b=[0.0]), threshold=0.5)) == {"a": [0], "b": [0]} | OUT
 
 
+def test_a_budget_is_filled_with_what_fits_and_no_more():
+    """Of 36 parameters a second unit of b needs 10; a third of a, which feeds itself, 9 - 4."""
+    scores = replace(
+        make_scores(a=[0.8, 0.7, 0.3, 0.2], b=[0.9, 0.5]),
+        wirings=(
+            Wiring("a", np.arange(4), np.arange(4), np.zeros(4, dtype=bool), np.zeros(4), kernel=1),
+            Wiring("b", np.full(10, NO_UNIT), np.array([4, 5]), np.zeros(10, dtype=bool), np.zeros(10), kernel=1),
+        ),
+    )
+    assert kept(cn.plan(scores, params=18 / 36)) == {"a": [0, 1], "b": [0]} | OUT
+    assert kept(cn.plan(scores, params=19 / 36)) == {"a": [0, 1, 2], "b": [0]} | OUT
+    assert kept(cn.plan(scores, params=24 / 36)) == {"a": [0, 1], "b": [0, 1]} | OUT
+    assert kept(cn.plan(scores, params=26 / 36, round_to=2)) == {"a": [0, 1], "b": [0, 1]} | OUT
+
+
+RULES = [{"threshold": 2.0}, {"threshold": "mean"}, {"threshold": {"a": 2.0, "b": 2.0}}, {"units": 0.25}]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("keep", ["a", ("a",), ["a", "out"], {"a"}])
+def test_layers_to_keep_lose_nothing(rule, keep):
+    plan = cn.plan(SCORES, **rule, round_to=3, keep=keep)
+    assert plan.kept["a"].tolist() == [0, 1, 2, 3]
+    assert list(plan.removed) in (["b"], [])
+    assert plan.kept["b"].tolist() == cn.plan(SCORES, **rule, round_to=3).kept["b"].tolist()
+    assert plan.layers[0].reason == "kept, as asked"
+    assert plan.layers[-1].reason == "it gives the network's output"
+    assert plan.rule.endswith("kept, as asked")
+
+
+def test_a_layer_that_shares_units_keeps_the_whole_group():
+    scores = draw_scores("resnet")
+    everything = cn.plan(scores, units=0.5)
+    plan = cn.plan(scores, units=0.5, keep="stage1.second")
+    assert {"stem", "stage1.second"} <= set(everything.removed)
+    assert set(plan.removed) == set(everything.removed) - {"stem", "stage1.second"}
+    reasons = {layer.name: layer.reason for layer in plan.layers}
+    assert reasons["stem"] == reasons["stage1.second"] == "kept, as asked"
+
+
+def test_a_share_of_all_is_met_by_the_layers_not_kept():
+    low = make_scores(a=[0.1, 0.1], b=[0.9, 0.8, 0.7, 0.6])
+    assert kept(cn.plan(low, units=0.5, scope="global", keep="a")) == {"a": [0, 1], "b": [0]} | OUT
+    with pytest.raises(InvalidSettingError) as caught:
+        cn.plan(low, units=0.4, scope="global", keep="a")
+    assert str(caught.value) == (
+        "plan: units cannot fall to 0.4; with the fewest units and a kept, as asked, they are 0.5."
+    )
+
+
 @pytest.mark.parametrize("rule", [{"threshold": 9.0}, {"threshold": "mean"}, {"units": 0.01}])
 @pytest.mark.parametrize("scope", ["layer", "global"])
 def test_the_output_layer_is_never_touched(rule, scope):
@@ -165,6 +218,10 @@ BAD = {
     "no minimum": ({"units": 0.5, "min_units": 0}, "min_units=0"),
     "half a minimum": ({"units": 0.5, "min_units": 1.5}, "min_units=1.5"),
     "no rounding": ({"units": 0.5, "round_to": 0}, "round_to=0"),
+    "unknown layer to keep": ({"units": 0.5, "keep": ("a", "c")}, "keep: no layer c. Layers: a, b, out."),
+    "unknown name to keep": ({"units": 0.5, "keep": "ab"}, "keep: no layer ab. Layers: a, b, out."),
+    "number to keep": ({"units": 0.5, "keep": 3}, "keep=3. Accepted: names of layers."),
+    "numbers to keep": ({"units": 0.5, "keep": [0]}, "keep=[0]. Accepted: names of layers."),
 }
 
 

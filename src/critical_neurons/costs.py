@@ -26,6 +26,17 @@ def count_cost(wirings: Iterable[Wiring], kept: Floats, measure: Measure) -> flo
     return float(total)
 
 
+def count_new_biases(wirings: Iterable[Wiring], kept: Floats) -> float:
+    """Parameters that removal adds: a layer without a bias gains one where removed units leave a constant."""
+    return float(
+        sum(
+            kept[wiring.outputs].sum()
+            for wiring in wirings
+            if wiring.kernel and not wiring.extras and (kept[wiring.inputs[wiring.shifted]] == 0).any()
+        )
+    )
+
+
 def differentiate_cost(wirings: Iterable[Wiring], kept: Floats, measure: Measure) -> Floats:
     """The derivative of `count_cost` by every entry of `kept`."""
     slope = np.zeros(len(kept))

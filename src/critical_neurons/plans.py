@@ -116,16 +116,22 @@ class Plan:
         )
         return replace(self, layers=layers, rule=rule + self.rule)
 
+    def _count(self) -> tuple[int, int]:
+        """Units that stay, and all units; those that layers share count once."""
+        removed = [layer.units[layer.removed] for layer in self.layers]
+        total = sum(self.groups)
+        return total - len(np.setdiff1d(np.concatenate(removed), NO_UNIT)), total
+
     def __str__(self) -> str:
-        width = max(len(layer.name) for layer in self.layers)
-        lines = [
-            f"{layer.name:<{width}}  {len(layer.kept):>5} of {layer.total:<5} {layer.reason}" for layer in self.layers
-        ]
-        kept, total = sum(len(layer.kept) for layer in self.layers), sum(layer.total for layer in self.layers)
-        return "\n".join([*lines, f"{'all':<{width}}  {kept:>5} of {total:<5} {self.rule}"])
+        kept, total = self._count()
+        rows = [(layer.name, len(layer.kept), layer.total, layer.reason) for layer in self.layers]
+        rows.append(("units", kept, total, self.rule))
+        width = max(len(name) for name, *_ in rows)
+        return "\n".join(f"{name:<{width}}  {kept:>5} of {total:<5} {why}" for name, kept, total, why in rows)
 
     def __repr__(self) -> str:
-        return f"Plan({self.rule}: {sum(map(len, self.removed.values()))} channels removed)"
+        kept, total = self._count()
+        return f"Plan({self.rule}: {total - kept} of {total} units removed)"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""

@@ -66,7 +66,7 @@ class Scores(Mapping[str, Floats]):
 
     def __repr__(self) -> str:
         gap = "none" if self.gap is None else f"{self.gap:.1e}"
-        return f"Scores({len(self)} layers, {sum(map(len, self.values()))} units, {self.status.value}, gap {gap})"
+        return f"Scores({len(self)} layers, {sum(self.groups)} units, {self.status.value}, gap {gap})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from critical_neurons.costs import Measure, count_cost, differentiate_cost
+from critical_neurons.costs import Measure, count_cost, count_new_biases
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.network import Floats, Ints
 from critical_neurons.plans import LayerPlan, Plan, choose_highest, group_units
@@ -21,6 +21,8 @@ Scope: TypeAlias = Literal["layer", "global"]
 
 ROUNDING = 1e-9
 """Added to a share times a count before it is cut down, so that 0.29 of 100 units are 29."""
+
+KEPT = "kept, as asked"
 
 
 def plan(
@@ -33,6 +35,7 @@ def plan(
     scope: Scope = "layer",
     min_units: int = 1,
     round_to: int = 1,
+    keep: str | Collection[str] = (),
 ) -> Plan:
     """Keep the units that score high.
 
@@ -42,7 +45,8 @@ def plan(
     `units`: keep at most this share, the highest-scored, of every layer (`scope="layer"`) or of all units together
     (`scope="global"`). Every layer keeps `min_units`. Layers that share their units are chosen from as one. The
     number kept is a multiple of `round_to`: rounded up under a threshold, down under a share. Among equal scores the
-    unit with the smaller number stays.
+    unit with the smaller number stays. The layers in `keep`, and those that share units with them, lose nothing; a
+    share of all units, parameters or multiply-adds is then met by the others.
     """
     given: dict[str, Any] = {"threshold": threshold, "units": units, "params": params, "macs": macs}
     chosen = {name: value for name, value in given.items() if value is not None}
@@ -60,24 +64,28 @@ def plan(
     for setting, number in (("min_units", min_units), ("round_to", round_to)):
         if not isinstance(number, int | np.integer) or number < 1:
             raise InvalidSettingError(f"plan: {setting}={number!r}. Accepted: a whole number of at least 1.")
-    groups = _groups(scores)
+    names = _names(keep, scores)
+    groups = _groups(scores, names, min_units)
     match name:
         case "threshold":
             rule = _by_threshold(groups, scores, value)
         case "units":
-            rule = _by_share(groups, value, scope, min_units)
+            rule = _by_share(groups, value, scope)
         case "params" | "macs" as measure:
-            rule = _by_cost(groups, scores, measure, value, min_units, round_to)
+            rule = _by_cost(groups, scores, measure, value, round_to)
         case _:
             raise InvalidSettingError(f"plan: the budget of these scores is of {name!r}, which is not known here.")
     stays = np.ones(sum(scores.groups) + 1, dtype=bool)  # the last entry answers for NO_UNIT
     reasons: dict[str, str] = {}
     for group in groups:
+        if group.whole:
+            reasons |= dict.fromkeys(group.layers, KEPT)
+            continue
         wanted, reason = (
             rule.counts.get(group, len(group.values)),
             rule.reasons.get(group, "no threshold given for it"),
         )
-        count = _round(wanted, len(group.values), min_units, round_to, group.blocks, up=rule.rounds_up)
+        count = _round(wanted, group, round_to, up=rule.rounds_up)
         if count != wanted:
             reason += f"; {wanted} made {count} by rounding or the minimum"
         stays[group.units] = choose_highest(group.values, count, group.blocks)
@@ -92,19 +100,23 @@ def plan(
         )
         for layer in scores.layers
     )
+    description = f"{rule.description}; {', '.join(names)} {KEPT}" if names else rule.description
     return Plan(
-        layers, scores.groups, scores.holds, rule.description, scores.fingerprint.architecture, _provenance(scores)
+        layers, scores.groups, scores.holds, description, scores.fingerprint.architecture, _provenance(scores)
     )
 
 
 @dataclass(frozen=True, eq=False)
 class _Group:
-    """Units that are chosen among each other: those of a layer, or of layers that share them."""
+    """Units that are chosen among each other: those of a layer, or of layers that share them; `least` of them stay,
+    all of them where the group is to be left `whole`."""
 
     layers: tuple[str, ...]
     units: Ints
     values: Floats
     blocks: int
+    least: int
+    whole: bool
 
 
 @dataclass(frozen=True)
@@ -117,17 +129,27 @@ class _Rule:
     rounds_up: bool
 
 
-def _groups(scores: Scores) -> list[_Group]:
+def _groups(scores: Scores, keep: Collection[str], min_units: int) -> list[_Group]:
     per_unit = scores.per_unit
-    return [
-        _Group(
-            tuple(layer.name for layer in scores.layers if np.isin(layer.units, units).any()),
-            units,
-            per_unit[units],
-            blocks,
-        )
-        for units, blocks in group_units(scores.layers, scores.groups)
-    ]
+    groups = []
+    for units, blocks in group_units(scores.layers, scores.groups):
+        layers = tuple(layer.name for layer in scores.layers if np.isin(layer.units, units).any())
+        whole = not set(layers).isdisjoint(keep)
+        least = len(units) if whole else min(min_units, len(units))
+        groups.append(_Group(layers, units, per_unit[units], blocks, least, whole))
+    return groups
+
+
+def _names(keep: str | Collection[str], scores: Scores) -> tuple[str, ...]:
+    """The layers to keep, one or several, known to the scores."""
+    names = (keep,) if isinstance(keep, str) else keep
+    if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
+        raise InvalidSettingError(f"plan: keep={keep!r}. Accepted: names of layers.")
+    layers = [layer.name for layer in scores.layers]
+    unknown = sorted(set(names) - set(layers))
+    if unknown:
+        raise InvalidSettingError(f"plan: keep: no layer {', '.join(unknown)}. Layers: {', '.join(layers)}.")
+    return tuple(names)
 
 
 def _by_threshold(groups: list[_Group], scores: Scores, threshold: Threshold) -> _Rule:
@@ -168,92 +190,107 @@ def _threshold(group: _Group, scores: Scores, threshold: Threshold) -> float | N
     return min(given, default=None)
 
 
-def _by_share(groups: list[_Group], share: float, scope: Scope, min_units: int) -> _Rule:
+def _by_share(groups: list[_Group], share: float, scope: Scope) -> _Rule:
     if not isinstance(share, Real) or not 0 < share <= 1:
         raise InvalidSettingError(f"plan: units={share!r}. Accepted: a share above 0 and up to 1.")
     match scope:
         case "layer":
             counts = {group: math.floor(share * len(group.values) + ROUNDING) for group in groups}
         case "global":
-            counts = _count_globally(groups, share, min_units)
+            counts = _count_globally(groups, share)
+            reached = sum(counts.values()) / sum(len(group.values) for group in groups)
+            if any(group.whole for group in groups) and reached > share + ROUNDING:
+                raise _out_of_reach("units", share, reached, groups)
         case _:
             raise InvalidSettingError(f"plan: scope={scope!r}. Accepted: 'layer', 'global'.")
     description = f"at most {share:.4g} of the units kept, {'by layer' if scope == 'layer' else 'overall'}"
     return _Rule(description, counts, dict.fromkeys(counts, description), rounds_up=False)
 
 
-def _by_cost(
-    groups: list[_Group], scores: Scores, measure: Measure, share: float, min_units: int, round_to: int
-) -> _Rule:
+def _by_cost(groups: list[_Group], scores: Scores, measure: Measure, share: float, round_to: int) -> _Rule:
     """The most of the highest-scored units of all layers whose parameters or multiply-adds are within the share."""
     if not isinstance(share, Real) or not 0 < share <= 1:
         raise InvalidSettingError(f"plan: {measure}={share!r}. Accepted: a share above 0 and up to 1.")
     total = sum(scores.groups)
 
     def keep(count: int) -> dict[_Group, int]:
-        return _count_globally(groups, count / total, min_units)
+        counts = _count_globally(groups, count / total)
+        return {group: _round(wanted, group, round_to, up=False) for group, wanted in counts.items()}
 
     def cost(counts: Mapping[_Group, int]) -> float:
         kept = np.ones(total + 1)
-        for group in groups:
-            count = _round(counts[group], len(group.values), min_units, round_to, group.blocks, up=False)
+        for group, count in counts.items():
             kept[group.units] = choose_highest(group.values, count, group.blocks)
-        return count_cost(scores.wirings, kept, measure)
+        added = count_new_biases(scores.wirings, kept) if measure == "params" else 0.0
+        return count_cost(scores.wirings, kept, measure) + added
 
     whole = count_cost(scores.wirings, np.ones(total + 1), measure)
+    limit = share * whole + ROUNDING
     least, most = 0, total
-    if cost(keep(0)) > share * whole:
-        raise InvalidSettingError(
-            f"plan: {measure} cannot fall to {share:.4g}; with the fewest units they are {cost(keep(0)) / whole:.4g}."
-        )
+    if cost(keep(0)) > limit:
+        raise _out_of_reach(measure, share, cost(keep(0)) / whole, groups)
     while most - least > 1:
         middle = (least + most) // 2
-        least, most = (middle, most) if cost(keep(middle)) <= share * whole else (least, middle)
-    counts = keep(most if cost(keep(most)) <= share * whole else least)
-    if all(math.lcm(round_to, group.blocks) == 1 for group in groups):
-        counts = _fill(groups, counts, scores, measure, share * whole)
+        least, most = (middle, most) if cost(keep(middle)) <= limit else (least, middle)
+    counts = keep(most if cost(keep(most)) <= limit else least)
+    counts = _fill(counts, round_to, lambda further: cost(further) <= limit)
     reached = f"at most {share:.4g} of the {measure} kept ({cost(counts) / whole:.4g})"
     return _Rule(reached, counts, dict.fromkeys(counts, reached), rounds_up=False)
 
 
 def _fill(
-    groups: list[_Group], counts: Mapping[_Group, int], scores: Scores, measure: Measure, limit: float
+    counts: Mapping[_Group, int], round_to: int, fits: Callable[[Mapping[_Group, int]], bool]
 ) -> dict[_Group, int]:
     """Further units, the highest-scored that fit first: where a large unit stopped the count, small ones may not."""
-    kept = np.ones(sum(scores.groups) + 1)
-    for group in groups:
-        kept[group.units] = choose_highest(group.values, counts[group])
-    per_unit = scores.per_unit
-    while True:
-        room = limit - count_cost(scores.wirings, kept, measure)
-        slope = differentiate_cost(scores.wirings, kept, measure)
-        fitting = np.flatnonzero((kept == 0) & (slope <= room))
-        if len(fitting) == 0:
-            return {group: int(kept[group.units].sum()) for group in groups}
-        kept[fitting[np.argmax(per_unit[fitting])]] = 1.0
+    filled, ranked = dict(counts), {group: np.sort(group.values)[::-1] for group in counts}
+    offers: dict[_Group, int] = {}
+
+    def offer(group: _Group) -> None:
+        step = math.lcm(round_to, group.blocks)
+        count = step * (filled[group] // step + 1)
+        if count <= len(group.values):
+            offers[group] = count
+
+    for group in filled:
+        offer(group)
+    while offers:
+        group = max(offers, key=lambda group: float(ranked[group][filled[group] : offers[group]].mean()))
+        further = filled | {group: offers.pop(group)}
+        if fits(further):
+            filled = further
+            offer(group)
+    return filled
 
 
-def _count_globally(groups: list[_Group], share: float, min_units: int) -> dict[_Group, int]:
+def _out_of_reach(measure: Measure, share: float, least: float, groups: list[_Group]) -> InvalidSettingError:
+    whole = [name for group in groups if group.whole for name in group.layers]
+    kept = f" and {', '.join(whole)} {KEPT}," if whole else ""
+    return InvalidSettingError(
+        f"plan: {measure} cannot fall to {share:.4g}; with the fewest units{kept} they are {least:.4g}."
+    )
+
+
+def _count_globally(groups: list[_Group], share: float) -> dict[_Group, int]:
     """The best of all units together, once every group has its minimum."""
     owner = np.repeat(np.arange(len(groups)), [len(group.values) for group in groups])
     everything = np.concatenate([group.values for group in groups])
-    secured = np.concatenate([choose_highest(group.values, min_units) for group in groups])
+    secured = np.concatenate([choose_highest(group.values, group.least) for group in groups])
     count = max(int(secured.sum()), math.floor(share * len(owner) + ROUNDING))
     best = np.lexsort((np.arange(len(owner)), -everything, ~secured))[:count]
     return dict(zip(groups, np.bincount(owner[best], minlength=len(groups)).tolist(), strict=True))
 
 
-def _round(count: int, total: int, least: int, round_to: int, blocks: int, *, up: bool) -> int:
+def _round(count: int, group: _Group, round_to: int, *, up: bool) -> int:
     """The next multiple of `round_to` and of the blocks, but at least the minimum, and never more than all.
 
     A share that leaves no room for `round_to` is kept to all the same; the blocks of a grouped convolution must be.
     """
-    step = math.lcm(round_to, blocks)
+    step = math.lcm(round_to, group.blocks)
     rounded = step * (math.ceil(count / step) if up else count // step)
-    if rounded < least:
-        step = step if up else blocks
-        rounded = step * math.ceil(max(least, 0 if up else count - count % blocks) / step)
-    return min(total, rounded)
+    if rounded < group.least:
+        step = step if up else group.blocks
+        rounded = step * math.ceil(max(group.least, 0 if up else count - count % group.blocks) / step)
+    return min(len(group.values), rounded)
 
 
 def _provenance(scores: Scores) -> dict[str, Any]:

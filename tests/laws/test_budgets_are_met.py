@@ -1,0 +1,82 @@
+"""Law: a plan within a share of the parameters or multiply-adds gives a module that is within it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import critical_neurons as cn
+from critical_neurons.errors import InvalidSettingError
+from critical_neurons.pruning import remove_units
+from tests.drawing import draw_scores
+from tests.zoo import ZOO, share_case
+
+SHARES = [0.5, 0.75]
+PRINTED = 5e-4
+"""Shares are printed with four digits."""
+
+
+def count_params(model, inputs):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def count_macs(model, inputs):
+    """Every weight of a layer times the positions it is used at, seen on the way through the real module."""
+    seen = []
+    hooks = [
+        module.register_forward_hook(
+            lambda module, args, output: seen.append(module.weight.numel() * output[0, 0].numel())
+        )
+        for module in model.modules()
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)
+    ]
+    with torch.no_grad():
+        model(inputs[:1])
+    for hook in hooks:
+        hook.remove()
+    return sum(seen)
+
+
+MEASURES = {"params": count_params, "macs": count_macs}
+
+
+def read_least(error):
+    return float(re.search(r"they are ([\d.e-]+)\.$", str(error))[1])
+
+
+@pytest.mark.parametrize("round_to", [1, 2, 8])
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("name", ZOO)
+def test_what_is_left_is_within_the_share(name, measure, round_to):
+    case, count = share_case(name), MEASURES[measure]
+    inputs = torch.from_numpy(case.inputs)
+    whole = count(case.model, inputs)
+    for seed, share in enumerate(SHARES):
+        scores = draw_scores(name, seed)
+        try:
+            plan = cn.plan(scores, **{measure: share}, round_to=round_to)
+        except InvalidSettingError as error:
+            assert share < read_least(error) + PRINTED
+            continue
+        left = count(remove_units(case.model, case.network, plan), inputs)
+        assert left <= share * whole
+        assert f"({left / whole:.4g})" in plan.rule
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("name", ["mlp", "resnet", "mobilenet", "densenet", "sum of three", "grouped convolutions"])
+def test_with_layers_kept_the_others_meet_it_or_the_least_is_told(name, measure):
+    case, scores, count = share_case(name), draw_scores(name), MEASURES[measure]
+    inputs = torch.from_numpy(case.inputs)
+    whole = count(case.model, inputs)
+    for layer in case.network.layers:
+        with pytest.raises(InvalidSettingError) as caught:
+            cn.plan(scores, **{measure: 1e-9}, keep=layer.name)
+        least = read_least(caught.value) + PRINTED
+        assert least < 1 + 2 * PRINTED
+        plan = cn.plan(scores, **{measure: min(least, 1.0)}, keep=layer.name)
+        assert layer.name not in plan.removed
+        assert count(remove_units(case.model, case.network, plan), inputs) <= least * whole
