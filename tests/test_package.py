@@ -14,7 +14,7 @@ import sys
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"cvxpy", "clarabel", "datasets", "PIL", "sklearn"}:
+        if name.partition(".")[0] in {"cvxpy", "clarabel", "datasets", "PIL", "sklearn", "torch_pruning"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Blocker())
@@ -36,6 +36,11 @@ try:
     cn.score(model, inputs, solver="cvxpy:CLARABEL")
 except MissingExtraError as error:
     assert isinstance(error, ImportError)
+    print(error)
+assert cn.as_masks(plan, model)["0", "bias"].sum() == 3
+try:
+    cn.as_torch_pruning(scores, model)
+except MissingExtraError as error:
     print(error)
 assert not {"cvxpy", "datasets", "sklearn"} & set(sys.modules)
 """
@@ -59,9 +64,10 @@ def test_importing_does_not_import_torch():
 
 
 def test_without_extras():
-    assert run(WITHOUT_EXTRAS).strip() == (
-        "cvxpy is not installed. Install it with: pip install 'critical_neurons[cvxpy]'"
-    )
+    assert run(WITHOUT_EXTRAS).splitlines() == [
+        "cvxpy is not installed. Install it with: pip install 'critical_neurons[cvxpy]'",
+        "torch-pruning is not installed. Install it with: pip install 'critical_neurons[torch-pruning]'",
+    ]
 
 
 def test_every_public_name_resolves():
@@ -72,8 +78,8 @@ def test_every_public_name_resolves():
         assert found.__module__.startswith("critical_neurons.")
     assert set(cn.__all__) == {
         *("Bounds", "Network", "Objective", "Plan", "Program", "Scores", "Solution", "Status", "Step"),
-        *("bound_network", "budget_network", "encode", "inspect", "mask", "plan", "prune", "read_network", "reads"),
-        *("score", "solve"),
+        *("as_masks", "as_torch_pruning", "bound_network", "budget_network", "encode", "inspect", "mask", "plan"),
+        *("prune", "read_network", "reads", "score", "solve"),
     }
 
 

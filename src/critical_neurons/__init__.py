@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from critical_neurons.adapting import as_masks, as_torch_pruning
     from critical_neurons.bounding import bound_network
     from critical_neurons.bounds import Bounds
     from critical_neurons.encoding import Objective, budget_network, encode
@@ -33,6 +34,8 @@ _HOMES = {
     "Solution": "solution",
     "Status": "solution",
     "Step": "solution",
+    "as_masks": "adapting",
+    "as_torch_pruning": "adapting",
     "bound_network": "bounding",
     "budget_network": "encoding",
     "encode": "encoding",
@@ -56,6 +59,8 @@ __all__ = [
     "Solution",
     "Status",
     "Step",
+    "as_masks",
+    "as_torch_pruning",
     "bound_network",
     "budget_network",
     "encode",
