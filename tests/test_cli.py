@@ -193,6 +193,15 @@ class TestScore:
         assert result["scores"]["status"] == "optimal"
         assert result["output"] is None
 
+    def test_a_table_of_all_units(self):
+        result = succeed("score", "tiny_models:net", "data.npz", "--output", "scores.json", "--csv", "scores.csv")
+        assert "Table written to scores.csv" in result.stderr
+        cn.Scores.load("scores.json").to_csv("expected.csv")
+        assert Path("scores.csv").read_text() == Path("expected.csv").read_text()
+        assert len(Path("scores.csv").read_text().splitlines()) == 1 + 8 + 5 + 3
+        alone = json.loads(succeed("score", "tiny_models:net", "data.npz", "--csv", "alone.csv", "--json").stdout)
+        assert (alone["output"], alone["csv"]) == (None, "alone.csv")
+
     def test_every_setting_arrives(self):
         result = succeed(
             *("score", "tiny_models:net", "data.npz", "--json", "--loss-weight", 2, "--input-radius", 1e-3),
@@ -368,7 +377,12 @@ class TestBadInputOfScore:
         [("missing/scores.json", "does not exist"), (".", "is a directory"), ("data.npz/x", "not a")],
     )
     def test_unwritable_output_is_told_before_anything_is_loaded(self, output, message):
-        assert message in refuse("score", "no_such_module:net", "no_such.npz", "--output", output)
+        for option in ("--output", "--csv"):
+            assert message in refuse("score", "no_such_module:net", "no_such.npz", option, output)
+
+    def test_scores_and_table_in_one_file(self):
+        message = self.refuse("net", "data.npz", "--csv", "scores.json")
+        assert "scores.json: given to --output and --csv" in message
 
     def test_missing_arguments(self):
         assert "DATA" in refuse("score", "fc3")
@@ -446,6 +460,14 @@ class TestPrune:
         assert result["parameters"]["after"] < result["parameters"]["before"] == 119
         assert result["written"] == {}
 
+    def test_layers_to_keep_arrive(self, scores):
+        arguments = ("prune", "tiny_models:net", "--scores", scores, "--input-shape", 6, "--dry-run")
+        text = succeed(*arguments, "--units", 0.5, "--keep", "0").stdout
+        assert re.search(r"^0 +8 +8 +0 +kept, as asked", text, re.MULTILINE)
+        assert re.search(r"^2 +5 +2 +3 ", text, re.MULTILINE)
+        both = json.loads(succeed(*arguments, "--units", 0.5, "--keep", "0", "--keep", "2", "--json").stdout)
+        assert [len(layer["kept"]) for layer in both["plan"]["layers"]] == [8, 5, 3]
+
     def refuse(self, *options, model="net", shape=("--input-shape", 6)):
         return refuse("prune", f"tiny_models:{model}", *shape, *options)
 
@@ -463,6 +485,11 @@ class TestPrune:
             (("--units", 1.5), "units=1.5"),
             (("--units", 0.5, "--scope", "block"), "'layer', 'global'"),
             (("--threshold", 0.1, "--min-units", 0), "min_units=0"),
+            (("--threshold", 0.1, "--keep", "conv"), "keep: no layer conv. Layers: 0, 2, 4"),
+            (
+                ("--params", 0.1, "--keep", "0"),
+                "params cannot fall to 0.1; with the fewest units and 0 kept, as asked",
+            ),
         ],
     )
     def test_rules_that_are_none(self, scores, rule, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -226,6 +227,51 @@ def test_scores_that_cannot_be_written_leave_the_old_file(tmp_path):
     with pytest.raises(TypeError):
         make_scores(settings={"what": object()}).save(path)
     assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def read_csv(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_table_of_all_units(tmp_path):
+    path = tmp_path / "scores.csv"
+    scores = make_scores()
+    scores.to_csv(path)
+    lines = read_csv(path)
+    assert list(lines[0]) == ["layer", "channel", "unit", "score", "reason"]
+    for layer in scores.layers:
+        own = [line for line in lines if line["layer"] == layer.name]
+        assert [int(line["channel"]) for line in own] == list(range(layer.size))
+        assert {line["reason"] for line in own} == {layer.reason}
+        if layer.scored:
+            assert [int(line["unit"]) for line in own] == layer.units.tolist()
+            assert np.array([float(line["score"]) for line in own]).tobytes() == scores[layer.name].tobytes()
+        else:
+            assert {(line["unit"], line["score"]) for line in own} == {("", "")}
+    assert len(lines) == sum(layer.size for layer in scores.layers)
+
+
+def test_the_table_quotes_what_has_to_be(tmp_path):
+    odd = Layer('a "b", c', "Linear", np.full(1, NO_UNIT), reason="it feeds d, which\nis wide: é")
+    make_scores(layers=(odd,)).to_csv(tmp_path / "scores.csv")
+    assert read_csv(tmp_path / "scores.csv") == [
+        {"layer": odd.name, "channel": "0", "unit": "", "score": "", "reason": odd.reason}
+    ]
+
+
+def test_a_failing_table_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "scores.csv"
+    path.write_text("old")
+
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OutputError, match="No space left"):
+        make_scores().to_csv(path)
+    assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
 

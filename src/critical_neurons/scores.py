@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +18,7 @@ from critical_neurons.solution import Status, Step
 
 FORMAT = "critical_neurons scores"
 FORMAT_VERSION = 1
+CSV_COLUMNS = ("layer", "channel", "unit", "score", "reason")
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +125,20 @@ class Scores(Mapping[str, Floats]):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         write_atomically(path, json.dumps(self.to_dict(), indent=1).encode())
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """A table with one line per channel of every layer: layer, channel, unit, score, reason.
+
+        Channels with the same unit live or die together. Without a score there is no unit either, but the reason.
+        """
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(CSV_COLUMNS)
+        for layer in self.layers:
+            for channel, unit in enumerate(layer.units.tolist()):
+                score = repr(float(self[layer.name][channel])) if layer.scored else ""
+                writer.writerow([layer.name, channel, unit if layer.scored else "", score, layer.reason])
+        write_atomically(path, text.getvalue().encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Scores:

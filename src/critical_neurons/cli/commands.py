@@ -123,6 +123,7 @@ def score(
     data: DataName,
     weights: Weights = None,
     output: Annotated[Path | None, typer.Option(help="Where the scores go, as JSON.")] = None,
+    table: Annotated[Path | None, typer.Option("--csv", help="Where a table of all units goes, as CSV.")] = None,
     per_class: PerClass = None,
     split: Split = "train",
     mean: Mean = "",
@@ -163,8 +164,11 @@ def score(
     """
     from critical_neurons.files import check_writable
 
-    if output:
-        check_writable(output)
+    if output and output == table:
+        raise InvalidSettingError(f"{output}: given to --output and --csv. Give two paths.")
+    for path in (output, table):
+        if path:
+            check_writable(path)
     import critical_neurons as cn
     from critical_neurons.experiments.models import MODELS
     from critical_neurons.loading import Look, is_file, load_batch, load_model
@@ -206,8 +210,12 @@ def score(
     if output:
         scores.save(output)
         note(f"Scores written to {output}")
+    if table:
+        scores.to_csv(table)
+        note(f"Table written to {table}")
     if as_json:
-        show_json({"scores": scores.to_dict(), "labels": labels.tolist(), "output": output and str(output)})
+        written = {"output": output and str(output), "csv": table and str(table)}
+        show_json({"scores": scores.to_dict(), "labels": labels.tolist(), **written})
     else:
         show(report_scores(scores))
 
@@ -225,6 +233,7 @@ def prune(
     scope: Scope = "layer",
     min_units: Annotated[int, typer.Option(help="Units that stay in every layer.")] = 1,
     round_to: Annotated[int, typer.Option(help="Keep a multiple of so many units per layer.")] = 1,
+    keep: Annotated[list[str] | None, typer.Option(help="A layer that loses nothing; repeat for more.")] = None,
     output: WeightsOutput = None,
     plan: Annotated[Path | None, typer.Option(help="Where the plan goes, as JSON.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
@@ -264,6 +273,7 @@ def prune(
         scope=scope,
         min_units=min_units,
         round_to=round_to,
+        keep=tuple(keep or ()),
     )
     network = load_model(model, weights)
     look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
