@@ -130,7 +130,10 @@ class TorchPruningImportance:
         return [self.model.get_submodule(name) for name in self.ignored]
 
     def ratios(self, plan: Plan) -> dict[nn.Module, float]:
-        """For `pruning_ratio_dict`: what every layer has to lose so that as many channels are left as in the plan."""
+        """For `pruning_ratio_dict`: what every layer has to lose so that as many channels are left as in the plan.
+
+        Those that score highest are left, whichever the plan keeps.
+        """
         if plan.architecture != self.architecture:
             raise PlanMismatchError("the plan was made for another network than the scores of this importance.")
         ratios = {}

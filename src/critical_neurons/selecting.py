@@ -149,7 +149,7 @@ def _names(keep: str | Collection[str], scores: Scores) -> tuple[str, ...]:
     unknown = sorted(set(names) - set(layers))
     if unknown:
         raise InvalidSettingError(f"plan: keep: no layer {', '.join(unknown)}. Layers: {', '.join(layers)}.")
-    return tuple(names)
+    return tuple(name for name in layers if name in names)
 
 
 def _by_threshold(groups: list[_Group], scores: Scores, threshold: Threshold) -> _Rule:
