@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from critical_neurons.encoding import Objective, budget_network, encode
     from critical_neurons.network import Network
     from critical_neurons.pipeline import inspect, mask, prune, solve
+    from critical_neurons.planning import plan
     from critical_neurons.plans import Plan
     from critical_neurons.program import Program
     from critical_neurons.reading import read_network, reads
     from critical_neurons.scores import Scores
     from critical_neurons.scoring import score
-    from critical_neurons.selecting import plan
     from critical_neurons.solution import Solution, Status, Step
 
 _HOMES = {
@@ -41,7 +41,7 @@ _HOMES = {
     "encode": "encoding",
     "inspect": "pipeline",
     "mask": "pipeline",
-    "plan": "selecting",
+    "plan": "planning",
     "prune": "pipeline",
     "read_network": "reading",
     "reads": "reading",

@@ -107,3 +107,14 @@ def _array(values: Any) -> NDArray[Any]:
 def _some(values: NDArray[Any]) -> str:
     shown = ", ".join(str(value) for value in values[:5])
     return shown if len(values) <= 5 else f"{shown} and {len(values) - 5} more"
+
+
+def choose_evenly(labels: Ints, count: int, seed: int) -> Ints:
+    """Indices of `count` data points at random, in ascending order, as many of every class as there are."""
+    shuffled = np.random.default_rng(seed).permutation(len(labels))
+    rank = np.zeros(len(labels), dtype=np.int64)  # the how-manieth of its class a data point is
+    for label in np.unique(labels):
+        own = shuffled[labels[shuffled] == label]
+        rank[own] = np.arange(len(own))
+    first = shuffled[np.argsort(rank[shuffled], kind="stable")[:count]]
+    return np.sort(first)

@@ -25,7 +25,7 @@ ROUNDING = 1e-9
 KEPT = "kept, as asked"
 
 
-def plan(
+def select_units(
     scores: Scores,
     *,
     threshold: Threshold | None = None,
@@ -37,17 +37,7 @@ def plan(
     round_to: int = 1,
     keep: str | Collection[str] = (),
 ) -> Plan:
-    """Keep the units that score high.
-
-    `threshold`: remove what scores strictly below it; one number, one per layer, or "mean", each layer's own mean.
-    `params`, `macs`: keep the highest-scored of all units whose parameters or multiply-adds are at most this share of
-    the network's, counted as they will be. Without any of these, scores that were found under a budget keep to it.
-    `units`: keep at most this share, the highest-scored, of every layer (`scope="layer"`) or of all units together
-    (`scope="global"`). Every layer keeps `min_units`. Layers that share their units are chosen from as one. The
-    number kept is a multiple of `round_to`: rounded up under a threshold, down under a share. Among equal scores the
-    unit with the smaller number stays. The layers in `keep`, and those that share units with them, lose nothing; a
-    share of all units, parameters or multiply-adds is then met by the others.
-    """
+    """Keep the units that score high, as `planning.plan` says."""
     given: dict[str, Any] = {"threshold": threshold, "units": units, "params": params, "macs": macs}
     chosen = {name: value for name, value in given.items() if value is not None}
     if not chosen and scores.settings.get("budget"):
