@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from critical_neurons.adapting import as_masks, as_torch_pruning
     from critical_neurons.bounding import bound_network
     from critical_neurons.bounds import Bounds
+    from critical_neurons.comparing import compare
+    from critical_neurons.comparison import Comparison
     from critical_neurons.encoding import Objective, budget_network, encode
+    from critical_neurons.keeping import export, load, save
     from critical_neurons.network import Network
     from critical_neurons.pipeline import inspect, mask, prune, solve
     from critical_neurons.planning import plan
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Bounds": "bounds",
+    "Comparison": "comparison",
     "Network": "network",
     "Objective": "encoding",
     "Plan": "plans",
@@ -38,19 +42,24 @@ _HOMES = {
     "as_torch_pruning": "adapting",
     "bound_network": "bounding",
     "budget_network": "encoding",
+    "compare": "comparing",
     "encode": "encoding",
+    "export": "keeping",
     "inspect": "pipeline",
+    "load": "keeping",
     "mask": "pipeline",
     "plan": "planning",
     "prune": "pipeline",
     "read_network": "reading",
     "reads": "reading",
+    "save": "keeping",
     "score": "scoring",
     "solve": "pipeline",
 }
 
 __all__ = [
     "Bounds",
+    "Comparison",
     "Network",
     "Objective",
     "Plan",
@@ -63,13 +72,17 @@ __all__ = [
     "as_torch_pruning",
     "bound_network",
     "budget_network",
+    "compare",
     "encode",
+    "export",
     "inspect",
+    "load",
     "mask",
     "plan",
     "prune",
     "read_network",
     "reads",
+    "save",
     "score",
     "solve",
 ]

@@ -29,6 +29,10 @@ class PruningError(CriticalNeuronsError, RuntimeError):
     """The smaller network does not behave like the masked one."""
 
 
+class ExportError(CriticalNeuronsError, RuntimeError):
+    """A model that cannot be exported, or whose export does not behave like it."""
+
+
 class SolverError(CriticalNeuronsError, RuntimeError):
     """A solver that failed, or cannot solve this kind of program."""
 

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,16 +36,20 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         raise _refused(path, error) from error
 
 
-def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write `content` to a file beside `path`, then move it there: a reader never sees half of it."""
+def write_atomically(
+    path: str | os.PathLike[str], content: bytes, check: Callable[[Path], None] | None = None
+) -> None:
+    """Write `content` to a file beside `path`, then move it there: a reader never sees half of it.
+
+    `check` is shown the file before it is moved; what it raises leaves everything as it was.
+    """
     check_writable(path)
     target = _resolve(path)
     draft = _beside(target)
     try:
-        with draft.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_through(draft, content)
+        if check is not None:
+            check(draft)
         if target.exists():
             shutil.copymode(target, draft)
         draft.replace(target)
@@ -53,6 +57,55 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
         raise _refused(path, error) from error
     finally:
         draft.unlink(missing_ok=True)
+
+
+def check_folder(path: str | os.PathLike[str], names: Collection[str], *, overwrite: bool) -> None:
+    """Raise `OutputError` unless a folder of files with these names can be made at `path`.
+
+    Nothing may be there, or an empty folder; with `overwrite` also a folder that holds such files and no others.
+    """
+    target = _resolve(path)
+    check_writable(target.with_name(f"{target.name}.probe"))
+    if target.exists() and not target.is_dir():
+        raise OutputError(f"{path}: is a file. Give the path of a folder.")
+    found = sorted(os.listdir(target)) if target.exists() else []
+    others = [name for name in found if name not in names]
+    if others:
+        raise OutputError(
+            f"{path}: holds other files ({', '.join(others[:3])}{', ...' if len(others) > 3 else ''}), which stay as "
+            "they are. Give a new folder."
+        )
+    if found and not overwrite:
+        raise OutputError(f"{path}: exists and is not empty. Give a new folder, or overwrite=True to replace it.")
+
+
+def write_folder(path: str | os.PathLike[str], files: Mapping[str, bytes], *, overwrite: bool = False) -> None:
+    """Make a folder of these files beside `path`, then move it there. What was there is put back if that fails."""
+    check_folder(path, files.keys(), overwrite=overwrite)
+    target = _resolve(path)
+    draft, old = _beside(target), _beside(target)
+    try:
+        draft.mkdir()
+        for name, content in files.items():
+            _write_through(draft / name, content)
+        if target.exists():
+            shutil.copymode(target, draft)
+            target.rename(old)
+        draft.rename(target)
+    except OSError as error:
+        raise _refused(path, error) from error
+    finally:
+        if old.exists() and not target.exists():
+            old.rename(target)
+        for leftover in (draft, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _write_through(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _resolve(path: str | os.PathLike[str]) -> Path:

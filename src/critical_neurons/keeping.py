@@ -1,0 +1,258 @@
+"""Keeping: a smaller network saved with its plan and its provenance, built again, and exported for other programs."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors import torch as safetensors
+from torch import Tensor, nn
+
+from critical_neurons.batch import gather_batch
+from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError, PlanMismatchError
+from critical_neurons.exporting import Export, export_onnx, export_pt2
+from critical_neurons.files import load_json, write_folder
+from critical_neurons.plans import Plan
+from critical_neurons.reading import fingerprint, unwrap
+from critical_neurons.surroundings import describe_versions
+
+FORMAT = "critical_neurons model"
+FORMAT_VERSION = 1
+
+MODEL, PLAN, PROVENANCE = "model.safetensors", "plan.json", "provenance.json"
+FILES = (MODEL, PLAN, PROVENANCE)
+
+EXPORTERS = {".onnx": export_onnx, ".pt2": export_pt2}
+
+LISTED = 4
+"""Complaints shown in a message before the rest is counted."""
+
+
+def save(smaller: nn.Module, folder: str | os.PathLike[str], *, plan: Plan, overwrite: bool = False) -> None:
+    """Write the smaller network, the plan it was made by and where both come from into a new folder, whole or not at
+    all. `overwrite` replaces a folder written before."""
+    model = unwrap(smaller)
+    _check_plan(model, plan)
+    state = model.state_dict(keep_vars=True)
+    odd = [name for name, values in state.items() if not isinstance(values, Tensor)]
+    if odd:
+        raise InvalidInputError(f"{odd[0]}: the model keeps state that is no tensor, which safetensors cannot hold.")
+    content = {
+        MODEL: safetensors.save({name: values.detach().cpu().contiguous().clone() for name, values in state.items()}),
+        PLAN: json.dumps(plan.to_dict(), indent=1).encode(),
+    }
+    provenance = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "versions": describe_versions("torch", "safetensors"),
+        "architecture": plan.architecture,
+        "rule": plan.rule,
+        "scores": dict(plan.provenance),
+        "sizes": {name: _sizes(module) for name, module in model.named_modules() if _sizes(module)},
+        "shared": _find_shared(state),
+        "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in content.items()},
+    }
+    content[PROVENANCE] = json.dumps({**provenance, "digest": _digest(provenance)}, indent=1).encode()
+    write_folder(folder, content, overwrite=overwrite)
+
+
+def load(folder: str | os.PathLike[str], factory: Callable[[], nn.Module] | nn.Module) -> nn.Module:
+    """The network that `save` wrote, on the CPU in evaluation mode.
+
+    `factory` returns the original architecture, with any weights; or give such a model, which stays as it is.
+    """
+    directory = Path(folder)
+    missing = [name for name in FILES if not (directory / name).is_file()]
+    if missing:
+        raise InvalidFileError(
+            f"{folder}: no {' and no '.join(missing)} there. Accepted: a folder that cn.save wrote, with "
+            f"{', '.join(FILES)}."
+        )
+    provenance = load_json(directory / PROVENANCE, FORMAT, FORMAT_VERSION, _check_provenance)
+    content = _read(directory / MODEL, provenance)
+    _read(directory / PLAN, provenance)
+    plan = Plan.load(directory / PLAN)
+    model = _make(factory)
+    if fingerprint(model).architecture != plan.architecture:
+        raise PlanMismatchError(
+            f"{folder}: the factory makes another network than the one that was made smaller: names or shapes of "
+            "its parameters differ. Give the factory of the original."
+        )
+    try:
+        tensors = safetensors.load(content)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise InvalidFileError(f"{directory / MODEL}: cannot be read as safetensors ({error}).") from error
+    for name, module in model.named_modules():
+        _resize(name, module, provenance["sizes"].get(name, {}))
+        if (f"{name}.bias" if name else "bias") in tensors:
+            _give_bias(module)
+    _fill(directory / MODEL, model, tensors)
+    for names in provenance["shared"]:
+        _share(directory / PROVENANCE, model, names)
+    _check_plan(model, plan)
+    return model.eval()
+
+
+def export(model: nn.Module, path: str | os.PathLike[str], example: Any) -> Export:
+    """Write the model as ONNX (`.onnx`, extra `onnx`) or with `torch.export` (`.pt2`), for batches of any size.
+
+    `example` is a batch of inputs. The file is loaded, run on rows of it at several batch sizes and compared with the
+    model before it gets its name.
+    """
+    exporter = EXPORTERS.get(Path(path).suffix)
+    if exporter is None:
+        raise InvalidSettingError(f"{path}: the name says the format. Accepted: {', '.join(EXPORTERS)}.")
+    return exporter(unwrap(model), path, torch.from_numpy(gather_batch(example).inputs))
+
+
+def _check_plan(model: nn.Module, plan: Plan) -> None:
+    modules = dict(model.named_modules())
+    for layer in plan.layers:
+        weight = getattr(modules.get(layer.name), "weight", None)
+        found = len(weight) if isinstance(weight, Tensor) else "no"
+        if found != len(layer.kept):
+            raise PlanMismatchError(
+                f"{layer.name}: the plan keeps {len(layer.kept)} units of it, the model has {found}. Give the plan "
+                "that the model was pruned by."
+            )
+
+
+def _sizes(module: nn.Module) -> dict[str, int]:
+    """What removal changes of a module besides its tensors."""
+    match module:
+        case nn.Linear():
+            names = ["in_features", "out_features"]
+        case nn.Conv1d() | nn.Conv2d():
+            names = ["in_channels", "out_channels", "groups"]
+        case nn.BatchNorm1d() | nn.BatchNorm2d():
+            names = ["num_features"]
+        case _:
+            names = []
+    return {name: getattr(module, name) for name in names}
+
+
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    match module:
+        case nn.Linear():
+            return {"weight": (module.out_features, module.in_features), "bias": (module.out_features,)}
+        case nn.Conv1d() | nn.Conv2d():
+            per_group = module.in_channels // module.groups
+            return {"weight": (module.out_channels, per_group, *module.kernel_size), "bias": (module.out_channels,)}
+        case nn.BatchNorm1d() | nn.BatchNorm2d():
+            return dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (module.num_features,))
+        case _:
+            return {}
+
+
+def _resize(name: str, module: nn.Module, sizes: Mapping[str, int], *, gains_bias: bool) -> None:
+    """Give the module the sizes that were saved, and tensors to be filled. A size can only fall."""
+    old = _sizes(module)
+    groups = sizes.get("groups", 1)
+    if (
+        sizes.keys() != old.keys()
+        or any(not 1 <= sizes[key] <= old[key] for key in old)
+        or any(sizes[key] % groups for key in sizes if key != "groups")
+    ):
+        raise InvalidFileError(
+            f"{PROVENANCE}: {name} cannot have the sizes {dict(sizes)}; in the original it has {old}."
+        )
+    for key, size in sizes.items():
+        setattr(module, key, size)
+    for key, shape in _shapes(module).items():
+        values = module._parameters.get(key, module._buffers.get(key))
+        if values is not None and values.shape != shape:
+            empty = values.detach().new_empty(shape)
+            is_parameter = isinstance(values, nn.Parameter)
+            setattr(module, key, nn.Parameter(empty, requires_grad=values.requires_grad) if is_parameter else empty)
+
+
+def _give_bias(module: nn.Module) -> None:
+    """Removal gives a layer a bias where the removed units leave a constant behind."""
+    if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d) and module.bias is None:
+        weight = module.weight
+        module.bias = nn.Parameter(weight.detach().new_empty(len(weight)), requires_grad=weight.requires_grad)
+
+
+def _fill(path: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Names and shapes must agree exactly; the floating-point type is that of the file."""
+    types = {values.dtype for values in tensors.values() if values.is_floating_point()}
+    if len(types) == 1:
+        model.to(types.pop())
+    expected = {name: values for name, values in model.state_dict().items() if isinstance(values, Tensor)}
+    complaints = [f"{name} is missing" for name in expected if name not in tensors]
+    complaints += [f"{name} is unexpected" for name in tensors if name not in expected]
+    complaints += [
+        f"{name} is {found.dtype} {tuple(found.shape)} in place of {values.dtype} {tuple(values.shape)}"
+        for name, values in expected.items()
+        if (found := tensors.get(name)) is not None and (found.shape, found.dtype) != (values.shape, values.dtype)
+    ]
+    if complaints:
+        more = f" and {len(complaints) - LISTED} more" if len(complaints) > LISTED else ""
+        raise InvalidFileError(f"{path}: does not fit the network: {'; '.join(complaints[:LISTED])}{more}.")
+    model.load_state_dict({name: values.clone() for name, values in tensors.items()}, assign=True)
+
+
+def _find_shared(state: Mapping[str, Tensor]) -> list[list[str]]:
+    """The names of every tensor that has several."""
+    names: dict[int, list[str]] = {}
+    for name, values in state.items():
+        names.setdefault(id(values), []).append(name)
+    return [each for each in names.values() if len(each) > 1]
+
+
+def _share(path: Path, model: nn.Module, names: list[str]) -> None:
+    state = model.state_dict(keep_vars=True)
+    if any(name not in state or state[name].shape != state[names[0]].shape for name in names):
+        raise InvalidFileError(f"{path}: {', '.join(names)} cannot be one tensor of this network.")
+    for name in names[1:]:
+        owner, _, key = name.rpartition(".")
+        setattr(model.get_submodule(owner), key, state[names[0]])
+
+
+def _make(factory: Callable[[], nn.Module] | nn.Module) -> nn.Module:
+    made = copy.deepcopy(factory) if isinstance(factory, nn.Module) else factory() if callable(factory) else factory
+    if not isinstance(made, nn.Module):
+        raise InvalidSettingError(
+            f"factory: found {type(made).__name__}. Accepted: a torch.nn.Module of the original architecture, or a "
+            "function without arguments that returns one."
+        )
+    model = unwrap(made).to("cpu")
+    lazy = [name for name, values in model.state_dict(keep_vars=True).items() if nn.parameter.is_lazy(values)]
+    if lazy:
+        raise InvalidInputError(f"{lazy[0]}: not initialised yet. Run the model once on an input first.")
+    return model
+
+
+def _read(path: Path, provenance: Mapping[str, Any]) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InvalidFileError(f"{path}: cannot be read ({error.strerror or error}).") from error
+    if hashlib.sha256(content).hexdigest() != provenance["sha256"][path.name]:
+        raise InvalidFileError(
+            f"{path}: damaged, or changed after it was saved (its SHA-256 is not the one in {PROVENANCE}). Copy the "
+            "folder again, or save the network anew."
+        )
+    return content
+
+
+def _check_provenance(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    if data["digest"] != _digest({name: value for name, value in data.items() if name != "digest"}):
+        raise ValueError("the digest of its content is another")
+    numbers = [size for sizes in data["sizes"].values() for size in sizes.values()]
+    if not all(type(number) is int for number in numbers):
+        raise ValueError("a size that is no whole number")
+    if not all(isinstance(name, str) for names in data["shared"] for name in (*names, data["sha256"][MODEL])):
+        raise ValueError("a name that is no text")
+    return data
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
