@@ -74,7 +74,7 @@ def compare(
         tell("ONNX and int8")
         ports = [_port(each, trial, threads) for each in trial.models]
         measured = [replace(each, **port.measured) for each, port in zip(measured, ports, strict=True)]
-        notes += [*trial.describe_int8(), *dict.fromkeys(port.note for port in ports if port.note)]
+        notes += dict.fromkeys(port.note for port in ports)
         runners["onnxruntime"] = [port.run for port in ports if port.run is not None]
     latencies: list[list[Latency]] = [[] for _ in trial.models]
     for runtime, pair in runners.items():
@@ -109,23 +109,23 @@ class _Trial:
     calibrated: bool
     common: int
 
-    def describe_int8(self) -> list[str]:
+    def describe_int8(self) -> str:
         whose = (
             "calibration images" if self.calibrated else "images measured on, so its accuracy counts as calibration"
         )
-        return [
+        return (
             "int8: onnxruntime's static quantisation, weights per channel, ranges of activations from the first "
             f"{len(self.ranges)} {whose}."
-        ]
+        )
 
 
 @dataclass(frozen=True)
 class _Port:
-    """A network in onnxruntime: how to run it and what was measured; or the reason why not."""
+    """A network in onnxruntime: how to run it, what was measured, and how or why not."""
 
     run: Runner | None
     measured: dict[str, Any]
-    note: str = ""
+    note: str
 
 
 def _check_settings(data: str, batch_sizes: Sequence[int], repeats: int, threads: int) -> None:
@@ -208,7 +208,7 @@ def _port(model: nn.Module, trial: _Trial, threads: int) -> _Port:
     except ExportError as error:
         return _Port(run, measured, f"Not measured in int8: {error}")
     measured |= {"int8_bytes": len(small), "int8_accuracy": share_of_equals(predictions, trial.labels)}
-    return _Port(run, measured)
+    return _Port(run, measured, trial.describe_int8())
 
 
 def _run_in_torch(model: nn.Module) -> Runner:

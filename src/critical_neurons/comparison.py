@@ -16,6 +16,9 @@ FORMAT_VERSION = 1
 DataKind: TypeAlias = Literal["test", "calibration"]
 """Calibration data had a part in making the smaller network: in its scores, its refitting, its int8 ranges."""
 
+NOTHING = "none"
+"""Shown where nothing could be measured."""
+
 
 @dataclass(frozen=True)
 class Latency:
@@ -71,7 +74,8 @@ class Comparison:
 
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """What is measured, before, after, and how the second stands to the first."""
+        """What is measured, before, after, and how the second stands to the first; what could not be measured is left
+        out."""
         before, after = self.before, self.after
         rows = [
             _row(f"accuracy, {self.data} data", before.accuracy, after.accuracy, _percent, _points),
@@ -93,7 +97,7 @@ class Comparison:
                 for found in (before.latency(runtime, size), after.latency(runtime, size))
             )
             rows.append(_row(f"{runtime}, batch of {size}", first, second, _milliseconds, _speed))
-        return rows
+        return [row for row in rows if row[1:3] != (NOTHING, NOTHING)]
 
     def __str__(self) -> str:
         table = [("", "before", "after", ""), *self.rows]
@@ -133,7 +137,7 @@ def _row(
     show: Callable[[float], str],
     relate: Callable[[float, float], str],
 ) -> tuple[str, str, str, str]:
-    shown = ["none" if value is None else show(value) for value in (before, after)]
+    shown = [NOTHING if value is None else show(value) for value in (before, after)]
     return name, shown[0], shown[1], "" if before is None or after is None else relate(before, after)
 
 

@@ -88,7 +88,7 @@ def open_onnx(source: bytes | Path, threads: int = 1) -> Runner:
     options.log_severity_level = 4  # what goes wrong is raised, too
     # Threads that wait busily would slow down whatever is measured next.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    with _reporting("onnxruntime, which computes convolutions in float32 alone,"):
+    with _reporting("loading in onnxruntime, which knows no convolutions in float64 (model.float() helps),"):
         session = runtime.InferenceSession(
             source if isinstance(source, bytes) else str(source), options, providers=["CPUExecutionProvider"]
         )

@@ -106,10 +106,13 @@ def export(model: nn.Module, path: str | os.PathLike[str], example: Any) -> Expo
     `example` is a batch of inputs. The file is loaded, run on rows of it at several batch sizes and compared with the
     model before it gets its name.
     """
-    exporter = EXPORTERS.get(Path(path).suffix)
-    if exporter is None:
-        raise InvalidSettingError(f"{path}: the name says the format. Accepted: {', '.join(EXPORTERS)}.")
-    return exporter(unwrap(model), path, torch.from_numpy(gather_batch(example).inputs))
+    check_format(path)
+    return EXPORTERS[Path(path).suffix](unwrap(model), path, torch.from_numpy(gather_batch(example).inputs))
+
+
+def check_format(path: str | os.PathLike[str]) -> None:
+    if Path(path).suffix not in EXPORTERS:
+        raise InvalidSettingError(f"{path}: its ending says the format. Accepted: {', '.join(EXPORTERS)}.")
 
 
 def _check_plan(model: nn.Module, plan: Plan) -> None:
@@ -151,7 +154,7 @@ def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
             return {}
 
 
-def _resize(name: str, module: nn.Module, sizes: Mapping[str, int], *, gains_bias: bool) -> None:
+def _resize(name: str, module: nn.Module, sizes: Mapping[str, int]) -> None:
     """Give the module the sizes that were saved, and tensors to be filled. A size can only fall."""
     old = _sizes(module)
     groups = sizes.get("groups", 1)

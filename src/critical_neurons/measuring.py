@@ -37,7 +37,7 @@ def count_bytes(model: nn.Module) -> int:
 
 
 def count_macs(model: nn.Module, example: Tensor) -> int:
-    """Multiply-adds of convolutions and matrix products for one input, by torch's own counter. Nothing else counts."""
+    """Multiply-adds of convolutions and matrix products for one input, by torch's own counter; nothing else."""
     with _evaluating(model), FlopCounterMode(display=False) as counter:
         model(_as_of(model, example[:1]))
     return int(counter.get_total_flops()) // 2
@@ -53,7 +53,7 @@ def measure_activations(model: nn.Module, example: Tensor) -> int:
     weights = [*model.parameters(), *model.buffers()]
     with _evaluating(model), _Watch(rows, known=weights) as watch:
         model(rows)
-    return watch.peak
+    return int(watch.peak)
 
 
 def measure_accuracy(model: nn.Module, inputs: Tensor, labels: Tensor, *, batch_size: int = 512) -> float:

@@ -1,4 +1,4 @@
-"""Reporting: networks, scores and plans to tables, lines and plain data."""
+"""Reporting: networks, scores, plans and comparisons to tables, lines and plain data."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from critical_neurons.comparison import Comparison
     from critical_neurons.experiments.demo import Demo
     from critical_neurons.network import Network
     from critical_neurons.plans import Plan
@@ -90,6 +91,13 @@ def report_change(rows: Sequence[tuple[str, str, str]]) -> RenderableType:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def report_comparison(comparison: Comparison) -> RenderableType:
+    table = _table("", ">Before", ">After", ">Change")
+    for row in comparison.rows:
+        table.add_row(*row)
+    return Group(table, *map(Text, comparison.notes))
 
 
 def describe_parameters(before: int, after: int) -> tuple[str, str, str]:

@@ -12,6 +12,7 @@ from critical_neurons.cli.options import (
     Channels,
     DataName,
     DataOption,
+    Folder,
     Formulation,
     InputShape,
     Json,
@@ -30,7 +31,7 @@ from critical_neurons.cli.options import (
     read_loss_weight,
     read_numbers,
     read_pairs,
-    read_shape,
+    read_sizes,
     read_threshold,
 )
 from critical_neurons.cli.outputs import check_outputs, write_smaller
@@ -48,7 +49,9 @@ app = typer.Typer(
     "  critical-neurons demo\n"
     "  critical-neurons inspect lenet5\n"
     "  critical-neurons score lenet5 ylecun/mnist --weights lenet5.pt --resize 32 --channels 3 --output scores.json\n"
-    "  critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --threshold 0.1 --dry-run",
+    "  critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --threshold 0.1 --save smaller\n"
+    "  critical-neurons evaluate lenet5 smaller --weights lenet5.pt --data test.npz\n"
+    "  critical-neurons export lenet5 smaller --output smaller.onnx",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -74,14 +77,14 @@ def demo(
       critical-neurons demo
     """
     if output:
-        check_outputs(output, None, dry_run=False)
+        check_outputs(output, None, None, dry_run=False)
     from critical_neurons.experiments.demo import run_demo
     from critical_neurons.reporting import demo_to_dict, report_demo
 
     with show_progress() as progress:
         result = run_demo(seed=seed, per_class=per_class, threshold=threshold, announce=note, progress=progress)
     if output:
-        write_smaller(result.smaller, result.plan, output, None)
+        write_smaller(result.smaller, result.plan, output, None, None)
     if as_json:
         show_json(demo_to_dict(result))
     else:
@@ -109,7 +112,7 @@ def inspect(
     from critical_neurons.reporting import network_to_dict, report_network
 
     inputs = load_batch(data, per_class=1)[0] if data else None
-    network = cn.inspect(load_model(model, weights), _example(model, inputs, input_shape))
+    network = cn.inspect(load_model(model, weights), choose_example(model, inputs, input_shape))
     if as_json:
         show_json(network_to_dict(network))
     else:
@@ -236,6 +239,8 @@ def prune(
     keep: Annotated[list[str] | None, typer.Option(help="A layer that loses nothing; repeat for more.")] = None,
     output: WeightsOutput = None,
     plan: Annotated[Path | None, typer.Option(help="Where the plan goes, as JSON.")] = None,
+    save: Folder = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Let --save replace what it wrote before.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     data: Annotated[str | None, typer.Option(help="Labelled data to measure the accuracy on, as for score.")] = None,
     input_shape: InputShape = None,
@@ -255,8 +260,9 @@ def prune(
       critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --threshold 0.1 --dry-run
       critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --units 0.5 --scope global \\
         --output smaller.safetensors --plan plan.json
+      critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --macs 0.5 --save smaller/
     """
-    check_outputs(output, plan, dry_run=dry_run)
+    check_outputs(output, plan, save, dry_run=dry_run, overwrite=overwrite)
     import critical_neurons as cn
     from critical_neurons.loading import Look, load_batch, load_model
     from critical_neurons.measuring import count_parameters, measure_accuracy
@@ -278,7 +284,7 @@ def prune(
     network = load_model(model, weights)
     look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
     batch = load_batch(data, per_class=per_class, seed=seed, split=split, look=look) if data else None
-    smaller = cn.prune(network, chosen, _example(model, batch and batch[0], input_shape))
+    smaller = cn.prune(network, chosen, choose_example(model, batch and batch[0], input_shape))
     if fingerprint(unwrap(network)).weights != loaded.fingerprint.weights:
         note("The scores were made with other weights of this network.")
     if not chosen.removed:
@@ -289,21 +295,23 @@ def prune(
         inputs, labels = batch[0].to(next(network.parameters()).dtype), batch[1]
         accuracies = [measure_accuracy(each, inputs, labels) for each in (network, smaller)]
     if not dry_run:
-        write_smaller(smaller, chosen, output, plan)
+        write_smaller(smaller, chosen, output, plan, save, overwrite=overwrite)
+    outputs = {"output": output, "plan": plan, "save": save}
     if as_json:
         result: dict[str, Any] = {"plan": chosen.to_dict(), "parameters": {"before": before, "after": after}}
         if accuracies:
             result["accuracy"] = {"before": accuracies[0], "after": accuracies[1]}
-        written = {} if dry_run else {"output": output and str(output), "plan": plan and str(plan)}
+        written = {} if dry_run else {name: path and str(path) for name, path in outputs.items()}
         show_json(result | {"written": written})
         return
     measured = [("accuracy", f"{accuracies[0]:.2%}", f"{accuracies[1]:.2%}")] if accuracies else []
     show(report_plan(chosen))
     show(report_change([describe_parameters(before, after), *measured]))
-    note("Dry run: nothing written." if dry_run else f"Written: {', '.join(str(p) for p in (output, plan) if p)}")
+    paths = ", ".join(str(path) for path in outputs.values() if path)
+    note("Dry run: nothing written." if dry_run else f"Written: {paths}")
 
 
-def _example(model: str, inputs: Tensor | None, input_shape: str | None) -> Tensor:
+def choose_example(model: str, inputs: Tensor | None, input_shape: str | None) -> Tensor:
     """Inputs the model can be read with: from the data, of the given shape, or of the built-in network's."""
     import torch
 
@@ -312,7 +320,7 @@ def _example(model: str, inputs: Tensor | None, input_shape: str | None) -> Tens
     if inputs is not None:
         return inputs
     if input_shape is not None:
-        shape = read_shape(input_shape)
+        shape = read_sizes("--input-shape", input_shape, "3,32,32")
     elif model in MODELS:
         shape = MODELS[model].input_shape
     else:

@@ -24,6 +24,10 @@ DataName = Annotated[
 DataOption = Annotated[str | None, typer.Option(help="Labelled data, as for score.")]
 Weights = Annotated[Path | None, typer.Option(help="Trained weights: safetensors or a torch checkpoint.")]
 WeightsOutput = Annotated[Path | None, typer.Option(help="Where the smaller weights go, as safetensors.")]
+Folder = Annotated[
+    Path | None, typer.Option(help="A new folder for the smaller model, with its plan and where both come from.")
+]
+SmallerFolder = Annotated[Path, typer.Argument(help="What prune wrote with --save.", metavar="FOLDER")]
 InputShape = Annotated[str | None, typer.Option(help="Shape of one input, such as 3,32,32.")]
 PerClass = Annotated[
     int | None, typer.Option(help="Inputs of every class, drawn at random. Default: 1 of a data set, a whole file.")
@@ -59,10 +63,10 @@ def read_numbers(option: str, text: str) -> tuple[float, ...]:
         raise InvalidSettingError(f"{option}: numbers with commas between them, got {text!r}.") from None
 
 
-def read_shape(text: str) -> tuple[int, ...]:
-    sizes = read_numbers("--input-shape", text)
+def read_sizes(option: str, text: str, example: str) -> tuple[int, ...]:
+    sizes = read_numbers(option, text)
     if not sizes or any(size < 1 or not size.is_integer() for size in sizes):
-        raise InvalidSettingError(f"--input-shape: whole numbers above zero, such as 3,32,32; got {text!r}.")
+        raise InvalidSettingError(f"{option}: whole numbers above zero, such as {example}; got {text!r}.")
     return tuple(int(size) for size in sizes)
 
 
