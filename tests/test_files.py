@@ -172,7 +172,9 @@ class TestFolder:
         assert (tmp_path / "link").is_symlink()
         assert read_folder(tmp_path / "real") == CONTENT
 
-    @pytest.mark.parametrize("act", [lambda p: check_folder(p, CONTENT, overwrite=True), lambda p: write_folder(p, {})])
+    @pytest.mark.parametrize(
+        "act", [lambda p: check_folder(p, CONTENT, overwrite=True), lambda p: write_folder(p, {})]
+    )
     def test_refusals(self, act, tmp_path):
         (tmp_path / "file").write_text("")
         with pytest.raises(OutputError, match="file: is a file"):
