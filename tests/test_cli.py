@@ -19,7 +19,7 @@ from critical_neurons.cli import app
 from critical_neurons.cli.terminal import show_progress
 from critical_neurons.reporting import describe_batch, describe_step
 
-COMMANDS = ["demo", "inspect", "score", "prune"]
+COMMANDS = ["demo", "inspect", "score", "prune", "evaluate", "export"]
 HELP_SECONDS = 0.5
 
 TINY_MODELS = """
@@ -501,7 +501,7 @@ class TestPrune:
         assert "bad.json: " in self.refuse("--scores", "bad.json", "--threshold", 0.1, "--dry-run")
 
     def test_nowhere_to_write(self, scores):
-        assert "--output or --plan" in self.refuse("--scores", scores, "--threshold", 0.1)
+        assert "--save, --output or --plan" in self.refuse("--scores", scores, "--threshold", 0.1)
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -518,6 +518,111 @@ class TestPrune:
         monkeypatch.setattr(os, "fsync", fail_for_space)
         outputs = ("--output", "smaller.safetensors", "--plan", "plan.json")
         assert "No space left" in self.refuse("--scores", scores, "--threshold", 0.5, *outputs)
+
+
+@pytest.fixture
+def smaller(scores):
+    succeed("prune", "tiny_models:net", "--scores", scores, "--units", 0.5, "--input-shape", 6, "--save", "smaller")
+    return Path("smaller")
+
+
+class TestPruneToAFolder:
+    def test_it_is_loaded_again(self, smaller, scores):
+        plan = cn.plan(cn.Scores.load(scores), units=0.5)
+        expected = cn.prune(load_tiny("net"), plan, torch.rand(2, 6))
+        loaded = cn.load(smaller, lambda: load_tiny("net"))
+        with torch.no_grad():
+            assert torch.equal(loaded(torch.from_numpy(INPUTS)), expected(torch.from_numpy(INPUTS)))
+
+    def test_an_existing_folder(self, smaller, scores):
+        arguments = ("prune", "tiny_models:net", "--scores", scores, "--threshold", 0.5, "--input-shape", 6)
+        before = (smaller / "plan.json").read_bytes()
+        assert "smaller: exists and is not empty" in refuse(*arguments, "--save", "smaller")
+        assert (smaller / "plan.json").read_bytes() == before
+        result = json.loads(succeed(*arguments, "--save", "smaller", "--overwrite", "--json").stdout)
+        assert result["written"] == {"output": None, "plan": None, "save": "smaller"}
+        assert (smaller / "plan.json").read_bytes() != before
+
+    def test_told_before_anything_is_loaded(self):
+        message = refuse("prune", "no:model", "--scores", "gone.json", "--units", 0.5, "--save", "missing/smaller")
+        assert "does not exist" in message
+
+
+class TestEvaluate:
+    QUICK = ("--batch-sizes", "1", "--repeats", 2, "--no-onnx")
+
+    def test_table(self, smaller):
+        text = succeed("evaluate", "tiny_models:net", smaller, "--data", "data.npz", *self.QUICK).stdout
+        assert re.search(r"^accuracy, test data +\d+\.\d\d% +\d+\.\d\d% +[+-]\d+\.\d\d points$", text, re.MULTILINE)
+        assert re.search(r"^parameters +119 +47 +39\.5%$", text, re.MULTILINE)
+        assert re.search(r"^torch, batch of 1 +\S+ ms +\S+ ms +\S+x as fast$", text, re.MULTILINE)
+        assert "onnxruntime" not in text
+
+    def test_json_and_a_file_with_everything(self, smaller):
+        np.savez("calibration.npz", inputs=INPUTS + 1, labels=LABELS)
+        result = succeed(
+            *("evaluate", "tiny_models:net", smaller, "--data", "data.npz", "--calibration", "calibration.npz"),
+            *("--batch-sizes", "1,5", "--repeats", 3, "--threads", 2, "--output", "comparison.json", "--json"),
+        )
+        assert cn.Comparison.load("comparison.json") == cn.Comparison.from_dict(json.loads(result.stdout))
+        comparison = cn.Comparison.load("comparison.json")
+        assert comparison.int8_data == "test"
+        assert comparison.threads == 2
+        assert [each.batch_size for each in comparison.after.latencies] == [1, 5, 1, 5]
+        assert comparison.after.int8_accuracy is not None
+        assert "Measuring ONNX and int8" in result.stderr
+
+    def test_data_that_was_seen_is_called_so(self, smaller):
+        arguments = ("evaluate", "tiny_models:net", smaller, "--data", "data.npz", *self.QUICK)
+        assert "accuracy, calibration data" in succeed(*arguments, "--seen").stdout
+        assert "accuracy, calibration data" in succeed(*arguments, "--calibration", "data.npz").stdout
+
+    def test_other_weights_are_told(self, smaller):
+        torch.save({name: values + 1 for name, values in load_tiny("net").state_dict().items()}, "moved.pt")
+        arguments = ("evaluate", "tiny_models:net", smaller, "--data", "data.npz", *self.QUICK)
+        assert "made from other weights" in succeed(*arguments, "--weights", "moved.pt").stderr
+        assert "made from other weights" not in succeed(*arguments).stderr
+
+    def test_refusals(self, smaller):
+        assert "--data" in refuse("evaluate", "tiny_models:net", smaller)
+        assert "another network" in refuse("evaluate", "tiny_models:other", smaller, "--data", "data.npz")
+        assert "gone: no model.safetensors" in refuse("evaluate", "tiny_models:net", "gone", "--data", "data.npz")
+        arguments = ("evaluate", "tiny_models:net", smaller, "--data", "data.npz")
+        assert "--batch-sizes: whole numbers above zero" in refuse(*arguments, "--batch-sizes", "0")
+        assert "repeats: found 0" in refuse(*arguments, "--repeats", 0)
+        assert "does not exist" in refuse(*arguments, "--output", "missing/comparison.json")
+
+
+class TestExport:
+    def test_files_are_written_and_run(self, smaller):
+        result = succeed(
+            *("export", "tiny_models:net", smaller, "--input-shape", 6),
+            *("--output", "smaller.onnx", "--output", "smaller.pt2"),
+        )
+        rows = torch.from_numpy(INPUTS)
+        with torch.no_grad():
+            expected = cn.load(smaller, lambda: load_tiny("net"))(rows)
+            assert torch.allclose(torch.export.load("smaller.pt2").module()(rows), expected, atol=1e-5)
+        assert result.stdout == ""
+        assert (
+            len(re.findall(r"^Written: smaller\.\w+, [\d,]+ bytes; outputs differ", result.stderr, re.MULTILINE)) == 2
+        )
+        assert "smaller.onnx" in files()
+
+    def test_json(self, smaller):
+        arguments = ("export", "tiny_models:net", smaller, "--data", "data.npz", "--output", "smaller.pt2", "--json")
+        (written,) = json.loads(succeed(*arguments).stdout)
+        assert written["path"] == "smaller.pt2"
+        assert written["bytes"] == Path("smaller.pt2").stat().st_size
+        assert written["difference"] < 1e-5
+
+    def test_refusals(self, smaller):
+        arguments = ("export", "tiny_models:net", smaller, "--input-shape", 6)
+        assert "--output" in refuse(*arguments)
+        assert "smaller.h5: its ending says the format" in refuse(*arguments, "--output", "smaller.h5")
+        assert "does not exist" in refuse(*arguments, "--output", "missing/smaller.onnx")
+        assert "another network" in refuse("export", "tiny_models:other", smaller, "--output", "smaller.pt2")
+        assert "with --input-shape" in refuse("export", "tiny_models:net", smaller, "--output", "smaller.pt2")
 
 
 def tiny_convolution():

@@ -12,9 +12,11 @@ import critical_neurons as cn
 WITHOUT_EXTRAS = """
 import sys
 
+EXTRAS = {"cvxpy", "clarabel", "datasets", "PIL", "sklearn", "onnx", "onnxruntime", "onnxscript", "torch_pruning"}
+
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"cvxpy", "clarabel", "datasets", "PIL", "sklearn", "torch_pruning"}:
+        if name.partition(".")[0] in EXTRAS:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Blocker())
@@ -42,7 +44,15 @@ try:
     cn.as_torch_pruning(scores, model)
 except MissingExtraError as error:
     print(error)
-assert not {"cvxpy", "datasets", "sklearn"} & set(sys.modules)
+smaller = cn.prune(model, plan, inputs)
+comparison = cn.compare(model, smaller, inputs, torch.tensor([0, 1, 2]), repeats=1)
+assert comparison.after.onnx_bytes is None
+assert "critical_neurons[onnx]" in str(comparison)
+try:
+    cn.export(smaller, "model.onnx", inputs)
+except MissingExtraError as error:
+    print(error)
+assert not EXTRAS & set(sys.modules)
 """
 
 
@@ -67,6 +77,7 @@ def test_without_extras():
     assert run(WITHOUT_EXTRAS).splitlines() == [
         "cvxpy is not installed. Install it with: pip install 'critical_neurons[cvxpy]'",
         "torch-pruning is not installed. Install it with: pip install 'critical_neurons[torch-pruning]'",
+        "onnx is not installed. Install it with: pip install 'critical_neurons[onnx]'",
     ]
 
 
@@ -77,9 +88,9 @@ def test_every_public_name_resolves():
         assert found.__name__ == name
         assert found.__module__.startswith("critical_neurons.")
     assert set(cn.__all__) == {
-        *("Bounds", "Network", "Objective", "Plan", "Program", "Scores", "Solution", "Status", "Step"),
+        *("Bounds", "Comparison", "Network", "Objective", "Plan", "Program", "Scores", "Solution", "Status", "Step"),
         *("as_masks", "as_torch_pruning", "bound_network", "budget_network", "encode", "inspect", "mask", "plan"),
-        *("prune", "read_network", "reads", "score", "solve"),
+        *("compare", "export", "load", "prune", "read_network", "reads", "save", "score", "solve"),
     }
 
 

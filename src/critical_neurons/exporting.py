@@ -32,8 +32,8 @@ EXPORT_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 CALIBRATION_ROWS = 32
 """Images per step when the ranges for int8 are found."""
 
-INPUT, OUTPUT = "input", "output"
-"""What the input and the output of an ONNX file are called."""
+INPUT, OUTPUT, BATCH = "input", "output", "batch"
+"""What the input and the output of an ONNX file are called, and their first axis."""
 
 Runner: TypeAlias = Callable[[Tensor], Tensor]
 """What turns a batch of inputs into outputs."""
@@ -72,6 +72,7 @@ def convert_to_onnx(model: nn.Module, example: Tensor) -> bytes:
             _capture(model, rows),
             (rows,),
             dynamo=True,
+            dynamic_shapes=({0: BATCH},),  # names the axis
             verbose=False,
             input_names=[INPUT],
             output_names=[OUTPUT],
@@ -122,7 +123,7 @@ def quantise_onnx(content: bytes, calibration: Tensor) -> bytes:
 
 def check_export(model: nn.Module, run: Runner, example: Tensor) -> float:
     """The largest difference between the outputs of the model and of its export; an error if it is large."""
-    exact, difference = _copy(model), 0.0
+    exact, differences = _copy(model), []
     for count in CHECKED_ROWS:
         rows = _cycle(example, count, model)
         with torch.no_grad():
@@ -134,11 +135,12 @@ def check_export(model: nn.Module, run: Runner, example: Tensor) -> float:
                 f"the export gives outputs of shape {tuple(found.shape)} for {count} inputs, the model "
                 f"{tuple(expected.shape)}. Is the number of inputs written into its forward?"
             )
-        difference = max(difference, float((found - expected).abs().max()))
+        difference = float((found.detach() - expected).abs().max())
         tolerance = EXPORT_TOLERANCE.get(expected.dtype, EXPORT_TOLERANCE[torch.float32])
         if not difference <= tolerance * max(1.0, float(expected.abs().max())):
             raise ExportError(f"the export gives other outputs than the model (difference {difference:.2e}).")
-    return difference
+        differences.append(difference)
+    return max(differences)
 
 
 def _write(
@@ -166,7 +168,7 @@ def _open_pt2(path: Path) -> Runner:
 
 
 def _capture(model: nn.Module, rows: Tensor) -> torch.export.ExportedProgram:
-    return torch.export.export(_copy(model), (rows,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    return torch.export.export(_copy(model), (rows,), dynamic_shapes=({0: torch.export.Dim(BATCH)},))
 
 
 def _copy(model: nn.Module) -> nn.Module:
