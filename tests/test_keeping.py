@@ -71,7 +71,7 @@ class TestSave:
         provenance = json.loads((saved / PROVENANCE).read_bytes())
         assert provenance["scores"] == json.loads(json.dumps(plan.provenance))
         assert provenance["scores"]["status"] == "optimal"
-        assert provenance["scores"]["weights"] == cn.inspect(build(), INPUTS).fingerprint.weights
+        assert provenance["source"] == vars(cn.inspect(build(), INPUTS).fingerprint)
         assert provenance["rule"] == plan.rule
         assert provenance["versions"].keys() == {"python", "critical_neurons", "torch", "safetensors"}
         for name in (MODEL, PLAN):

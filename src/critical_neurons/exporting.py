@@ -9,7 +9,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -35,6 +35,8 @@ CALIBRATION_ROWS = 32
 INPUT, OUTPUT, BATCH = "input", "output", "batch"
 """What the input and the output of an ONNX file are called, and their first axis."""
 
+FORWARD_HINT = " Neither the number of inputs nor their values may decide what the forward does."
+
 Runner: TypeAlias = Callable[[Tensor], Tensor]
 """What turns a batch of inputs into outputs."""
 
@@ -59,7 +61,7 @@ def export_pt2(model: nn.Module, path: str | os.PathLike[str], example: Tensor) 
     check_writable(path)
     rows = _cycle(example, TRACED_ROWS, model)
     content = io.BytesIO()
-    with _reporting("torch.export"), _quiet():
+    with _reporting("torch.export", FORWARD_HINT), _quiet():
         torch.export.save(_capture(model, rows), content)
     return _write(path, content.getvalue(), model, example, _open_pt2)
 
@@ -67,7 +69,7 @@ def export_pt2(model: nn.Module, path: str | os.PathLike[str], example: Tensor) 
 def convert_to_onnx(model: nn.Module, example: Tensor) -> bytes:
     _require_onnx()
     rows = _cycle(example, TRACED_ROWS, model)
-    with _reporting("ONNX export"), _quiet():
+    with _reporting("ONNX export", FORWARD_HINT), _quiet():
         program: Any = torch.onnx.export(
             _capture(model, rows),
             (rows,),
@@ -89,7 +91,7 @@ def open_onnx(source: bytes | Path, threads: int = 1) -> Runner:
     options.log_severity_level = 4  # what goes wrong is raised, too
     # Threads that wait busily would slow down whatever is measured next.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    with _reporting("loading in onnxruntime, which knows no convolutions in float64 (model.float() helps),"):
+    with _reporting("loading in onnxruntime", " It knows no convolutions in float64: convert with model.float()."):
         session = runtime.InferenceSession(
             source if isinstance(source, bytes) else str(source), options, providers=["CPUExecutionProvider"]
         )
@@ -168,6 +170,7 @@ def _open_pt2(path: Path) -> Runner:
 
 
 def _capture(model: nn.Module, rows: Tensor) -> torch.export.ExportedProgram:
+    """The forward as a graph. Neither how many inputs there are nor what is in them may change its course."""
     return torch.export.export(_copy(model), (rows,), dynamic_shapes=({0: torch.export.Dim(BATCH)},))
 
 
@@ -187,7 +190,7 @@ def _cycle(example: Tensor, count: int, model: nn.Module) -> Tensor:
 
 
 @contextmanager
-def _reporting(step: str) -> Iterator[None]:
+def _reporting(step: str, hint: str = "") -> Iterator[None]:
     """What exporters and runtimes raise, which is of every type, becomes one sentence."""
     try:
         yield
@@ -195,16 +198,16 @@ def _reporting(step: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ExportError(f"{step} failed: {reason}") from error
+        raise ExportError(f"{step} failed: {reason.rstrip('.')}.{hint}") from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Exporters warn about their own insides. What matters to the user is checked afterwards."""
+    """Exporters speak about their own insides. What matters to the user is raised, or checked afterwards."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

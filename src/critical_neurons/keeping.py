@@ -52,7 +52,7 @@ def save(smaller: nn.Module, folder: str | os.PathLike[str], *, plan: Plan, over
         "format": FORMAT,
         "version": FORMAT_VERSION,
         "versions": describe_versions("torch", "safetensors"),
-        "architecture": plan.architecture,
+        "source": {"architecture": plan.architecture, "weights": plan.provenance.get("weights")},
         "rule": plan.rule,
         "scores": dict(plan.provenance),
         "sizes": {name: _sizes(module) for name, module in model.named_modules() if _sizes(module)},
@@ -220,7 +220,10 @@ def _share(path: Path, model: nn.Module, names: list[str]) -> None:
 
 
 def _make(factory: Callable[[], nn.Module] | nn.Module) -> nn.Module:
-    made = copy.deepcopy(factory) if isinstance(factory, nn.Module) else factory() if callable(factory) else factory
+    if isinstance(factory, nn.Module):
+        made: object = copy.deepcopy(unwrap(factory))
+    else:
+        made = factory() if callable(factory) else factory
     if not isinstance(made, nn.Module):
         raise InvalidSettingError(
             f"factory: found {type(made).__name__}. Accepted: a torch.nn.Module of the original architecture, or a "
