@@ -146,6 +146,18 @@ class TestCheck:
         with pytest.raises(ExportError, match=r"shape \(3, 3\) for 1 inputs, the model \(1, 3\)"):
             check_export(build(), lambda rows: torch.zeros(3, 3), INPUTS)
 
+    def test_models_that_return_more_than_outputs(self):
+        class Pair(nn.Module):
+            def forward(self, x):
+                return x, x
+
+        with pytest.raises(ExportError, match=r"the model returns a tuple\. Accepted: a tensor"):
+            check_export(Pair(), build(), INPUTS)
+
+    def test_inputs_a_file_does_not_take(self, content):
+        with pytest.raises(ExportError, match="running in onnxruntime failed: .*INVALID_ARGUMENT"):
+            open_onnx(content)(torch.rand(2, 1, 9, 9))
+
     def test_an_example_that_is_none(self):
         with pytest.raises(InvalidInputError, match="example: give a batch of inputs"):
             check_export(build(), build(), torch.zeros(0, 1, 8, 8))

@@ -97,7 +97,8 @@ def open_onnx(source: bytes | Path, threads: int = 1) -> Runner:
         )
 
     def run(inputs: Tensor) -> Tensor:
-        return torch.from_numpy(session.run([OUTPUT], {INPUT: inputs.numpy()})[0])
+        with _reporting("running in onnxruntime"):
+            return torch.from_numpy(session.run([OUTPUT], {INPUT: inputs.numpy()})[0])
 
     return run
 
@@ -130,6 +131,8 @@ def check_export(model: nn.Module, run: Runner, example: Tensor) -> float:
         rows = _cycle(example, count, model)
         with torch.no_grad():
             expected = exact(rows.clone())
+        if not isinstance(expected, Tensor):
+            raise ExportError(f"the model returns a {type(expected).__name__}. Accepted: a tensor.")
         with _reporting(f"running the export on {count} inputs"):
             found = run(rows)
         if found.shape != expected.shape:

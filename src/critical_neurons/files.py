@@ -6,7 +6,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,22 +19,12 @@ _Built = TypeVar("_Built")
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Raise `OutputError` unless a file can be written at `path`. What is there now stays as it is."""
     target = _resolve(path)
-    try:
+    with _refusing(path):
         if target.is_dir():
             raise OutputError(f"{path}: is a directory. Give the path of a file in it.")
         if target.exists() and not target.is_file():
             raise OutputError(f"{path}: exists and is not a regular file.")
-        if not target.parent.exists():
-            raise OutputError(f"{path}: the directory {target.parent} does not exist. Create it first.")
-        if not target.parent.is_dir():
-            raise OutputError(f"{path}: {target.parent} is not a directory.")
-        probe = _beside(target)
-        probe.touch(exist_ok=False)
-        probe.unlink()
-    except OutputError:
-        raise
-    except OSError as error:
-        raise _refused(path, error) from error
+        _check_parent(path, target)
 
 
 def write_atomically(
@@ -47,14 +38,14 @@ def write_atomically(
     target = _resolve(path)
     draft = _beside(target)
     try:
-        _write_through(draft, content)
+        with _refusing(path):
+            _write_through(draft, content)
         if check is not None:
             check(draft)
-        if target.exists():
-            shutil.copymode(target, draft)
-        draft.replace(target)
-    except OSError as error:
-        raise _refused(path, error) from error
+        with _refusing(path):
+            if target.exists():
+                shutil.copymode(target, draft)
+            draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
 
@@ -65,10 +56,11 @@ def check_folder(path: str | os.PathLike[str], names: Collection[str], *, overwr
     Nothing may be there, or an empty folder; with `overwrite` also a folder that holds such files and no others.
     """
     target = _resolve(path)
-    check_writable(target.with_name(f"{target.name}.probe"))
-    if target.exists() and not target.is_dir():
-        raise OutputError(f"{path}: is a file. Give the path of a folder.")
-    found = sorted(os.listdir(target)) if target.exists() else []
+    with _refusing(path):
+        if target.exists() and not target.is_dir():
+            raise OutputError(f"{path}: is a file. Give the path of a folder.")
+        _check_parent(path, target)
+        found = sorted(os.listdir(target)) if target.exists() else []
     others = [name for name in found if name not in names]
     if others:
         raise OutputError(
@@ -85,15 +77,14 @@ def write_folder(path: str | os.PathLike[str], files: Mapping[str, bytes], *, ov
     target = _resolve(path)
     draft, old = _beside(target), _beside(target)
     try:
-        draft.mkdir()
-        for name, content in files.items():
-            _write_through(draft / name, content)
-        if target.exists():
-            shutil.copymode(target, draft)
-            target.rename(old)
-        draft.rename(target)
-    except OSError as error:
-        raise _refused(path, error) from error
+        with _refusing(path):
+            draft.mkdir()
+            for name, content in files.items():
+                _write_through(draft / name, content)
+            if target.exists():
+                shutil.copymode(target, draft)
+                target.rename(old)
+            draft.rename(target)
     finally:
         if old.exists() and not target.exists():
             old.rename(target)
@@ -118,8 +109,26 @@ def _beside(target: Path) -> Path:
     return target.with_name(f".{secrets.token_hex(8)}.part")
 
 
-def _refused(path: str | os.PathLike[str], error: OSError) -> OutputError:
-    return OutputError(f"{path}: cannot be written ({error.strerror or error}).")
+def _check_parent(path: str | os.PathLike[str], target: Path) -> None:
+    """Something new can be made beside `target`."""
+    if not target.parent.exists():
+        raise OutputError(f"{path}: the directory {target.parent} does not exist. Create it first.")
+    if not target.parent.is_dir():
+        raise OutputError(f"{path}: {target.parent} is not a directory.")
+    probe = _beside(target)
+    probe.touch(exist_ok=False)
+    probe.unlink()
+
+
+@contextmanager
+def _refusing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """What the system refuses becomes one sentence with the path the user gave."""
+    try:
+        yield
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({error.strerror or error}).") from error
 
 
 def load_json(

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from critical_neurons.errors import InvalidInputError
+from critical_neurons.errors import CriticalNeuronsError, InvalidInputError
 
 SAMPLE_SECONDS = 1e-3
 """A call shorter than this is repeated within one sample: the clock and the loop must not count."""
@@ -115,6 +115,8 @@ def _run(run: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     """Outputs (batch, classes), or an error that says what is wrong with them."""
     try:
         outputs = run(rows)
+    except CriticalNeuronsError:
+        raise
     except RuntimeError as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InvalidInputError(f"inputs: the model does not run on shape {tuple(rows.shape)}: {reason}") from error
