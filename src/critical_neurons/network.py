@@ -1,7 +1,8 @@
 """Network: a trained model as affine maps, ReLUs, max pools, sums and concatenations, and its units.
 
 Ops stand in topological order. Values are float64 arrays with a leading batch axis. Value `i` is the output of
-`ops[i]`; `ops[0]` is the input, the last op gives the logits.
+`ops[i]`; `ops[0]` is the input, the last op gives the logits. Of a span of a model, `ops[0]` is what its first module
+reads, and the last op gives its output.
 
 A *unit* is a neuron of a linear layer or a feature map of a convolution, or several that meet in an addition and
 so live or die together. The units of the scored layers are numbered through: unit `u` owns score `u` of every
@@ -17,6 +18,8 @@ from typing import Any, Protocol, TypeAlias, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
+
+from critical_neurons.span import WHOLE, Span
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
@@ -225,6 +228,7 @@ class Network:
     holds: tuple[Hold, ...]
     fingerprint: Fingerprint
     notes: tuple[str, ...] = ()
+    span: Span = WHOLE
 
     @cached_property
     def scored(self) -> tuple[Layer, ...]:
@@ -263,7 +267,7 @@ class Network:
         return f"scored together with {', '.join(others)}" if others else "scored"
 
     def forward(self, inputs: Floats) -> Floats:
-        """The logits."""
+        """The logits, or the output of the span."""
         return self.evaluate(inputs)[-1]
 
     def evaluate(self, inputs: Floats) -> list[Floats]:

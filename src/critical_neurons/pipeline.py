@@ -25,9 +25,20 @@ from critical_neurons.solving import Limits, find_solver, ignore_progress
 Compensation: TypeAlias = Literal["none", "bias", "least_squares"]
 
 
-def inspect(model: nn.Module, example: Any, *, ignore: Collection[str] = ()) -> Network:
-    """What would be scored and what would not, with reasons: print the result. `example` is a batch of inputs."""
-    return read_network(model, torch.from_numpy(gather_batch(example).inputs), ignore=as_names(ignore))
+def inspect(
+    model: nn.Module,
+    example: Any,
+    *,
+    ignore: Collection[str] = (),
+    start: str | None = None,
+    stop: str | None = None,
+) -> Network:
+    """What would be scored and what would not, with reasons: print the result. `example` is a batch of inputs.
+
+    `ignore`, `start` and `stop` as in `score`.
+    """
+    rows = torch.from_numpy(gather_batch(example).inputs)
+    return read_network(model, rows, ignore=as_names(ignore), start=start, stop=stop)
 
 
 def solve(
@@ -71,7 +82,7 @@ def prune(
     source = unwrap(model)
     _check_architecture(fingerprint(source).architecture, plan)
     rows = torch.from_numpy(gather_batch(example).inputs)[:4]
-    network = read_network(source, rows)
+    network = read_network(source, rows, start=plan.span.start, stop=plan.span.stop)
     exact = copy_for_reading(source)
     check_removal(hold_at_zero(exact, plan), remove_units(exact, network, plan), rows)
     smaller = remove_units(source, network, plan)

@@ -48,7 +48,8 @@ def plan(
 
     `threshold`: remove what scores strictly below it; one number, one per layer, or "mean", each layer's own mean.
     `params`, `macs`: keep the highest-scored of all units whose parameters or multiply-adds are at most this share of
-    the network's, counted as they will be. Without any of these, scores that were found under a budget keep to it.
+    the network's, counted as they will be; of scores with `start` or `stop`, of the span's. Without any of these,
+    scores that were found under a budget keep to it.
     `units`: keep at most this share, the highest-scored, of every layer (`scope="layer"`) or of all units together
     (`scope="global"`). Every layer keeps `min_units`. Layers that share their units are chosen from as one. The
     number kept is a multiple of `round_to`: rounded up under a threshold, down under a share. Among equal scores the

@@ -13,6 +13,7 @@ import numpy as np
 from critical_neurons.errors import PlanMismatchError
 from critical_neurons.files import load_json, write_atomically
 from critical_neurons.network import NO_UNIT, Bools, Floats, Hold, Ints
+from critical_neurons.span import WHOLE, Span
 
 FORMAT = "critical_neurons plan"
 FORMAT_VERSION = 1
@@ -54,7 +55,7 @@ class LayerPlan:
 @dataclass(frozen=True, eq=False)
 class Plan:
     """`rule` is what the plan was made by; `architecture` the digest of the network it is for; `groups` and `holds`
-    as in `network.Network`."""
+    as in `network.Network`; `span` the part of the model that was scored."""
 
     layers: tuple[LayerPlan, ...]
     groups: tuple[int, ...]
@@ -62,6 +63,7 @@ class Plan:
     rule: str
     architecture: str
     provenance: Mapping[str, Any]
+    span: Span = WHOLE
 
     @property
     def kept(self) -> dict[str, Ints]:
@@ -144,6 +146,7 @@ class Plan:
             "rule": self.rule,
             "architecture": self.architecture,
             "provenance": dict(self.provenance),
+            "span": vars(self.span),
         }
 
     @classmethod
@@ -156,7 +159,15 @@ class Plan:
             if ((layer.units < NO_UNIT) | (layer.units >= count)).any():
                 raise ValueError(f"{layer.name}: units outside 0 to {count - 1}")
         holds = tuple(map(Hold.from_dict, data["holds"]))
-        return cls(layers, tuple(data["groups"]), holds, data["rule"], data["architecture"], data["provenance"])
+        return cls(
+            layers,
+            tuple(data["groups"]),
+            holds,
+            data["rule"],
+            data["architecture"],
+            data["provenance"],
+            Span(**data.get("span", {})),
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         write_atomically(path, json.dumps(self.to_dict(), indent=1).encode())

@@ -18,9 +18,9 @@ from critical_neurons.batch import check_classes, gather_batch
 from critical_neurons.bounding import bound_network
 from critical_neurons.encoding import Goal, Objective, budget_network, encode, encode_literal
 from critical_neurons.errors import InfeasibleProgramError, InvalidInputError, SolverError
-from critical_neurons.network import Floats, Ints, Network
+from critical_neurons.network import Ints, Network
 from critical_neurons.program import Program
-from critical_neurons.reading import read_network, run_to_logits
+from critical_neurons.reading import Passage, read_network, run_model
 from critical_neurons.scores import Scores, average_scores
 from critical_neurons.settings import BUDGETS, FormulationName, ObjectiveName, Settings, as_names
 from critical_neurons.solution import Status, Step
@@ -61,6 +61,8 @@ def score(
     threads: int | None = None,
     seed: int = 0,
     ignore: Collection[str] = (),
+    start: str | None = None,
+    stop: str | None = None,
     progress: Callable[[Step], None] | None = None,
 ) -> Scores:
     """Importance scores of every neuron and feature map: the program of docs/method.md, solved.
@@ -82,6 +84,10 @@ def score(
       activation and gate. `solver_options` are handed to it.
     * `time_limit` in seconds, `gap`: when to stop. Ctrl-C stops too. Both leave the best scores so far.
     * `ignore`: names of layers that get no scores. `progress` is called with every `Step`.
+    * `start`, `stop`: names of the first and of the last module that is read and scored, as in `named_modules`; of a
+      container its first and its last call, of a function the name torch.fx gives it. What comes before is run as it
+      is: its outputs are what the program takes for inputs, and `input_radius` is around them. What follows is run as
+      well, and stands in the program to first order at every data point. Budgets are shares of the span.
     """
     settings = Settings(
         loss_weight=loss_weight,
@@ -101,19 +107,22 @@ def score(
         threads=threads,
         seed=seed,
         ignore=as_names(ignore),
+        start=start,
+        stop=stop,
     )
     started = time.monotonic()
     found = find_solver(settings.solver)
     found.check_options(settings.solver_options)
     batch = gather_batch(inputs, labels)
-    network = read_network(model, torch.from_numpy(batch.inputs), ignore=settings.ignore)
+    network = read_network(model, torch.from_numpy(batch.inputs), ignore=settings.ignore, start=start, stop=stop)
     if not network.scored:
         raise InvalidInputError(f"the network has nothing to score:\n{network}")
+    passage = run_model(model, batch.inputs, network.span)
+    predictions = passage.logits.argmax(axis=1)
     if batch.labels is not None:
-        check_classes(batch.labels, network.class_count)
-    logits = run_to_logits(model, batch.inputs)
+        check_classes(batch.labels, passage.logits.shape[1])
     task = _Task(network, settings, found, progress or ignore_progress, labelled=batch.labels is not None)
-    points = _Points(batch.inputs, logits.argmax(axis=1) if batch.labels is None else batch.labels, logits)
+    points = _Points(passage, predictions if batch.labels is None else batch.labels)
     if settings.loss_weight == "auto":
         return task.score_for_share(points, started)
     return task.score_all(points, started)[0]
@@ -121,15 +130,14 @@ def score(
 
 @dataclass(frozen=True)
 class _Points:
-    """Data points with their labels and the model's own logits."""
+    """What the model itself makes of the data points, and their labels."""
 
-    inputs: Floats
+    passage: Passage
     labels: Ints
-    logits: Floats
 
     def of_class(self, label: int) -> _Points:
         chosen = self.labels == label
-        return _Points(self.inputs[chosen], self.labels[chosen], self.logits[chosen])
+        return _Points(self.passage.choose(chosen), self.labels[chosen])
 
 
 @dataclass(frozen=True)
@@ -212,7 +220,7 @@ class _Task:
         settings, network = self.settings, self.network
         program = self._encode(points)
         assert program.unpruned is not None
-        logit_error = float(np.abs(program.term.logits(program.unpruned) - points.logits).max())
+        logit_error = float(np.abs(program.term.logits(program.unpruned) - points.passage.logits).max())
         limits = Limits(
             max(deadline - time.monotonic(), 0.0),
             settings.gap,
@@ -259,9 +267,11 @@ class _Task:
             by_layer = settings.budget.get("scope", "layer") == "layer"
             goal = budget_network(network, measure, settings.budget[measure], by_layer=by_layer)
         pruned = settings.formulation == "exact"
-        bounds = bound_network(network, points.inputs, radius=settings.input_radius, pruned=pruned)
+        bounds = bound_network(network, points.passage.inputs, radius=settings.input_radius, pruned=pruned)
         if settings.formulation == "paper" and Capability.SOURCES not in self.solver.capabilities:
-            return encode_literal(network, bounds, points.labels, goal, integer=settings.integer)
+            return encode_literal(
+                network, bounds, points.labels, goal, integer=settings.integer, tail=points.passage.tail
+            )
         return encode(
             network,
             bounds,
@@ -270,6 +280,7 @@ class _Task:
             formulation=settings.formulation,
             integer=settings.integer,
             binary=settings.binary,
+            tail=points.passage.tail,
         )
 
     def _record(self, points: _Points) -> dict[str, Any]:

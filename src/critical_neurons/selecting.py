@@ -15,6 +15,7 @@ from critical_neurons.errors import InvalidSettingError
 from critical_neurons.network import Floats, Ints
 from critical_neurons.plans import LayerPlan, Plan, choose_highest, group_units
 from critical_neurons.scores import Scores
+from critical_neurons.span import Span
 
 Threshold: TypeAlias = float | Mapping[str, float] | Literal["mean"]
 Scope: TypeAlias = Literal["layer", "global"]
@@ -92,7 +93,13 @@ def select_units(
     )
     description = f"{rule.description}; {', '.join(names)} {KEPT}" if names else rule.description
     return Plan(
-        layers, scores.groups, scores.holds, description, scores.fingerprint.architecture, _provenance(scores)
+        layers,
+        scores.groups,
+        scores.holds,
+        description,
+        scores.fingerprint.architecture,
+        _provenance(scores),
+        _span(scores),
     )
 
 
@@ -224,7 +231,8 @@ def _by_cost(groups: list[_Group], scores: Scores, measure: Measure, share: floa
         least, most = (middle, most) if cost(keep(middle)) <= limit else (least, middle)
     counts = keep(most if cost(keep(most)) <= limit else least)
     counts = _fill(counts, round_to, lambda further: cost(further) <= limit)
-    reached = f"at most {share:.4g} of the {measure} kept ({cost(counts) / whole:.4g})"
+    of = measure if _span(scores).whole else f"{measure} of the span"
+    reached = f"at most {share:.4g} of the {of} kept ({cost(counts) / whole:.4g})"
     return _Rule(reached, counts, dict.fromkeys(counts, reached), rounds_up=False)
 
 
@@ -281,6 +289,10 @@ def _round(count: int, group: _Group, round_to: int, *, up: bool) -> int:
         step = step if up else group.blocks
         rounded = step * math.ceil(max(group.least, 0 if up else count - count % group.blocks) / step)
     return min(len(group.values), rounded)
+
+
+def _span(scores: Scores) -> Span:
+    return Span(scores.settings.get("start"), scores.settings.get("stop"))
 
 
 def _provenance(scores: Scores) -> dict[str, Any]:

@@ -10,10 +10,15 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from critical_neurons.costs import Measure
 from critical_neurons.errors import InvalidSettingError
+from critical_neurons.span import Span
 
 ObjectiveName: TypeAlias = Literal["published", "paper"]
 FormulationName: TypeAlias = Literal["paper", "exact", "linearised"]
 BUDGETS: tuple[Measure, ...] = ("units", "params", "macs")
+EXACT_STOP = (
+    "stop: formulation='exact' bounds the loss of the masked network, which an expansion of what follows the span "
+    "does not. Leave stop out, or take 'paper' or 'linearised'."
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class Settings:
     threads: int | None = None
     seed: int = 0
     ignore: tuple[str, ...] = ()
+    start: str | None = None
+    stop: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("input_radius", "gap"):
@@ -56,6 +63,7 @@ class Settings:
             if getattr(self, name) not in get_args(choices):
                 accepted = ", ".join(map(repr, get_args(choices)))
                 raise InvalidSettingError(f"{name}: found {getattr(self, name)!r}. Accepted: {accepted}.")
+        Span(self.start, self.stop)
         self._check_together()
 
     def _check_together(self) -> None:
@@ -65,6 +73,8 @@ class Settings:
             )
         if self.binary and self.formulation != "exact":
             raise InvalidSettingError("binary: scores of 0 or 1 go with formulation='exact'.")
+        if self.stop is not None and self.formulation == "exact":
+            raise InvalidSettingError(EXACT_STOP)
         if (self.loss_weight == "auto") != (self.units is not None):
             raise InvalidSettingError("units: the share wanted goes with loss_weight='auto', and that needs it.")
         if self.units is not None:

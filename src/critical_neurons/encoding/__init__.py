@@ -12,7 +12,8 @@ from critical_neurons.encoding.paper import encode_paper
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.network import Ints, Network
 from critical_neurons.program import Program
-from critical_neurons.settings import FormulationName
+from critical_neurons.settings import EXACT_STOP, FormulationName
+from critical_neurons.tail import Tail
 
 __all__ = ["Budget", "Goal", "Objective", "budget_network", "encode", "encode_literal"]
 
@@ -26,13 +27,16 @@ def encode(
     formulation: FormulationName = "paper",
     integer: bool = True,
     binary: bool = False,
+    tail: Tail | None = None,
 ) -> Program:
     """The eliminated program of a formulation. The goal is an `Objective` (the published one) or a `Budget`.
 
     `paper` takes bounds at any radius, `linearised` at radius 0, `exact` those of `bound_network(..., pruned=True)`.
+    A network that was read with `stop` needs the `tail` that follows it.
     """
     wanted = goal or Objective()
-    check_classes(labels, network.class_count)
+    check_tail(network, tail, formulation)
+    check_classes(labels, network.class_count if tail is None else tail.class_count)
     if (formulation == "exact") != bounds.pruned or (formulation != "paper" and bounds.radius):
         raise InvalidSettingError(
             f"bounds: found radius={bounds.radius}, pruned={bounds.pruned}. bound_network(..., pruned=True) goes "
@@ -40,12 +44,23 @@ def encode(
         )
     match formulation:
         case "paper":
-            return encode_paper(network, bounds, labels, wanted, integer=integer)
+            return encode_paper(network, bounds, labels, wanted, integer=integer, tail=tail)
         case "exact":
             return encode_exact(network, bounds, labels, wanted, integer=integer, binary=binary)
         case "linearised":
-            return encode_linearised(network, bounds, labels, wanted)
+            return encode_linearised(network, bounds, labels, wanted, tail=tail)
         case _:
             raise InvalidSettingError(
                 f"formulation: found {formulation!r}. Accepted: 'paper', 'exact', 'linearised'."
             )
+
+
+def check_tail(network: Network, tail: Tail | None, formulation: FormulationName) -> None:
+    """A tail goes with a network that was read with `stop`, and with no other."""
+    if (network.span.stop is None) != (tail is None):
+        raise InvalidSettingError(
+            f"tail: found {'none' if tail is None else 'one'} for a network that ends with "
+            f"{network.span.stop or 'its logits'}. It goes with networks that were read with stop=."
+        )
+    if tail is not None and formulation == "exact":
+        raise InvalidSettingError(EXACT_STOP)

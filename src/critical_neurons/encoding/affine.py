@@ -176,8 +176,11 @@ class AffineNetwork:
         return completed, values
 
     def differentiate_logits(self, seeds: Floats, samples: Ints) -> sparse.csr_array:
-        """Coefficients of `seeds[r] · logits[samples[r]]`, one row each; seeds is (rows, classes)."""
-        return self._pull_back(len(self._ops) - 1, seeds, samples)
+        """Coefficients of `seeds[r] · logits[samples[r]]`, one row each; seeds is (rows, classes).
+
+        Where the network is a span of a model, its last value takes the place of the logits, flat.
+        """
+        return self._pull_back(len(self._ops) - 1, seeds.reshape(len(seeds), *self._ops[-1].shape), samples)
 
     def differentiate_shrunk(self, index: int, elements: Ints) -> sparse.csr_array:
         """Coefficients of `shrunk[index]` at flat indices (batch, *shape), one row each."""

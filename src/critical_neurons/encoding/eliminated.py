@@ -18,9 +18,10 @@ from critical_neurons.encoding.columns import assemble_program, lay_out_columns
 from critical_neurons.encoding.gates import Formulation
 from critical_neurons.encoding.objective import Goal
 from critical_neurons.encoding.rows import PoolRows, ReluRows
-from critical_neurons.encoding.softmax import SoftmaxTerm
+from critical_neurons.encoding.softmax import SoftmaxTerm, follow
 from critical_neurons.network import NO_UNIT, Bools, Floats, Ints, Network
 from critical_neurons.program import Program, Rows, stack_rows
+from critical_neurons.tail import Tail
 
 
 def encode_eliminated(
@@ -33,8 +34,9 @@ def encode_eliminated(
     integer: bool,
     binary: bool = False,
     has_rows: bool = True,
+    tail: Tail | None = None,
 ) -> Program:
-    """`binary`: scores are 0 or 1."""
+    """`binary`: scores are 0 or 1. `tail`: what follows the network, where it is a span of a model."""
     affine = AffineNetwork(network, bounds, formulation)
     counts = {index: len(gate.explicit) for index, gate in affine.gates.items()}
     counts |= {index: len(pool.rivals) for index, pool in affine.pools.items()}
@@ -49,7 +51,7 @@ def encode_eliminated(
         blocks,
         goal,
         network,
-        SoftmaxTerm(affine, labels, blocks["softmax"], column_count),
+        SoftmaxTerm(follow(affine, tail), labels, blocks["softmax"], column_count),
         rows=stack_rows(list(_encode_choices(affine, gate_columns, column_count)), column_count),
         sources=tuple(source for source in sources if has_rows and source.count),
         activations=columns[blocks["activation"]],

@@ -14,10 +14,13 @@ from critical_neurons.encoding.objective import Goal
 from critical_neurons.encoding.shrinking import find_shrinks
 from critical_neurons.network import Floats, Ints, Network, Relu
 from critical_neurons.program import Program
+from critical_neurons.tail import Tail
 
 
-def encode_linearised(network: Network, bounds: Bounds, labels: Ints, goal: Goal) -> Program:
-    return encode_eliminated(network, bounds, labels, goal, Linearised(), integer=False, has_rows=False)
+def encode_linearised(
+    network: Network, bounds: Bounds, labels: Ints, goal: Goal, *, tail: Tail | None = None
+) -> Program:
+    return encode_eliminated(network, bounds, labels, goal, Linearised(), integer=False, has_rows=False, tail=tail)
 
 
 class Linearised:

@@ -23,7 +23,7 @@ from critical_neurons.encoding.affine import CHUNK_BYTES
 from critical_neurons.encoding.columns import assemble_program, lay_out_columns
 from critical_neurons.encoding.objective import Goal
 from critical_neurons.encoding.shrinking import find_shrinks
-from critical_neurons.encoding.softmax import SoftmaxTerm
+from critical_neurons.encoding.softmax import SoftmaxTerm, follow
 from critical_neurons.network import (
     NO_POSITION,
     NO_UNIT,
@@ -46,9 +46,12 @@ from critical_neurons.network import (
     spread_windows,
 )
 from critical_neurons.program import Program, Rows, place, stack_rows
+from critical_neurons.tail import Tail
 
 
-def encode_literal(network: Network, bounds: Bounds, labels: Ints, goal: Goal, *, integer: bool = True) -> Program:
+def encode_literal(
+    network: Network, bounds: Bounds, labels: Ints, goal: Goal, *, integer: bool = True, tail: Tail | None = None
+) -> Program:
     values = network.evaluate(bounds.inputs)
     explicit = [index for index, op in enumerate(network.ops) if isinstance(op, Relu | MaxPool)]
     activations = np.concatenate([values[index].reshape(-1) for index in explicit])
@@ -62,7 +65,7 @@ def encode_literal(network: Network, bounds: Bounds, labels: Ints, goal: Goal, *
         blocks,
         goal,
         network,
-        SoftmaxTerm(logits, labels, blocks["softmax"], blocks["softmax"].stop),
+        SoftmaxTerm(follow(logits, tail), labels, blocks["softmax"], blocks["softmax"].stop),
         rows=rows,
         sources=(),
         activations=activations,
@@ -109,9 +112,9 @@ class MatrixLogits:
         return result
 
     def differentiate_logits(self, seeds: Floats, samples: Ints) -> sparse.csr_array:
-        rows, classes = seeds.shape
-        columns = samples[:, None] * classes + np.arange(classes)
-        indptr = np.arange(rows + 1) * classes
+        rows, width = seeds.shape
+        columns = samples[:, None] * width + np.arange(width)
+        indptr = np.arange(rows + 1) * width
         chosen = sparse.csr_array(
             (seeds.reshape(-1), columns.reshape(-1), indptr), shape=(rows, self.form.constant.size)
         )

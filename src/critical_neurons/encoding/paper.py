@@ -17,10 +17,13 @@ from critical_neurons.encoding.objective import Goal
 from critical_neurons.encoding.shrinking import find_shrinks
 from critical_neurons.network import Floats, Ints, Network, Relu
 from critical_neurons.program import Program
+from critical_neurons.tail import Tail
 
 
-def encode_paper(network: Network, bounds: Bounds, labels: Ints, goal: Goal, *, integer: bool = True) -> Program:
-    return encode_eliminated(network, bounds, labels, goal, Paper(), integer=integer)
+def encode_paper(
+    network: Network, bounds: Bounds, labels: Ints, goal: Goal, *, integer: bool = True, tail: Tail | None = None
+) -> Program:
+    return encode_eliminated(network, bounds, labels, goal, Paper(), integer=integer, tail=tail)
 
 
 class Paper:

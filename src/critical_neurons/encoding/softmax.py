@@ -11,6 +11,7 @@ from scipy.special import logsumexp, softmax
 
 from critical_neurons.network import Floats, Ints
 from critical_neurons.program import Rows, widen
+from critical_neurons.tail import Tail
 
 
 class LogitModel(Protocol):
@@ -21,6 +22,24 @@ class LogitModel(Protocol):
 
     def differentiate_logits(self, seeds: Floats, samples: Ints) -> sparse.csr_array:
         """Coefficients of seeds[r] · logits[samples[r]]."""
+
+
+@dataclass(frozen=True)
+class FollowedLogits:
+    """The logits of a model of which the network is a span: its last value, followed by the tail."""
+
+    span: LogitModel
+    tail: Tail
+
+    def logits(self, point: Floats) -> Floats:
+        return self.tail.apply(self.span.logits(point))
+
+    def differentiate_logits(self, seeds: Floats, samples: Ints) -> sparse.csr_array:
+        return self.span.differentiate_logits(self.tail.adjoint(seeds, samples), samples)
+
+
+def follow(model: LogitModel, tail: Tail | None) -> LogitModel:
+    return model if tail is None else FollowedLogits(model, tail)
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,8 @@ from critical_neurons.reading.registry import (
     Scales,
     reads,
 )
-from critical_neurons.reading.tracing import (
-    copy_for_reading,
-    fingerprint,
-    read_network,
-    run_to_logits,
-    trace_model,
-    unwrap,
-)
+from critical_neurons.reading.running import Passage, run_model
+from critical_neurons.reading.tracing import copy_for_reading, fingerprint, read_network, trace_model, unwrap
 
 __all__ = [
     "Adds",
@@ -34,6 +28,7 @@ __all__ = [
     "Filters",
     "KeepsChannels",
     "Mixes",
+    "Passage",
     "Passes",
     "PoolsMaximum",
     "Reading",
@@ -44,7 +39,7 @@ __all__ = [
     "fingerprint",
     "read_network",
     "reads",
-    "run_to_logits",
+    "run_model",
     "trace_model",
     "unwrap",
 ]

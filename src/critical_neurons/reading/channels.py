@@ -198,9 +198,12 @@ class ChannelTracker:
         """Leave the layers behind the channels alone, unless they have a reason already."""
         self._block(channels.units, reason)
 
-    def finish(self, outgoing: Channels, ops: Iterable[Op], ignore: Collection[str]) -> Findings:
-        """Number the units that are left and write the numbers wherever units are named."""
-        self._block(outgoing.units, "it gives the network's output")
+    def finish(self, outgoing: Channels, reason: str, ops: Iterable[Op], ignore: Collection[str]) -> Findings:
+        """Number the units that are left and write the numbers wherever units are named.
+
+        `reason`: why the outgoing channels must stay.
+        """
+        self._block(outgoing.units, reason)
         for index, layer in enumerate(self._layers):
             if layer.name in ignore:
                 self._layers[index] = replace(layer, reason="ignored, as asked")

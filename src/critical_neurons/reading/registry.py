@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from critical_neurons.errors import UnreadableModelError
 from critical_neurons.network import Floats, Ints, LinearMap, Shape
 
+SPAN_ADVICE = "If it lies before or behind all that is to be scored, name the part in between with start= and stop=."
+
 SLICEABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d)
 """Modules with parameters along their channels that removal knows how to slice."""
 
@@ -46,7 +48,7 @@ class Call:
         return self.args[position] if len(self.args) > position else self.kwargs.get(keyword, default)
 
     def refuse(self, found: str, advice: str) -> UnreadableModelError:
-        return UnreadableModelError(f"{self.name}: {found}. {advice}")
+        return UnreadableModelError(f"{self.name}: {found}. {advice} {SPAN_ADVICE}")
 
 
 @dataclass(frozen=True)

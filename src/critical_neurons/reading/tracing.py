@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Collection
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from critical_neurons.errors import (
     CriticalNeuronsError,
@@ -17,9 +16,11 @@ from critical_neurons.errors import (
     InvalidSettingError,
     UnreadableModelError,
 )
-from critical_neurons.network import Fingerprint, Floats, Network
-from critical_neurons.reading.registry import SLICEABLE, find_module_reader, overrides_readable
-from critical_neurons.reading.walking import Walk
+from critical_neurons.network import Fingerprint, Network
+from critical_neurons.reading.cutting import Cut, cut_out
+from critical_neurons.reading.registry import SPAN_ADVICE, find_module_reader, overrides_readable
+from critical_neurons.reading.walking import Walk, refuse_hooked_weights
+from critical_neurons.span import Span
 
 READING_TOLERANCE = 1e-9
 """Largest relative difference between the logits of the model and of the network read from it."""
@@ -28,25 +29,29 @@ EXAMPLE_SIZE = 3
 """Data points in the tracing run: more than one, so that a forward that touches the batch axis shows."""
 
 
-LOGIT_BATCH = 256
-"""Data points run at once through the model."""
-
-
-def read_network(model: nn.Module, example: Tensor, *, ignore: Collection[str] = ()) -> Network:
+def read_network(
+    model: nn.Module,
+    example: Tensor,
+    *,
+    ignore: Collection[str] = (),
+    start: str | None = None,
+    stop: str | None = None,
+) -> Network:
     """Describe `model` as affine maps and ReLUs in float64. The model itself is left as it is.
 
     `example` is a batch of inputs; only a few rows of it are used, for shapes and for a check of the result.
-    Layers named in `ignore` get no scores.
+    Layers named in `ignore` get no scores. With `start` or `stop` only the span from the one module to the other is
+    read, both included; the rest is run as it is.
     """
-    source = unwrap(model)
-    check_weights(source)
+    span, source = Span(start, stop), unwrap(model)
+    check_weights(source, span)
     if not isinstance(example, Tensor) or example.ndim < 2 or len(example) == 0:
         raise InvalidInputError(
             "example: give a batch of inputs, a tensor of shape (batch, ...) with at least one row."
         )
     rows = example[torch.arange(EXAMPLE_SIZE) % len(example)].detach().to("cpu", torch.float64)
     runnable = copy_for_reading(source)
-    walk = Walk(trace_model(runnable))
+    walk = Walk(*trace_model(runnable, span))
     with torch.no_grad():
         try:
             walked = walk.run(rows.clone())
@@ -57,29 +62,26 @@ def read_network(model: nn.Module, example: Tensor, *, ignore: Collection[str] =
             raise InvalidInputError(
                 f"the model does not run on inputs of shape {tuple(example.shape)}: {_first_line(error)}"
             ) from error
-    known = walk.tracker.layer_names
+    known = walk.collector.tracker.layer_names
     unknown = sorted(set(ignore) - set(known))
     if unknown:
         raise InvalidSettingError(f"ignore: no layer is called {', '.join(unknown)}. Layers: {', '.join(known)}.")
-    found = walk.tracker.finish(walk.outgoing, walk.ops, ignore)
+    reason = "it gives the network's output" if stop is None else "it feeds what follows the span"
+    ops, outgoing = walk.collector.keep_reachable(walk.last), walk.collector.channels[walk.last]
+    found = walk.collector.tracker.finish(outgoing, reason, ops, ignore)
     network = Network(
-        found.ops, found.layers, found.groups, found.wirings, found.holds, fingerprint(source), tuple(walk.notes)
+        found.ops,
+        found.layers,
+        found.groups,
+        found.wirings,
+        found.holds,
+        fingerprint(source),
+        (*walk.notes, *span.notes),
+        span,
     )
-    read = torch.from_numpy(network.forward(rows.numpy()))
-    _check_reading((read, walk.logits if walk.ended else expected), (walked, expected))
+    read = torch.from_numpy(network.forward(walk.entering.numpy()))
+    _check_reading((read, walk.leaving), (walked, expected))
     return network
-
-
-def run_to_logits(model: nn.Module, inputs: Floats) -> Floats:
-    """The logits of the model itself, run by torch in float64, without a final softmax."""
-    traced = trace_model(copy_for_reading(unwrap(model)))
-    parts = []
-    with torch.no_grad():
-        for at in range(0, len(inputs), LOGIT_BATCH):
-            walk = Walk(traced)
-            result = walk.run(torch.tensor(inputs[at : at + LOGIT_BATCH]))
-            parts.append((walk.logits if walk.ended else result).numpy())
-    return np.concatenate(parts)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -104,17 +106,13 @@ def copy_for_reading(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def check_weights(model: nn.Module) -> None:
+def check_weights(model: nn.Module, span: Span) -> None:
     if not isinstance(model, nn.Module):
         raise UnreadableModelError(f"model: found {type(model).__name__}, expected a torch.nn.Module.")
     if isinstance(model, torch.jit.ScriptModule):
         raise UnreadableModelError("model: a TorchScript module cannot be read. Give the nn.Module it was made from.")
-    for name, module in model.named_modules():
-        if isinstance(module, SLICEABLE) and "weight" not in module._parameters and not is_parametrized(module):
-            raise UnreadableModelError(
-                f"{name}: its weight is computed by a hook (weight_norm, spectral_norm, torch.nn.utils.prune). "
-                "Make it plain first, with remove_weight_norm, remove_spectral_norm or prune.remove."
-            )
+    for name, module in model.named_modules() if span.whole else ():  # hooked weights may not even be copied
+        refuse_hooked_weights(name, module)
     for name, values in [*model.named_parameters(), *model.named_buffers()]:
         if isinstance(values, nn.UninitializedParameter | nn.UninitializedBuffer):
             raise UnreadableModelError(f"{name}: not initialised yet. Run the model once on an input first.")
@@ -139,33 +137,59 @@ def fingerprint(model: nn.Module) -> Fingerprint:
 
 
 class _Tracer(fx.Tracer):
-    """Stops at every layer that has a reader, and at subclasses of those that must not be read as their parent."""
+    """Stops at every layer that has a reader, at subclasses of those that must not be read as their parent, and at
+    the modules that are opaque."""
+
+    def __init__(self, opaque: Collection[str]) -> None:
+        super().__init__()
+        self._opaque = opaque
+        self.failed = ""
+        """The innermost module whose forward raised."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return (
             find_module_reader(m) is not None
             or overrides_readable(m)
+            or module_qualified_name in self._opaque
             or super().is_leaf_module(m, module_qualified_name)
         )
 
+    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:
+            self.failed = self.failed or self.path_of_module(m)
+            raise
 
-def trace_model(model: nn.Module) -> fx.GraphModule:
-    """The calls of the forward, down to the layers that have readers."""
-    try:
-        graph = _Tracer().trace(model)
-    except Exception as error:
-        raise UnreadableModelError(
-            f"{type(model).__name__}: the forward cannot be traced by torch.fx ({_first_line(error)}). "
-            "Control flow that depends on values or sizes must go, or the part that needs it must become a layer "
-            "with a reader (@reads)."
-        ) from error
+
+def trace_model(model: nn.Module, span: Span) -> tuple[fx.GraphModule, Cut]:
+    """The graph of the model, and where the span lies in it.
+
+    With a span, a module that cannot be traced becomes a single call, unless an end of the span lies in it.
+    """
+    opaque: dict[str, str] = {}
+    while True:
+        tracer = _Tracer(opaque)
+        try:
+            graph = tracer.trace(model)
+            break
+        except Exception as error:
+            ends = (span.start or "", span.stop or "")
+            if span.whole or not tracer.failed or any(end.startswith(f"{tracer.failed}.") for end in ends):
+                where = f"the forward of {tracer.failed}" if tracer.failed else "the forward"
+                raise UnreadableModelError(
+                    f"{type(model).__name__}: {where} cannot be traced by torch.fx ({_first_line(error)}). Control "
+                    "flow that depends on values or sizes must go, or the part that needs it must become a layer "
+                    f"with a reader (@reads). {SPAN_ADVICE}"
+                ) from error
+            opaque[tracer.failed] = _first_line(error)
     inputs = [node for node in graph.nodes if node.op == "placeholder" and not node.args]
     if len(inputs) != 1:
         names = ", ".join(node.name for node in inputs)
         raise UnreadableModelError(f"the forward has several inputs ({names}); networks with one are read.")
     traced = fx.GraphModule(model, graph)
     traced.graph.eliminate_dead_code()
-    return traced
+    return traced, cut_out(traced.graph, span, opaque, [name for name, _ in model.named_modules()])
 
 
 def _check_reading(*pairs: tuple[Tensor, Tensor]) -> None:
