@@ -25,7 +25,9 @@ from critical_neurons.cli.options import (
     Seed,
     SolverOptions,
     Split,
+    Start,
     Std,
+    Stop,
     Weights,
     WeightsOutput,
     read_loss_weight,
@@ -98,6 +100,8 @@ def inspect(
     weights: Weights = None,
     data: DataOption = None,
     input_shape: InputShape = None,
+    start: Start = None,
+    stop: Stop = None,
     as_json: Json = False,
 ) -> None:
     """Show which layers of MODEL get scores, and why the others do not.
@@ -106,13 +110,15 @@ def inspect(
     Examples:
       critical-neurons inspect vgg16
       critical-neurons inspect my_package.models:make_net --input-shape 1,28,28
+      critical-neurons inspect my_package.models:make_hybrid --input-shape 3,64,64 --start body --stop body
     """
     import critical_neurons as cn
     from critical_neurons.loading import load_batch, load_model
     from critical_neurons.reporting import network_to_dict, report_network
 
     inputs = load_batch(data, per_class=1)[0] if data else None
-    network = cn.inspect(load_model(model, weights), choose_example(model, inputs, input_shape))
+    example = choose_example(model, inputs, input_shape)
+    network = cn.inspect(load_model(model, weights), example, start=start, stop=stop)
     if as_json:
         show_json(network_to_dict(network))
     else:
@@ -153,6 +159,8 @@ def score(
     threads: Annotated[int | None, typer.Option(help="Threads of the solver.")] = None,
     seed: Seed = 0,
     ignore: Annotated[list[str] | None, typer.Option(help="A layer that gets no scores; repeat for more.")] = None,
+    start: Start = None,
+    stop: Stop = None,
     as_json: Json = False,
 ) -> None:
     """Score the units of MODEL on a few labelled inputs from DATA.
@@ -206,6 +214,8 @@ def score(
             threads=threads,
             seed=seed,
             ignore=tuple(ignore or ()),
+            start=start,
+            stop=stop,
             progress=progress,
         )
     if all((values == 1).all() for values in scores.values()):

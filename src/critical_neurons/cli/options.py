@@ -53,6 +53,12 @@ SolverOptions = Annotated[
     list[str] | None, typer.Option("--solver-option", help="name=value, handed to the solver; repeat for more.")
 ]
 Scope = Annotated[Literal["layer", "global"], typer.Option(help="Whether --units counts in each layer or over all.")]
+Start = Annotated[
+    str | None, typer.Option(help="First module that is read and scored; what comes before is run as it is.")
+]
+Stop = Annotated[
+    str | None, typer.Option(help="Last module that is read and scored; what follows counts to first order.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Only JSON on standard output.")]
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from critical_neurons.errors import InvalidInputError, InvalidSettingError, UnreadableModelError
+from critical_neurons.errors import InvalidSettingError, UnreadableModelError
 from critical_neurons.network import Bools, Floats
 from critical_neurons.reading.tracing import copy_for_reading, trace_model, unwrap
-from critical_neurons.reading.walking import Walk
+from critical_neurons.reading.walking import Walk, require_finite
 from critical_neurons.span import Span
 from critical_neurons.tail import Tail
 
@@ -45,7 +45,7 @@ def run_model(model: nn.Module, inputs: Floats, span: Span) -> Passage:
             walk.run(torch.tensor(inputs[at : at + RUN_BATCH]))
             tail = None if span.stop is None else _expand(walk.logits, walk.leaving, span.stop)
             parts.append(Passage(walk.entering.numpy(), walk.logits.detach().numpy(), tail))
-    return _check(_join(parts), span)
+    return _join(parts)
 
 
 def _expand(logits: Tensor, leaving: Tensor, stop: str) -> Tail:
@@ -61,12 +61,13 @@ def _expand(logits: Tensor, leaving: Tensor, stop: str) -> Tail:
             f"stop: what follows {stop} cannot be differentiated ({str(error).splitlines()[0]}). Name a later "
             "module, or leave stop out."
         ) from error
+    matrix = torch.stack(slopes, dim=1).flatten(2)
+    require_finite(matrix, f"the derivative of what follows {stop}")
     if mixed[1:].any():
         raise UnreadableModelError(
             f"what follows {stop} mixes data points: the logits of one depend on the others. Programs are for models "
             "that take them one by one."
         )
-    matrix = torch.stack(slopes, dim=1).flatten(2)
     offset = logits.detach() - (matrix @ leaving.detach().flatten(1)[:, :, None])[:, :, 0]
     return Tail(offset.numpy(), matrix.numpy())
 
@@ -80,15 +81,3 @@ def _join(parts: list[Passage]) -> Passage:
         if tails
         else None,
     )
-
-
-def _check(passage: Passage, span: Span) -> Passage:
-    """What is run as it is may give anything."""
-    found = {f"what comes before {span.start}": passage.inputs, "the model": passage.logits}
-    if passage.tail is not None:
-        found[f"the derivative of what follows {span.stop}"] = passage.tail.slopes
-    for name, values in found.items():
-        bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
-        if len(bad):
-            raise InvalidInputError(f"{name} gives NaN or infinite values at data point {bad[0]}.")
-    return passage

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from critical_neurons.errors import InvalidSettingError, UnreadableModelError
+from critical_neurons.errors import InvalidInputError, InvalidSettingError, UnreadableModelError
 from critical_neurons.reading.calls import find_literal_sizes, list_arguments, name_call
 from critical_neurons.reading.collecting import OpCollector
 from critical_neurons.reading.cutting import PLAIN, Border, Cut
@@ -76,6 +76,7 @@ class Walk(fx.Interpreter):
             raise InvalidSettingError(
                 f"start: {self._cut.span.start} reads {found}; a span starts at a tensor of shape (batch, ...)."
             )
+        require_finite(result, f"what comes before {self._cut.span.start}")
         self.entering = result.detach().clone()
         self._value_of[n] = self.collector.start(tuple(result.shape[1:]))
 
@@ -153,18 +154,25 @@ class Walk(fx.Interpreter):
             )
         value, last = self.env[result], self._cut.exit or result
         if last not in self._value_of or not isinstance(value, Tensor) or value.ndim != 2 or value.shape[1] < 2:
-            found = (
-                f"a tensor of shape {tuple(value.shape)}"
-                if isinstance(value, Tensor)
-                else f"a {type(value).__name__}"
-            )
+            found = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise UnreadableModelError(
-                f"the model returns {found}; logits of shape (batch, classes) with at least two classes are read."
+                f"the model returns a {found}; logits of shape (batch, classes) with at least two classes are read."
             )
-        self.logits = self.logits if self.ended else value
-        self.leaving = self.logits if self._cut.exit is None else self.leaving
+        require_finite(value, "the model")
+        if not self.ended:
+            self.logits = value if self._cut.exit is None else self._undo_softmax(value)
+        if self._cut.exit is None:
+            self.leaving = self.logits
         self.last = self._value_of[last]
         return value
+
+    def _undo_softmax(self, outputs: Tensor) -> Tensor:
+        """Probabilities come from a softmax inside a call that is not read; their logarithms have the same loss."""
+        if (outputs < 0).any() or not torch.allclose(outputs.sum(1), torch.ones_like(outputs[:, 0])):
+            return outputs
+        self.notes.append("the model returns probabilities: the program works on their logarithms")
+        with torch.set_grad_enabled(self._differentiable):
+            return outputs.clamp_min(torch.finfo(outputs.dtype).tiny).log()
 
     def _reader(self, n: fx.Node, module: nn.Module | None) -> Reader:
         if module is not None:
@@ -178,6 +186,11 @@ class Walk(fx.Interpreter):
         if reader is None:
             raise UnreadableModelError(_unreadable(n, module, self._cut.opaque.get(str(n.target), "")))
         return reader
+
+
+def require_finite(values: Tensor, where: str) -> None:
+    if not torch.isfinite(values).all():
+        raise InvalidInputError(f"{where} gives NaN or infinite values at some of the data points.")
 
 
 def refuse_hooked_weights(name: str, module: nn.Module) -> None:

@@ -1,0 +1,88 @@
+"""Laws of spans, at every layer of the zoo: either end may stand there, unless it is no single path."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import critical_neurons as cn
+from critical_neurons.errors import InvalidSettingError
+from critical_neurons.plans import LayerPlan, Plan
+from critical_neurons.reading import run_model
+from critical_neurons.span import Span
+from tests.zoo import CHAINS, ZOO, share_case
+
+SAME_LOGITS = 1e-9
+"""Largest difference between the logits of a model and of the program of a span, every score at 1."""
+
+SAME_OBJECTIVE = 1e-6
+"""Largest relative difference between the objectives of two programs that are the same."""
+
+
+def list_spans(name):
+    """From every layer on, and up to every layer."""
+    layers = [layer.name for layer in share_case(name).network.layers]
+    return [*(Span(start=layer) for layer in layers), *(Span(stop=layer) for layer in layers)]
+
+
+def read(case, span):
+    """The network of the span, if it is a single path."""
+    try:
+        return cn.inspect(case.model, case.inputs, start=span.start, stop=span.stop)
+    except InvalidSettingError as error:
+        if "single path" in str(error):
+            return None
+        raise
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_program_of_a_span_gives_the_logits_of_the_model(name):
+    case = share_case(name)
+    expected = run_model(case.model, case.inputs, Span()).logits
+    found = 0
+    for span in list_spans(name):
+        network = read(case, span)
+        if network is None:
+            assert name not in CHAINS
+            continue
+        passage = run_model(case.model, case.inputs, span)
+        assert passage.inputs.shape[1:] == network.input_shape
+        assert np.abs(passage.logits - expected).max() <= SAME_LOGITS
+        if network.scored:
+            bounds = cn.bound_network(network, passage.inputs)
+            program = cn.encode(network, bounds, case.labels, tail=passage.tail)
+            assert np.abs(program.term.logits(program.unpruned) - expected).max() <= SAME_LOGITS
+            found += 1
+    assert found
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_masked_is_removed(name):
+    """Every other unit of what can be scored goes; `prune` compares the smaller model with the masked one."""
+    case = share_case(name)
+    for span in list_spans(name):
+        network = read(case, span)
+        if network is None or not network.scored or any(layer.blocks > 1 for layer in network.scored):
+            continue
+        stays = np.append(np.arange(network.unit_count) % 2 == 0, True)
+        layers = tuple(
+            LayerPlan(layer.name, layer.units, np.flatnonzero(stays[layer.units]), layer.reason or "drawn")
+            for layer in network.layers
+        )
+        architecture = network.fingerprint.architecture
+        plan = Plan(layers, network.groups, network.holds, "drawn", architecture, {}, network.span)
+        cn.prune(case.model, plan, case.inputs)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_linearised_a_tail_of_readable_layers_is_its_own_expansion(name):
+    """With gates as at the data points, what follows is affine already: ignoring its layers is the same program."""
+    case = share_case(name)
+    layers = [layer.name for layer in case.network.layers]
+    for at, stop in enumerate(layers):
+        if not cn.inspect(case.model, case.inputs, stop=stop).scored:
+            continue
+        found = cn.score(case.model, case.inputs, case.labels, formulation="linearised", stop=stop)
+        expected = cn.score(case.model, case.inputs, case.labels, formulation="linearised", ignore=layers[at:])
+        assert list(found) == list(expected)
+        assert found.objective == pytest.approx(expected.objective, rel=SAME_OBJECTIVE, abs=SAME_OBJECTIVE)
