@@ -43,6 +43,10 @@ class Branching(Pair):
     def forward(self, x):
         return self.layer(x) if x.sum() > 0 else self.layer(-x)
 
+class Pieces(nn.Module):
+    def forward(self, x):
+        return x.tanh() if x.sum() > 0 else x.sigmoid()
+
 def chain(*widths):
     layers = []
     for before, after in zip(widths, widths[1:]):
@@ -60,6 +64,7 @@ gelu = seeded(lambda: nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 3))
 softmax = seeded(lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3), nn.Softmax(1)))
 pair = seeded(Pair)
 branching = seeded(Branching)
+hybrid = seeded(lambda: nn.Sequential(nn.GELU(), chain(6, 8, 5, 4), Pieces(), nn.Linear(4, 3)))
 """
 
 INPUTS = np.random.default_rng(0).random((9, 6)).astype(np.float32)
@@ -636,6 +641,33 @@ def tiny_convolution():
         nn.ReLU(),
         nn.Linear(16, 10),
     )
+
+
+class TestSpans:
+    SPAN = ("--start", "1", "--stop", "1")
+
+    def test_the_error_names_the_options(self):
+        message = refuse("inspect", "tiny_models:hybrid", "--input-shape", "6")
+        assert "start= and stop=" in message
+
+    def test_inspect(self):
+        text = succeed("inspect", "tiny_models:hybrid", "--input-shape", "6", *self.SPAN).stdout
+        assert "13 units in 2 of 3 layers get scores" in text
+        assert "Note: what follows 1 is expanded to first order at the data points" in text
+
+    def test_score_and_prune(self):
+        succeed("score", "tiny_models:hybrid", "data.npz", *self.SPAN, "--output", "scores.json")
+        settings = json.loads(Path("scores.json").read_text())["settings"]
+        assert (settings["start"], settings["stop"]) == ("1", "1")
+        rule = ("--scores", "scores.json", "--units", 0.5, "--data", "data.npz", "--output", "smaller.safetensors")
+        succeed("prune", "tiny_models:hybrid", *rule, "--plan", "plan.json")
+        assert load_file("smaller.safetensors")["1.0.weight"].shape == (4, 6)
+        assert json.loads(Path("plan.json").read_text())["span"] == {"start": "1", "stop": "1"}
+
+    def test_unknown_names(self):
+        assert "start: 'body' is no module or call" in refuse(
+            "score", "tiny_models:hybrid", "data.npz", "--start", "body"
+        )
 
 
 class TestDemo:
