@@ -454,6 +454,28 @@ def test_what_lies_inside_must_be_read():
     assert "the forward of head cannot be traced" in message
 
 
+def test_a_call_that_torch_fx_cannot_write_down_is_made_part_of_the_module_around_it():
+    class Choice(nn.Module):
+        def forward(self, x, choose):
+            return choose(x) if x.sum() > 0 else -choose(x)
+
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.choice = Choice()
+
+        def forward(self, x):
+            return self.choice(x, object.__new__(Doubling))
+
+    class Doubling:
+        def __call__(self, x):
+            return 2 * x
+
+    model, inputs = build(lambda: nn.Sequential(Around(), *mlp(4, 5, 3))), draw(3, 4)
+    assert list(cn.score(model, inputs, start="1", **QUICK)) == ["1"]
+    assert "the forward of 0 cannot be traced" in refuse(model, inputs, UnreadableModelError, start="0.choice")
+
+
 def test_exact_goes_with_a_start_but_not_with_a_stop():
     model, inputs = build(lambda: nn.Sequential(nn.Tanh(), *mlp(4, 3, 3))), draw(3, 4)
     assert cn.score(model, inputs, start="1", formulation="exact", **QUICK).bound is not None
@@ -482,11 +504,11 @@ def test_labels_are_checked_against_the_classes_of_the_model():
 BAD_ENDS = {
     "argmax": (lambda x: F.one_hot(x.argmax(1), 3).double(), InvalidSettingError, "cannot be differentiated"),
     "mean over the batch": (lambda x: x - x.mean(0), UnreadableModelError, "mixes data points"),
-    "not a number": (lambda x: x - x.log(), InvalidInputError, "the model gives NaN or infinite values"),
+    "not a number": (lambda x: x - x.log(), InvalidInputError, "the model has NaN or infinite values"),
     "infinite slope": (
         lambda x: x + (x - x.detach()).sqrt(),
         InvalidInputError,
-        "the derivative of what follows 2 gives NaN or infinite values",
+        "the derivative of what follows 2 has NaN or infinite values",
     ),
     "another shape": (lambda x: x[:, :, None], UnreadableModelError, "returns a tensor of shape (3, 3, 1)"),
     "a tuple": (lambda x: (x, x), UnreadableModelError, "returns a tuple"),
@@ -510,7 +532,7 @@ def test_what_follows_must_be_a_differentiable_function_of_each_data_point(case)
 
 
 BAD_BEGINNINGS = {
-    "not a number": (lambda x: (x - 2).log(), InvalidInputError, "what comes before 1 gives NaN or infinite values"),
+    "not a number": (lambda x: (x - 2).log(), InvalidInputError, "what comes before 1 has NaN or infinite values"),
     "no batch": (lambda x: x.flatten().reshape(-1, 4)[:1], InvalidSettingError, "start: 1 reads shape (1, 4)"),
 }
 

@@ -244,6 +244,7 @@ class Network:
 
     @property
     def class_count(self) -> int:
+        """Of a network that ends with logits, not of a span that stops before them."""
         return self.ops[-1].shape[0]
 
     def __repr__(self) -> str:

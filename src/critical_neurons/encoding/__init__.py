@@ -35,7 +35,7 @@ def encode(
     A network that was read with `stop` needs the `tail` that follows it.
     """
     wanted = goal or Objective()
-    check_tail(network, tail, formulation)
+    _check_tail(network, tail, formulation)
     check_classes(labels, network.class_count if tail is None else tail.class_count)
     if (formulation == "exact") != bounds.pruned or (formulation != "paper" and bounds.radius):
         raise InvalidSettingError(
@@ -55,7 +55,7 @@ def encode(
             )
 
 
-def check_tail(network: Network, tail: Tail | None, formulation: FormulationName) -> None:
+def _check_tail(network: Network, tail: Tail | None, formulation: FormulationName) -> None:
     """A tail goes with a network that was read with `stop`, and with no other."""
     if (network.span.stop is None) != (tail is None):
         raise InvalidSettingError(

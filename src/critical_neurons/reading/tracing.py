@@ -144,7 +144,7 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self._opaque = opaque
         self.failed = ""
-        """The innermost module whose forward raised."""
+        """The innermost module whose forward raised, of those that are not opaque yet."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return (
@@ -158,7 +158,9 @@ class _Tracer(fx.Tracer):
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:
-            self.failed = self.failed or self.path_of_module(m)
+            path = self.path_of_module(m)
+            if not self.failed and path not in self._opaque:
+                self.failed = path
             raise
 
 

@@ -76,7 +76,8 @@ class Walk(fx.Interpreter):
             raise InvalidSettingError(
                 f"start: {self._cut.span.start} reads {found}; a span starts at a tensor of shape (batch, ...)."
             )
-        require_finite(result, f"what comes before {self._cut.span.start}")
+        start = self._cut.span.start
+        require_finite(result, "the example" if start is None else f"what comes before {start}")
         self.entering = result.detach().clone()
         self._value_of[n] = self.collector.start(tuple(result.shape[1:]))
 
@@ -190,7 +191,7 @@ class Walk(fx.Interpreter):
 
 def require_finite(values: Tensor, where: str) -> None:
     if not torch.isfinite(values).all():
-        raise InvalidInputError(f"{where} gives NaN or infinite values at some of the data points.")
+        raise InvalidInputError(f"{where} has NaN or infinite values at some of the data points.")
 
 
 def refuse_hooked_weights(name: str, module: nn.Module) -> None:
