@@ -218,7 +218,7 @@ def test_what_a_user_may_get_wrong():
         cn.prune(model, plan, inputs, compensate="magic")
     with pytest.raises(InvalidInputError, match=r"calibration: found 4 inputs\. Give 16 or more"):
         cn.prune(model, plan, inputs, compensate="bias", calibration=inputs[:4])
-    with pytest.raises(InvalidInputError, match=r"calibration: found inputs of shape \(5,\). Accepted: \(6,\)"):
+    with pytest.raises(InvalidInputError, match=r"calibration: found inputs of shape \(5,\). Accepted: \(6,\), as"):
         cn.prune(model, plan, inputs, compensate="bias", calibration=draw(32, 5))
     with pytest.raises(PruningError, match="NaN or infinite"):
         cn.prune(model.float(), plan, inputs, compensate="least_squares", calibration=1e30 * inputs)

@@ -155,7 +155,7 @@ class TestCheck:
             check_export(Pair(), build(), INPUTS)
 
     def test_inputs_a_file_does_not_take(self, content):
-        with pytest.raises(ExportError, match="running in onnxruntime failed: .*INVALID_ARGUMENT"):
+        with pytest.raises(ExportError, match=r"running in onnxruntime failed: .*INVALID_ARGUMENT"):
             open_onnx(content)(torch.rand(2, 1, 9, 9))
 
     def test_an_example_that_is_none(self):

@@ -21,6 +21,7 @@ from critical_neurons.reading import copy_for_reading, fingerprint, read_network
 from critical_neurons.settings import as_names
 from critical_neurons.solution import Solution, Step
 from critical_neurons.solving import Limits, find_solver, ignore_progress
+from critical_neurons.span import Span
 
 Compensation: TypeAlias = Literal["none", "bias", "least_squares"]
 
@@ -88,12 +89,13 @@ def prune(
     smaller = remove_units(source, network, plan)
     if compensate != "none":
         inputs = torch.from_numpy(gather_batch(example if calibration is None else calibration).inputs)
-        if tuple(inputs.shape[1:]) != network.input_shape:
+        if inputs.shape[1:] != rows.shape[1:]:
             raise InvalidInputError(
-                f"calibration: found inputs of shape {tuple(inputs.shape[1:])}. Accepted: {network.input_shape}."
+                f"calibration: found inputs of shape {tuple(inputs.shape[1:])}. Accepted: {tuple(rows.shape[1:])}, as "
+                "the example."
             )
         stops = _find_stops(network, units_that_stay(network, plan))
-        smaller = _refit(source, smaller, stops, inputs, compensate, progress)
+        smaller = _refit((source, smaller), plan.span, stops, inputs, compensate, progress)
     return smaller
 
 
@@ -107,19 +109,19 @@ def _find_stops(network: Network, stays: Bools) -> list[Stop]:
 
 
 def _refit(
-    source: nn.Module,
-    smaller: nn.Module,
+    pair: tuple[nn.Module, nn.Module],
+    span: Span,
     stops: list[Stop],
     inputs: Tensor,
     method: Refit,
     progress: Callable[[int, int], None],
 ) -> nn.Module:
-    """On copies in evaluation mode on the CPU; the values found then go where those of `smaller` are."""
-    parameter = next(source.parameters())
-    original, fitted = (copy.deepcopy(each).cpu().eval() for each in (source, smaller))
-    traced = trace_model(original)
+    """Of an original and a smaller model, copies in evaluation mode on the CPU: the second, refitted and as it was."""
+    parameter = next(pair[0].parameters())
+    original, fitted = (copy.deepcopy(each).cpu().eval() for each in pair)
+    traced, _ = trace_model(original, span)
     refit_modules(traced, fx.GraphModule(fitted, traced.graph), stops, inputs.to(parameter.dtype), method, progress)
-    for module, old in zip(fitted.modules(), smaller.modules(), strict=True):
+    for module, old in zip(fitted.modules(), pair[1].modules(), strict=True):
         module.training = old.training
     return fitted.to(parameter.device)
 
