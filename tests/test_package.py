@@ -83,7 +83,19 @@ def test_every_public_name_resolves():
     assert set(cn.__all__) == {
         *("Bounds", "Comparison", "Network", "Objective", "Plan", "Program", "Scores", "Solution", "Status", "Step"),
         *("as_masks", "as_torch_pruning", "bound_network", "budget_network", "encode", "inspect", "mask", "plan"),
-        *("compare", "export", "load", "prune", "read_network", "reads", "save", "score", "solve"),
+        *(
+            "Compression",
+            "compress",
+            "compare",
+            "export",
+            "load",
+            "prune",
+            "read_network",
+            "reads",
+            "save",
+            "score",
+            "solve",
+        ),
     }
 
 

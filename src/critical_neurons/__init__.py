@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from critical_neurons.bounds import Bounds
     from critical_neurons.comparing import compare
     from critical_neurons.comparison import Comparison
+    from critical_neurons.compressing import Compression, compress
     from critical_neurons.encoding import Objective, budget_network, encode
     from critical_neurons.keeping import export, load, save
     from critical_neurons.network import Network
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Bounds": "bounds",
     "Comparison": "comparison",
+    "Compression": "compressing",
     "Network": "network",
     "Objective": "encoding",
     "Plan": "plans",
@@ -43,6 +45,7 @@ _HOMES = {
     "bound_network": "bounding",
     "budget_network": "encoding",
     "compare": "comparing",
+    "compress": "compressing",
     "encode": "encoding",
     "export": "keeping",
     "inspect": "pipeline",
@@ -60,6 +63,7 @@ _HOMES = {
 __all__ = [
     "Bounds",
     "Comparison",
+    "Compression",
     "Network",
     "Objective",
     "Plan",
@@ -73,6 +77,7 @@ __all__ = [
     "bound_network",
     "budget_network",
     "compare",
+    "compress",
     "encode",
     "export",
     "inspect",

@@ -91,8 +91,8 @@ def prune(
         inputs = torch.from_numpy(gather_batch(example if calibration is None else calibration).inputs)
         if inputs.shape[1:] != rows.shape[1:]:
             raise InvalidInputError(
-                f"calibration: found inputs of shape {tuple(inputs.shape[1:])}. Accepted: {tuple(rows.shape[1:])}, as "
-                "the example."
+                f"calibration: found inputs of shape {tuple(inputs.shape[1:])}. Accepted: {tuple(rows.shape[1:])}, "
+                "as of the example."
             )
         stops = _find_stops(network, units_that_stay(network, plan))
         smaller = _refit((source, smaller), plan.span, stops, inputs, compensate, progress)
@@ -116,7 +116,7 @@ def _refit(
     method: Refit,
     progress: Callable[[int, int], None],
 ) -> nn.Module:
-    """Of an original and a smaller model, copies in evaluation mode on the CPU: the second, refitted and as it was."""
+    """A refitted copy of the smaller one of an original and a smaller model."""
     parameter = next(pair[0].parameters())
     original, fitted = (copy.deepcopy(each).cpu().eval() for each in pair)
     traced, _ = trace_model(original, span)

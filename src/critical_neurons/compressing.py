@@ -1,0 +1,138 @@
+"""Compressing: the whole way from a model and labelled inputs to a smaller model and what it is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from critical_neurons.batch import Batch, choose_evenly, gather_batch
+from critical_neurons.comparing import compare
+from critical_neurons.comparison import Comparison
+from critical_neurons.errors import InvalidInputError, InvalidSettingError
+from critical_neurons.measuring import measure_accuracy
+from critical_neurons.network import Ints
+from critical_neurons.pipeline import Compensation, inspect, prune
+from critical_neurons.planning import plan
+from critical_neurons.plans import Plan
+from critical_neurons.scores import Scores
+from critical_neurons.scoring import score
+
+HELD_OUT_SHARE = 0.3
+"""Of the inputs, where a drop in accuracy has to be judged and nothing else was given to judge it by."""
+
+FEWEST_SCORED, MOST_SCORED = 10, 100
+"""Data points the scores come from."""
+
+SCORED_NUMBERS = 10**7
+"""Numbers in a forward pass of all of them, beyond which fewer are taken: a deep network needs minutes else."""
+
+DROP_BUDGET = 0.5
+"""The share of the multiply-adds that scores are found for, where the share is not known yet."""
+
+
+@dataclass(frozen=True)
+class Compression:
+    """The smaller model, what was decided on the way, and what it is worth."""
+
+    model: nn.Module
+    plan: Plan
+    scores: Scores
+    comparison: Comparison
+
+
+def compress(
+    model: nn.Module,
+    inputs: Any,
+    labels: Any = None,
+    *,
+    units: float | None = None,
+    params: float | None = None,
+    macs: float | None = None,
+    max_drop: float | None = None,
+    evaluate: Callable[[nn.Module], float] | None = None,
+    compensate: Compensation = "least_squares",
+    test: tuple[Any, Any] | None = None,
+    keep: str | Collection[str] = (),
+    min_units: int = 1,
+    round_to: int = 1,
+    scoring: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    onnx: bool = True,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Compression:
+    """Score, plan, prune, compensate and compare in one call.
+
+    Give one of `units`, `params`, `macs`, the share kept at most, and `max_drop`, the accuracy that may be lost: then
+    as many multiply-adds as possible go. A drop is judged by `evaluate`, a function of a model, or by the accuracy on
+    a part of the inputs that is held out for it.
+
+    The scores come from a few of the inputs, evenly from all classes; the refitted weights from all of them.
+    `scoring` are settings for `score`, in place of those chosen here: formulation="linearised" and the budget asked
+    for. `keep`, `min_units` and `round_to` as for `plan`.
+
+    The comparison is on `test`, a pair (inputs, labels) that should have had no part in anything; without it on the
+    inputs, and labelled so. `progress` is told what is about to be done.
+    """
+    given = [value for value in (units, params, macs, max_drop) if value is not None]
+    if len(given) != 1:
+        raise InvalidSettingError("compress: give one of units=, params=, macs= and max_drop=.")
+    batch = gather_batch(inputs, labels)
+    if batch.labels is None:
+        raise InvalidInputError("labels: none. Give the index of the right class of every input.")
+    used, judge = batch, evaluate
+    if max_drop is not None and evaluate is None:
+        used, judge = _hold_out(batch, batch.labels, seed)
+    assert used.labels is not None
+    progress("Scoring")
+    chosen = choose_evenly(used.labels, _count_scored(model, used), seed)
+    settings = {"formulation": "linearised", "budget": _budget(units, params, macs), "seed": seed, **(scoring or {})}
+    scores = score(model, used.inputs[chosen], used.labels[chosen], **settings)
+    progress("Planning" if max_drop is None else "Looking for the most that can go")
+    found = plan(
+        scores,
+        units=units,
+        params=params,
+        macs=macs,
+        max_drop=max_drop,
+        evaluate=judge,
+        model=model,
+        calibration=used.inputs,
+        compensate=compensate,
+        keep=keep,
+        min_units=min_units,
+        round_to=round_to,
+    )
+    progress("Removing and refitting")
+    smaller = prune(model, found, used.inputs, compensate=compensate)
+    progress("Comparing")
+    if test is None:
+        comparison = compare(model, smaller, batch.inputs, batch.labels, data="calibration", onnx=onnx)
+    else:
+        comparison = compare(model, smaller, *test, calibration=batch.inputs, onnx=onnx)
+    return Compression(smaller, found, scores, comparison)
+
+
+def _budget(units: float | None, params: float | None, macs: float | None) -> dict[str, float]:
+    shares = {"units": units, "params": params, "macs": macs}
+    return {name: share for name, share in shares.items() if share is not None} or {"macs": DROP_BUDGET}
+
+
+def _hold_out(batch: Batch, labels: Ints, seed: int) -> tuple[Batch, Callable[[nn.Module], float]]:
+    """What is left of the batch, and the accuracy on the rest."""
+    aside = choose_evenly(labels, math.ceil(HELD_OUT_SHARE * len(batch)), seed)
+    left = np.setdiff1d(np.arange(len(batch)), aside)
+    judged = torch.from_numpy(batch.inputs[aside]), torch.from_numpy(labels[aside])
+    return Batch(batch.inputs[left], labels[left]), lambda model: measure_accuracy(model, *judged)
+
+
+def _count_scored(model: nn.Module, batch: Batch) -> int:
+    """More data points make better scores, but the work grows with the size of the network."""
+    network = inspect(model, batch.inputs[:2])
+    size = sum(math.prod(op.shape) for op in network.ops)
+    return min(MOST_SCORED, max(FEWEST_SCORED, SCORED_NUMBERS // size))
