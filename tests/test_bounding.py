@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from critical_neurons.bounding import bound_network
+from critical_neurons.bounding import backward, bound_network
+from critical_neurons.errors import InvalidSettingError
 from critical_neurons.network import Relu
 from critical_neurons.reading import read_network
 from tests.zoo import ZOO, share_case
@@ -79,3 +80,61 @@ def test_inputs_outside_the_unit_box_keep_their_box():
     (interval,) = bound_network(network, inputs, radius=0.5).before_relu.values()
     assert interval.lower.tolist() == [[-3.5], [6.5]]
     assert interval.upper.tolist() == [[-2.5], [7.5]]
+
+
+def test_backward_substitution_sees_what_stands_twice():
+    """|x| as max(x, 0) + max(-x, 0) on [-1, 1]: at most 1, where interval arithmetic says 2."""
+    model = nn.Sequential(
+        nn.Linear(1, 2, bias=False), nn.ReLU(), nn.Linear(2, 1, bias=False), nn.ReLU(), nn.Linear(1, 2)
+    ).double()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1.0], [-1.0]]))
+        model[2].weight.fill_(1.0)
+    inputs = np.zeros((1, 1))
+    network = read_network(model, torch.from_numpy(inputs))
+    for method, highest in (("interval", 2.0), ("backward", 1.0)):
+        second = list(bound_network(network, inputs, radius=1.0, method=method).before_relu.values())[1]
+        assert second.upper.item() == pytest.approx(highest, abs=ROUNDING)
+
+
+def test_one_score_stands_at_every_position():
+    """A feature map that is 3 here and 2 there, the difference read: s (3 - 2) in [0, 1], not in [-2, 3]."""
+    model = nn.Sequential(
+        *(nn.Conv1d(1, 1, 1, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(2, 1, bias=False), nn.ReLU()),
+        nn.Linear(1, 2),
+    ).double()
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+        model[3].weight.copy_(torch.tensor([[1.0, -1.0]]))
+    inputs = np.array([[[3.0, 2.0]]])
+    network = read_network(model, torch.from_numpy(inputs))
+    for method, ends in (("interval", (-2.0, 3.0)), ("backward", (0.0, 1.0))):
+        second = list(bound_network(network, inputs, pruned=True, method=method).before_relu.values())[1]
+        assert (second.lower.item(), second.upper.item()) == pytest.approx(ends, abs=ROUNDING)
+
+
+@pytest.mark.parametrize("settings", [{"pruned": True}, {"radius": 0.05}], ids=["pruned", "box"])
+@pytest.mark.parametrize("name", ZOO)
+def test_backward_substitution_is_never_wider(name, settings):
+    case = share_case(name)
+    plain, tight = (
+        bound_network(case.network, case.inputs, method=method, **settings) for method in ("interval", "backward")
+    )
+    for part in ("before_relu", "before_pool"):
+        for index, interval in getattr(plain, part).items():
+            tighter = getattr(tight, part)[index]
+            assert np.all(tighter.lower >= interval.lower - ROUNDING)
+            assert np.all(tighter.upper <= interval.upper + ROUNDING)
+
+
+def test_unknown_methods():
+    case = share_case("mlp")
+    with pytest.raises(InvalidSettingError, match=r"method: found 'crown'. Accepted: 'interval', 'backward'"):
+        bound_network(case.network, case.inputs, method="crown")
+
+
+def test_networks_too_large_for_backward_substitution(monkeypatch):
+    monkeypatch.setattr(backward, "MOST_WORK", 100)
+    case = share_case("mlp")
+    with pytest.raises(InvalidSettingError, match=r"too large for 'backward'.*Use 'interval'"):
+        bound_network(case.network, case.inputs, radius=0.1, method="backward")

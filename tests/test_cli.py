@@ -212,6 +212,7 @@ class TestScore:
             *("score", "tiny_models:net", "data.npz", "--json", "--loss-weight", 2, "--input-radius", 1e-3),
             *("--objective", "paper", "--rescale", 1, "--relaxed", "--by-class", "--solver", "highs"),
             *("--time-limit", 20, "--gap", 1e-3, "--threads", 1, "--seed", 7, "--ignore", "0"),
+            *("--bounds", "backward"),
         )
         scores = json.loads(result.stdout)["scores"]
         expected = {
@@ -227,6 +228,7 @@ class TestScore:
             "threads": 1,
             "seed": 7,
             "ignore": ["0"],
+            "bounds": "backward",
         }
         assert {name: scores["settings"][name] for name in expected} == expected
         assert list(scores["scores"]) == ["2"]

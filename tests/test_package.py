@@ -81,21 +81,22 @@ def test_every_public_name_resolves():
         assert found.__name__ == name
         assert found.__module__.startswith("critical_neurons.")
     assert set(cn.__all__) == {
-        *("Bounds", "Comparison", "Network", "Objective", "Plan", "Program", "Scores", "Solution", "Status", "Step"),
-        *("as_masks", "as_torch_pruning", "bound_network", "budget_network", "encode", "inspect", "mask", "plan"),
+        *("Bounds", "Comparison", "Compression", "Interval", "Network", "Objective", "Plan", "Program", "Scores"),
+        *("Solution", "Status", "Step", "as_masks", "as_torch_pruning", "bound_network", "budget_network", "compare"),
         *(
-            "Compression",
             "compress",
-            "compare",
+            "encode",
             "export",
+            "inspect",
             "load",
+            "mask",
+            "plan",
             "prune",
             "read_network",
             "reads",
             "save",
-            "score",
-            "solve",
         ),
+        *("score", "solve"),
     }
 
 

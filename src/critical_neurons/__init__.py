@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from critical_neurons.adapting import as_masks, as_torch_pruning
     from critical_neurons.bounding import bound_network
-    from critical_neurons.bounds import Bounds
+    from critical_neurons.bounds import Bounds, Interval
     from critical_neurons.comparing import compare
     from critical_neurons.comparison import Comparison
     from critical_neurons.compressing import Compression, compress
@@ -32,6 +32,7 @@ _HOMES = {
     "Bounds": "bounds",
     "Comparison": "comparison",
     "Compression": "compressing",
+    "Interval": "bounds",
     "Network": "network",
     "Objective": "encoding",
     "Plan": "plans",
@@ -64,6 +65,7 @@ __all__ = [
     "Bounds",
     "Comparison",
     "Compression",
+    "Interval",
     "Network",
     "Objective",
     "Plan",

@@ -271,8 +271,9 @@ class Network:
         """The logits, or the output of the span."""
         return self.evaluate(inputs)[-1]
 
-    def evaluate(self, inputs: Floats) -> list[Floats]:
-        """Every value of the network."""
+    def evaluate(self, inputs: Floats, kept: Floats | None = None) -> list[Floats]:
+        """Every value of the network; `kept`: with the activations of every unit times this."""
+        factors = np.append(np.ones(self.unit_count) if kept is None else kept, 1.0)  # the last answers for NO_UNIT
         values: list[Floats] = []
         for op in self.ops:
             match op:
@@ -281,7 +282,8 @@ class Network:
                 case Affine():
                     values.append(op.map.apply(values[op.source]))
                 case Relu():
-                    values.append(rectify(values[op.source]))
+                    activation = rectify(values[op.source])
+                    values.append(activation if kept is None else activation * factors[op.units])
                 case MaxPool():
                     values.append(pool_maximum(op, values[op.source]))
                 case Sum():

@@ -16,13 +16,14 @@ from torch import nn
 
 from critical_neurons.batch import check_classes, gather_batch
 from critical_neurons.bounding import bound_network
+from critical_neurons.bounds import Bounds
 from critical_neurons.encoding import Goal, Objective, budget_network, encode, encode_literal
-from critical_neurons.errors import InfeasibleProgramError, InvalidInputError, SolverError
-from critical_neurons.network import Ints, Network
+from critical_neurons.errors import InfeasibleProgramError, InvalidInputError, InvalidSettingError, SolverError
+from critical_neurons.network import Floats, Ints, Network
 from critical_neurons.program import Program
 from critical_neurons.reading import Passage, read_network, run_model
 from critical_neurons.scores import Scores, average_scores
-from critical_neurons.settings import BUDGETS, FormulationName, ObjectiveName, Settings, as_names
+from critical_neurons.settings import BUDGETS, BoundsName, FormulationName, ObjectiveName, Settings, as_names
 from critical_neurons.solution import Status, Step
 from critical_neurons.solving import Capability, Limits, Solver, find_solver, ignore_progress
 
@@ -51,6 +52,7 @@ def score(
     formulation: FormulationName = "paper",
     integer: bool = True,
     binary: bool = False,
+    bounds: BoundsName | Bounds = "interval",
     budget: Mapping[str, Any] | None = None,
     units: float | None = None,
     by_class: bool = False,
@@ -77,6 +79,8 @@ def score(
     * `formulation`: "paper"; "exact", whose points with `binary=True` are forward passes of the masked network, so
       that the bound is one on its loss; "linearised", gates as at the data points and no rows: fast, nothing proved.
     * `integer`: False relaxes the gates.
+    * `bounds`: where the bounds come from: "interval" arithmetic; "backward" substitution, tighter and slower; or
+      `Bounds` of your own for these inputs (pruned for the exact formulation), tried before use.
     * `budget`: in place of the sparsity term, at most this share kept: {"units": 0.5} of every layer (with "scope":
       "global" of all), {"params": 0.5} or {"macs": 0.5}.
     * `by_class`: one program per class; the scores are averaged, `scores.parts` keeps them.
@@ -97,6 +101,7 @@ def score(
         formulation=formulation,
         integer=integer,
         binary=binary,
+        bounds="user" if isinstance(bounds, Bounds) else bounds,
         budget=budget,
         units=units,
         by_class=by_class,
@@ -121,8 +126,11 @@ def score(
     predictions = passage.logits.argmax(axis=1)
     if batch.labels is not None:
         check_classes(batch.labels, passage.logits.shape[1])
+    own = bounds if isinstance(bounds, Bounds) else None
+    if settings.bounds == "user":
+        _check_own(own, network, passage.inputs, settings)
     task = _Task(network, settings, found, progress or ignore_progress, labelled=batch.labels is not None)
-    points = _Points(passage, predictions if batch.labels is None else batch.labels)
+    points = _Points(passage, predictions if batch.labels is None else batch.labels, own)
     if settings.loss_weight == "auto":
         return task.score_for_share(points, started)
     return task.score_all(points, started)[0]
@@ -130,14 +138,16 @@ def score(
 
 @dataclass(frozen=True)
 class _Points:
-    """What the model itself makes of the data points, and their labels."""
+    """What the model itself makes of the data points, their labels, and the user's bounds, if they are to be used."""
 
     passage: Passage
     labels: Ints
+    bounds: Bounds | None = None
 
     def of_class(self, label: int) -> _Points:
         chosen = self.labels == label
-        return _Points(self.passage.choose(chosen), self.labels[chosen])
+        bounds = None if self.bounds is None else self.bounds.at(chosen)
+        return _Points(self.passage.choose(chosen), self.labels[chosen], bounds)
 
 
 @dataclass(frozen=True)
@@ -266,8 +276,16 @@ class _Task:
             measure = next(name for name in BUDGETS if name in settings.budget)
             by_layer = settings.budget.get("scope", "layer") == "layer"
             goal = budget_network(network, measure, settings.budget[measure], by_layer=by_layer)
-        pruned = settings.formulation == "exact"
-        bounds = bound_network(network, points.passage.inputs, radius=settings.input_radius, pruned=pruned)
+        bounds = points.bounds
+        if bounds is None:
+            assert settings.bounds != "user"
+            bounds = bound_network(
+                network,
+                points.passage.inputs,
+                radius=settings.input_radius,
+                pruned=settings.formulation == "exact",
+                method=settings.bounds,
+            )
         if settings.formulation == "paper" and Capability.SOURCES not in self.solver.capabilities:
             return encode_literal(
                 network, bounds, points.labels, goal, integer=settings.integer, tail=points.passage.tail
@@ -293,3 +311,17 @@ class _Task:
                 **{name: version(name) for name in ("critical_neurons", "torch", "numpy", "scipy", "highspy")},
             },
         }
+
+
+def _check_own(bounds: Bounds | None, network: Network, inputs: Floats, settings: Settings) -> None:
+    if bounds is None:
+        raise InvalidSettingError("bounds: found 'user'. Give the Bounds themselves.")
+    pruned = settings.formulation == "exact"
+    if (bounds.radius, bounds.pruned) != (settings.input_radius, pruned):
+        raise InvalidSettingError(
+            f"bounds: found radius={bounds.radius}, pruned={bounds.pruned}. Accepted: those of input_radius and "
+            f"formulation, radius={settings.input_radius}, pruned={pruned}."
+        )
+    if not np.array_equal(bounds.inputs, inputs):
+        raise InvalidSettingError("bounds: made for other inputs, or the same in another order. Make them for these.")
+    bounds.check(network)

@@ -14,6 +14,7 @@ from critical_neurons.span import Span
 
 ObjectiveName: TypeAlias = Literal["published", "paper"]
 FormulationName: TypeAlias = Literal["paper", "exact", "linearised"]
+BoundsName: TypeAlias = Literal["interval", "backward"]
 BUDGETS: tuple[Measure, ...] = ("units", "params", "macs")
 EXACT_STOP = (
     "stop: formulation='exact' bounds the loss of the masked network, which an expansion of what follows the span "
@@ -32,6 +33,7 @@ class Settings:
     formulation: FormulationName = "paper"
     integer: bool = True
     binary: bool = False
+    bounds: BoundsName | Literal["user"] = "interval"
     budget: Mapping[str, Any] | None = None
     units: float | None = None
     by_class: bool = False
@@ -64,6 +66,9 @@ class Settings:
                 accepted = ", ".join(map(repr, get_args(choices)))
                 raise InvalidSettingError(f"{name}: found {getattr(self, name)!r}. Accepted: {accepted}.")
         Span(self.start, self.stop)
+        if self.bounds not in (*get_args(BoundsName), "user"):
+            accepted = ", ".join(map(repr, get_args(BoundsName)))
+            raise InvalidSettingError(f"bounds: found {self.bounds!r}. Accepted: {accepted}, or Bounds of your own.")
         self._check_together()
 
     def _check_together(self) -> None:
@@ -71,6 +76,8 @@ class Settings:
             raise InvalidSettingError(
                 f"input_radius: found {self.input_radius}; formulation={self.formulation!r} takes inputs as points."
             )
+        if self.bounds != "interval" and self.formulation == "linearised":
+            raise InvalidSettingError("bounds: formulation='linearised' takes the gates as they are at the inputs.")
         if self.binary and self.formulation != "exact":
             raise InvalidSettingError("binary: scores of 0 or 1 go with formulation='exact'.")
         if self.stop is not None and self.formulation == "exact":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from critical_neurons.cli.options import (
+    BoundsMethod,
     Budget,
     Channels,
     DataName,
@@ -150,6 +151,7 @@ def score(
     formulation: Formulation = "paper",
     relaxed: Annotated[bool, typer.Option("--relaxed", help="Let gates take values between 0 and 1.")] = False,
     binary: Annotated[bool, typer.Option("--binary", help="Scores of 0 or 1, with the exact formulation.")] = False,
+    bounds: BoundsMethod = "interval",
     budget: Budget = "",
     by_class: Annotated[bool, typer.Option("--by-class", help="One program per class, scores averaged.")] = False,
     solver: Annotated[str, typer.Option(help="highs, scip, or cvxpy:NAME.")] = "highs",
@@ -204,6 +206,7 @@ def score(
             formulation=formulation,
             integer=not relaxed,
             binary=binary,
+            bounds=bounds,
             budget=read_pairs("--budget", budget.split(",")) if budget else None,
             units=units,
             by_class=by_class,

@@ -45,6 +45,10 @@ Formulation = Annotated[
     Literal["paper", "exact", "linearised"],
     typer.Option(help="The paper's program; the masked network itself; or gates fixed and nothing proved."),
 ]
+BoundsMethod = Annotated[
+    Literal["interval", "backward"],
+    typer.Option(help="Interval arithmetic, or backward substitution: tighter and slower."),
+]
 Budget = Annotated[
     str,
     typer.Option(help="In place of sparsity, the share kept: units=0.5 (of every layer), params=0.5 or macs=0.5."),

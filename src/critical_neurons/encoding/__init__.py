@@ -32,6 +32,7 @@ def encode(
     """The eliminated program of a formulation. The goal is an `Objective` (the published one) or a `Budget`.
 
     `paper` takes bounds at any radius, `linearised` at radius 0, `exact` those of `bound_network(..., pruned=True)`.
+    They may be your own: that they hold is tried at the data points, and if `pruned` with units removed.
     A network that was read with `stop` needs the `tail` that follows it.
     """
     wanted = goal or Objective()
@@ -42,6 +43,9 @@ def encode(
             f"bounds: found radius={bounds.radius}, pruned={bounds.pruned}. bound_network(..., pruned=True) goes "
             "with 'exact' and with it alone, a radius above 0 with 'paper' alone."
         )
+    bounds.check(network)
+    if formulation == "linearised" and not all(interval.is_point for interval in bounds.before_relu.values()):
+        raise InvalidSettingError("bounds: 'linearised' takes points, the gates as they are at the inputs.")
     match formulation:
         case "paper":
             return encode_paper(network, bounds, labels, wanted, integer=integer, tail=tail)

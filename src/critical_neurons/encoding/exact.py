@@ -43,10 +43,10 @@ class Exact:
         }
 
     def decide(self, op: Relu, interval: Interval, shrink: Floats, *, fixed: bool) -> Decision:
-        """Dead whatever the scores; live without a score, or with one where p is a constant: then q = s p."""
+        """Dead whatever the scores; live without a score, or with one where p is known: then q = s p."""
         lower, upper = interval.lower, interval.upper
         dead = upper <= 0
-        live = (lower >= 0) & ~dead & ((op.units == NO_UNIT) | fixed)
+        live = (lower >= 0) & ~dead & ((op.units == NO_UNIT) | (fixed & (lower == upper)))
         least = lower if self._binary else lower - shrink
         return Decision(
             live,
