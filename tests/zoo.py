@@ -327,6 +327,9 @@ MAX_POOLED: dict[str, Specimen] = {
         gain=3.0,
     ),
     "max pool on a stream": Specimen(Pooled, LARGE),
+    "two windows": Specimen(
+        lambda: nn.Sequential(nn.Conv1d(1, 2, 2), nn.ReLU(), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(2, 2)), (1, 3)
+    ),
 }
 
 ZOO = CHAINS | GRAPHS | MAX_POOLED

@@ -1,4 +1,4 @@
-"""Law: the integer optimum is the best over all patterns of the gates, and the relaxation is below it."""
+"""Law: the integer optimum is the best over all gates and choices of max pools, and the relaxation is below it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from critical_neurons.solving import Limits, find_solver, ignore_progress
 from tests.zoo import share_case
 
 SAME_OPTIMUM = 1e-4
-MOST_GATES = 6
+MOST_GATES = 8
 SOLVED = Limits(gap=1e-5, time_limit=30.0, threads=1)
 
 CASES = [
@@ -33,20 +33,30 @@ CASES = [
 ]
 """Network, radius, seed: between 2 and 6 gates each."""
 
+POOLED = [("two windows", 0.1, 5), ("two windows", 0.3, 2), ("two windows", 0.3, 5)]
+"""On one data point: up to 4 gates, and 2 choices in each of 2 windows. The last has all of them open."""
+
 
 def encode(encoder, name, radius, seed, *, integer=True, objective="published"):
-    case = share_case(name, seed=seed)
+    case = share_case(name, count=1 if name == "two windows" else 3, seed=seed)
     bounds = bound_network(case.network, case.inputs, radius=radius)
     return encoder(case.network, bounds, case.labels, Objective(objective), integer=integer)
 
 
 def enumerate_gates(program):
-    """The smallest optimum over all 0/1 patterns of the integer columns, each fixed by its bounds."""
+    """The smallest optimum over all 0/1 patterns of the integer columns, each fixed by its bounds.
+
+    Patterns that do not choose one element of every window are left out.
+    """
     gates = np.flatnonzero(program.integer)
     assert 2 <= len(gates) <= MOST_GATES
     solver = find_solver("cvxpy:CLARABEL")
     optima = []
+    windows = np.flatnonzero((program.rows.lower == 1) & (program.rows.upper == 1))
+    choices = program.rows.matrix[windows][:, gates]
     for pattern in product([0.0, 1.0], repeat=len(gates)):
+        if np.any(choices @ np.array(pattern) != 1):
+            continue
         lower, upper = program.lower.copy(), program.upper.copy()
         lower[gates] = upper[gates] = pattern
         fixed = replace(program, lower=lower, upper=upper, integer=np.zeros_like(program.integer), start=None)
@@ -63,7 +73,7 @@ def solve_with_highs(program):
     return solution
 
 
-@pytest.mark.parametrize(("name", "radius", "seed"), CASES)
+@pytest.mark.parametrize(("name", "radius", "seed"), CASES + POOLED)
 def test_integer_optimum_is_that_of_enumeration(name, radius, seed):
     expected = enumerate_gates(encode(encode_literal, name, radius, seed))
     solution = solve_with_highs(encode(encode_paper, name, radius, seed))
@@ -78,7 +88,7 @@ def test_printed_objective_agrees_with_enumeration():
 
 
 @pytest.mark.parametrize("encoder", [encode_paper, encode_literal])
-@pytest.mark.parametrize(("name", "radius", "seed"), CASES)
+@pytest.mark.parametrize(("name", "radius", "seed"), CASES + POOLED)
 def test_relaxation_is_below_the_integer_optimum(name, radius, seed, encoder):
     relaxed = solve_with_highs(encode(encoder, name, radius, seed, integer=False))
     integer = solve_with_highs(encode(encoder, name, radius, seed))
@@ -96,3 +106,12 @@ def test_integrality_matters_somewhere():
         for case in CASES
     ]
     assert max(differences) > 10 * SAME_OPTIMUM
+
+
+def test_choices_of_windows_are_enumerated_too():
+    for encoder in (encode_paper, encode_literal):
+        program = encode(encoder, *POOLED[-1])
+        assert program.integer.sum() == MOST_GATES
+        assert np.sum((program.rows.lower == 1) & (program.rows.upper == 1)) == 2
+    relaxed = solve_with_highs(encode(encode_paper, *POOLED[-1], integer=False)).objective
+    assert solve_with_highs(encode(encode_paper, *POOLED[-1])).objective > relaxed + 10 * SAME_OPTIMUM

@@ -63,6 +63,16 @@ def test_tiny_networks_of_every_kind_are_there() -> None:
     assert set(kinds) <= set(TINY), TINY
 
 
+def test_windows_are_undecided_somewhere() -> None:
+    """Otherwise the law above would say nothing of the choices of max pools."""
+    case = share_case("vgg")
+    assert "vgg" in TINY
+    program = cn.encode(
+        case.network, bound_network(case.network, case.inputs, pruned=True), case.labels, formulation="exact"
+    )
+    assert np.any((program.rows.lower == 1) & (program.rows.upper == 1))
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_bounds_hold_whatever_the_mask(name: str) -> None:
     """Pre-activations of masked networks lie inside the bounds for all scores."""
