@@ -163,8 +163,8 @@ def write_page() -> None:
         "## 784-300-100-10 on Fashion-MNIST, the same share of units removed in both hidden layers",
         "",
         f"Test accuracy; before: {small[0]['before']:.2%}. Scored on {small[0]['images']['scored']} images, refitted "
-        f"on {small[0]['images']['refitted']}; random: mean of {RANDOM_DRAWS} draws. One network: differences of half "
-        "a point mean little.",
+        f"on {small[0]['images']['refitted']}; random: mean of {RANDOM_DRAWS} draws. One network: differences of "
+        "half a point mean little.",
         "",
         "| removed | scores | scores, bias | scores, least squares | random | random, bias | random, least squares |",
         "|---|---:|---:|---:|---:|---:|---:|",
