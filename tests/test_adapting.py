@@ -79,7 +79,7 @@ class TestMasks:
     def test_masks_have_the_type_of_the_parameters_and_need_no_gradient(self):
         plan = cn.plan(draw_scores("nest"), units=0.5)
         model = build_model("nest").float()
-        for (module, parameter), mask in cn.as_masks(plan, model).items():
+        for (module, parameter), mask in plan.as_masks(model).items():
             values = model.get_submodule(module).get_parameter(parameter)
             assert (mask.shape, mask.dtype, mask.device) == (values.shape, values.dtype, values.device)
             assert not mask.requires_grad
@@ -133,6 +133,23 @@ def prune_by_torch_pruning(name, scores, *, steps=1, max_pruning_ratio=1.0, plan
     for _ in range(steps):
         pruner.step()
     return model
+
+
+def test_an_importance_that_is_given_no_model():
+    scores = draw_scores("resnet")
+    plan = cn.plan(scores, units=0.5)
+    model = build_model("resnet")
+    importance = scores.as_torch_pruning()
+    known = scores.as_torch_pruning(model)
+    pruner = torch_pruning.pruner.BasePruner(
+        model,
+        draw_inputs("resnet", 2),
+        importance,
+        pruning_ratio=0.0,
+        pruning_ratio_dict=known.ratios(plan),
+    )
+    pruner.step()
+    assert_pruned_by(plan, model, "resnet")
 
 
 def assert_pruned_by(plan, smaller, name):

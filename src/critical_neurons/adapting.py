@@ -33,7 +33,7 @@ INSTEAD = "Use cn.mask or cn.prune instead."
 def as_masks(plan: Plan, model: nn.Module) -> dict[tuple[str, str], Tensor]:
     """Masks for `torch.nn.utils.prune`, by the names of module and parameter: 0 for removed units, 1 for the others.
 
-        for (module, parameter), mask in cn.as_masks(plan, model).items():
+        for (module, parameter), mask in plan.as_masks(model).items():
             prune.custom_from_mask(model.get_submodule(module), parameter, mask)
 
     The model then gives what `cn.mask` gives. Masked are the weights and bias of a removed unit, in its layer and in
@@ -64,15 +64,18 @@ def as_masks(plan: Plan, model: nn.Module) -> dict[tuple[str, str], Tensor]:
     return masks
 
 
-def as_torch_pruning(scores: Scores, model: nn.Module, *, max_pruning_ratio: float = 1.0) -> TorchPruningImportance:
+def as_torch_pruning(
+    scores: Scores, model: nn.Module | None = None, *, max_pruning_ratio: float = 1.0
+) -> TorchPruningImportance | LateImportance:
     """An importance for the pruners of Torch-Pruning, and the layers they have to leave alone.
 
-        importance = cn.as_torch_pruning(scores, model)
+        importance = scores.as_torch_pruning(model)
         pruner = torch_pruning.pruner.BasePruner(
             model, example, importance, ignored_layers=importance.ignored_layers, global_pruning=True
         )
 
-    `model` is the one that the pruner changes. Torch-Pruning knows shares, not thresholds: for a threshold, or any
+    `model` is the one that the pruner changes; without it the importance takes the pruner's own when first asked, and
+    answers for groups alone. Torch-Pruning knows shares, not thresholds: for a threshold, or any
     other plan, give it `pruning_ratio=0.0` and `pruning_ratio_dict=importance.ratios(plan)`.
 
     Every group of units keeps one, and at least what `max_pruning_ratio` leaves: ranked over all layers in one step,
@@ -93,6 +96,8 @@ def as_torch_pruning(scores: Scores, model: nn.Module, *, max_pruning_ratio: flo
         raise InvalidSettingError(
             f"as_torch_pruning: max_pruning_ratio={max_pruning_ratio!r}. Accepted: a share above 0 and up to 1."
         )
+    if model is None:
+        return LateImportance(scores, max_pruning_ratio)
     source = unwrap(model)
     _check_architecture(source, scores.fingerprint.architecture, "the scores were")
     return TorchPruningImportance(
@@ -107,6 +112,21 @@ def as_torch_pruning(scores: Scores, model: nn.Module, *, max_pruning_ratio: flo
         ),
         scores.fingerprint.architecture,
     )
+
+
+class LateImportance:
+    """An importance that learns from the first group which model it is for."""
+
+    def __init__(self, scores: Scores, max_pruning_ratio: float) -> None:
+        self._scores, self._max_pruning_ratio = scores, max_pruning_ratio
+        self._importance: Any = None
+
+    def __call__(self, group: Any) -> Tensor | None:
+        if self._importance is None:
+            model = group._DG.model  # a group has no public way to its graph
+            self._importance = as_torch_pruning(self._scores, model, max_pruning_ratio=self._max_pruning_ratio)
+        found: Tensor | None = self._importance(group)
+        return found
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,12 @@ class Plan:
             data["provenance"],
             Span(**data.get("span", {})),
         )
+
+    def as_masks(self, model: Any) -> dict[tuple[str, str], Any]:
+        """As `critical_neurons.as_masks`."""
+        adapting = import_module("critical_neurons.adapting")  # by its name: nouns know no torch
+        masks: dict[tuple[str, str], Any] = adapting.as_masks(self, model)
+        return masks
 
     def save(self, path: str | os.PathLike[str]) -> None:
         write_atomically(path, json.dumps(self.to_dict(), indent=1).encode())

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,11 @@ class Scores(Mapping[str, Floats]):
         if not all(((values >= 0) & (values <= 1)).all() for values in scores.values()):
             raise ValueError("a score outside [0, 1]")
         return scores
+
+    def as_torch_pruning(self, model: Any = None, *, max_pruning_ratio: float = 1.0) -> Any:
+        """As `critical_neurons.as_torch_pruning`."""
+        adapting = import_module("critical_neurons.adapting")  # by its name: nouns know no torch
+        return adapting.as_torch_pruning(self, model, max_pruning_ratio=max_pruning_ratio)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         write_atomically(path, json.dumps(self.to_dict(), indent=1).encode())
