@@ -121,6 +121,11 @@ class TestData:
         comparison = compare(smaller, labels)
         assert (comparison.data, comparison.int8_data) == ("test", "calibration")
 
+    def test_data_that_could_not_be_looked_up_is_told(self, smaller, labels):
+        assert "Taken for test data unchecked" in str(compare(smaller, labels))
+        assert "unchecked" not in str(compare(smaller, labels, calibration=OTHERS))
+        assert "unchecked" not in str(compare(smaller, labels, data="calibration"))
+
     def test_arrays_and_batches(self, smaller, labels):
         pairs = [(INPUTS[:30], labels[:30]), (INPUTS[30:], labels[30:])]
         first = cn.compare(build(), smaller, pairs, onnx=False, repeats=1)

@@ -66,6 +66,8 @@ def compare(
     if trial.common and data == "test":
         data = "calibration"
         notes.append(f"{trial.common} of the images are among the calibration ones: the accuracy is labelled so.")
+    if data == "test" and not trial.calibrated:
+        notes.append("Taken for test data unchecked: no calibration inputs were given to look these up among.")
     tell("accuracy and sizes")
     predictions = [predict(each, trial.inputs) for each in trial.models]
     measured = [_measure(each, trial, found) for each, found in zip(trial.models, predictions, strict=True)]

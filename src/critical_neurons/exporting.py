@@ -97,8 +97,10 @@ def open_onnx(source: bytes | Path, threads: int = 1) -> Runner:
         )
 
     def run(inputs: Tensor) -> Tensor:
-        with _reporting("running in onnxruntime"):
+        try:  # `with _reporting` would show in the latency of small networks
             return torch.from_numpy(session.run([OUTPUT], {INPUT: inputs.numpy()})[0])
+        except Exception as error:
+            raise _failed("running in onnxruntime", error) from error
 
     return run
 
@@ -200,8 +202,12 @@ def _reporting(step: str, hint: str = "") -> Iterator[None]:
     except (ExportError, MissingExtraError, InvalidInputError):
         raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ExportError(f"{step} failed: {reason.rstrip('.')}.{hint}") from error
+        raise _failed(step, error, hint) from error
+
+
+def _failed(step: str, error: Exception, hint: str = "") -> ExportError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return ExportError(f"{step} failed: {reason.rstrip('.')}.{hint}")
 
 
 @contextmanager
