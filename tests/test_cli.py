@@ -559,7 +559,8 @@ class TestEvaluate:
     QUICK = ("--batch-sizes", "1", "--repeats", 2, "--no-onnx")
 
     def test_table(self, smaller):
-        text = succeed("evaluate", "tiny_models:net", smaller, "--data", "data.npz", *self.QUICK).stdout
+        np.savez("fresh.npz", inputs=INPUTS + 2, labels=LABELS)
+        text = succeed("evaluate", "tiny_models:net", smaller, "--data", "fresh.npz", *self.QUICK).stdout
         assert re.search(r"^accuracy, test data +\d+\.\d\d% +\d+\.\d\d% +[+-]\d+\.\d\d points$", text, re.MULTILINE)
         assert re.search(r"^parameters +119 +47 +39\.5%$", text, re.MULTILINE)
         assert re.search(r"^torch, batch of 1 +\S+ ms +\S+ ms +\S+x as fast$", text, re.MULTILINE)
@@ -567,8 +568,9 @@ class TestEvaluate:
 
     def test_json_and_a_file_with_everything(self, smaller):
         np.savez("calibration.npz", inputs=INPUTS + 1, labels=LABELS)
+        np.savez("fresh.npz", inputs=INPUTS + 2, labels=LABELS)
         result = succeed(
-            *("evaluate", "tiny_models:net", smaller, "--data", "data.npz", "--calibration", "calibration.npz"),
+            *("evaluate", "tiny_models:net", smaller, "--data", "fresh.npz", "--calibration", "calibration.npz"),
             *("--batch-sizes", "1,5", "--repeats", 3, "--threads", 2, "--output", "comparison.json", "--json"),
         )
         assert cn.Comparison.load("comparison.json") == cn.Comparison.from_dict(json.loads(result.stdout))
@@ -580,9 +582,13 @@ class TestEvaluate:
         assert "Measuring ONNX and int8" in result.stderr
 
     def test_data_that_was_seen_is_called_so(self, smaller):
-        arguments = ("evaluate", "tiny_models:net", smaller, "--data", "data.npz", *self.QUICK)
-        assert "accuracy, calibration data" in succeed(*arguments, "--seen").stdout
-        assert "accuracy, calibration data" in succeed(*arguments, "--calibration", "data.npz").stdout
+        scored = ("evaluate", "tiny_models:net", smaller, "--data", "data.npz", *self.QUICK)
+        assert "accuracy, calibration data" in succeed(*scored).stdout
+        np.savez("fresh.npz", inputs=INPUTS + 2, labels=LABELS)
+        fresh = ("evaluate", "tiny_models:net", smaller, "--data", "fresh.npz", *self.QUICK)
+        assert "accuracy, test data" in succeed(*fresh).stdout
+        assert "accuracy, calibration data" in succeed(*fresh, "--seen").stdout
+        assert "accuracy, calibration data" in succeed(*fresh, "--calibration", "fresh.npz").stdout
 
     def test_other_weights_are_told(self, smaller):
         torch.save({name: values + 1 for name, values in load_tiny("net").state_dict().items()}, "moved.pt")

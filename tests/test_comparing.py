@@ -1,3 +1,4 @@
+import copy
 import sys
 
 import numpy as np
@@ -11,6 +12,7 @@ from critical_neurons.measuring import measure_accuracy
 
 INPUTS = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 OTHERS = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(2))
+SCORED = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 
 
 def build(width=8):
@@ -27,7 +29,7 @@ class Branching(nn.Module):
 
 @pytest.fixture(scope="module")
 def smaller():
-    plan = cn.plan(cn.score(build(), INPUTS[:5], threads=1, formulation="linearised"), units=0.5)
+    plan = cn.plan(cn.score(build(), SCORED[:5], threads=1, formulation="linearised"), units=0.5)
     return cn.prune(build(), plan, INPUTS)
 
 
@@ -117,14 +119,29 @@ class TestData:
         assert "2 of the images are among the calibration ones" in str(comparison)
         assert compare(smaller, labels, calibration=OTHERS).data == "test"
 
+    def test_a_smaller_network_remembers_what_it_was_scored_and_refitted_on(self, labels, tmp_path):
+        plan = cn.plan(cn.score(build(), INPUTS[:5], labels[:5], formulation="linearised"), units=0.5)
+        scored = cn.prune(build(), plan, OTHERS)
+        assert compare(scored, labels).data == "calibration"
+        assert "5 of the images are among the calibration ones" in str(compare(scored, labels))
+        plan = cn.plan(cn.score(build(), SCORED[:5], formulation="linearised"), units=0.5)
+        refitted = cn.prune(build(), plan, SCORED, compensate="least_squares", calibration=INPUTS[:30])
+        assert compare(refitted, labels).data == "calibration"
+        cn.save(refitted, tmp_path / "smaller", plan=plan)
+        assert "30 of the images" in str(compare(cn.load(tmp_path / "smaller", build), labels))
+        assert compare(cn.prune(build(), plan, INPUTS), labels).data == "test"
+
     def test_int8_ranges_from_the_inputs_make_their_accuracy_calibration(self, smaller, labels):
         comparison = compare(smaller, labels)
         assert (comparison.data, comparison.int8_data) == ("test", "calibration")
 
     def test_data_that_could_not_be_looked_up_is_told(self, smaller, labels):
-        assert "Taken for test data unchecked" in str(compare(smaller, labels))
-        assert "unchecked" not in str(compare(smaller, labels, calibration=OTHERS))
-        assert "unchecked" not in str(compare(smaller, labels, data="calibration"))
+        forgetful = copy.deepcopy(smaller)
+        del forgetful.calibrated_on
+        assert "Taken for test data unchecked" in str(compare(forgetful, labels))
+        assert "unchecked" not in str(compare(smaller, labels))
+        assert "unchecked" not in str(compare(forgetful, labels, calibration=OTHERS))
+        assert "unchecked" not in str(compare(forgetful, labels, data="calibration"))
 
     def test_arrays_and_batches(self, smaller, labels):
         pairs = [(INPUTS[:30], labels[:30]), (INPUTS[30:], labels[30:])]

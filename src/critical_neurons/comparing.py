@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from critical_neurons.batch import check_classes, gather_batch
+from critical_neurons.batch import CALIBRATED_ON, check_classes, digest_rows, gather_batch
 from critical_neurons.comparison import Comparison, DataKind, Latency, Measurement
 from critical_neurons.errors import ExportError, InvalidInputError, InvalidSettingError, MissingExtraError
 from critical_neurons.exporting import Runner, check_export, convert_to_onnx, open_onnx, quantise_onnx
@@ -52,9 +52,9 @@ def compare(
     """Measure both networks on the CPU: accuracy, agreement, sizes, multiply-adds, memory and latency; with the extra
     `onnx` also the latency in onnxruntime, and accuracy and size in int8.
 
-    `inputs` and `labels` as for `score`. Say `data="calibration"` where they had a part in scoring or refitting; or
-    give the inputs that had as `calibration`: then it is looked up, and the int8 ranges are taken from those, else
-    from the first of `inputs`.
+    `inputs` and `labels` as for `score`. Where some of them had a part in scoring or refitting, as a network made by
+    `prune` remembers, accuracy is labelled so; of others say `data="calibration"`, or give the inputs that had such a
+    part as `calibration`. The int8 ranges are taken from `calibration`, else from the first of `inputs`.
 
     `repeats` samples are taken of every latency, before and after in turns, on `threads` threads. `progress` is told
     what is about to be measured.
@@ -66,7 +66,7 @@ def compare(
     if trial.common and data == "test":
         data = "calibration"
         notes.append(f"{trial.common} of the images are among the calibration ones: the accuracy is labelled so.")
-    if data == "test" and not trial.calibrated:
+    if data == "test" and not trial.checked:
         notes.append("Taken for test data unchecked: no calibration inputs were given to look these up among.")
     tell("accuracy and sizes")
     predictions = [predict(each, trial.inputs) for each in trial.models]
@@ -102,13 +102,15 @@ def compare(
 @dataclass(frozen=True)
 class _Trial:
     """Both models on the CPU; what they are measured on; `ranges`, the images for int8, which are calibration images
-    where such were given (`calibrated`), of which `common` are among the inputs."""
+    where such were given (`calibrated`). Of the inputs `common` had a part in making the smaller model, as far as
+    that is known (`checked`)."""
 
     models: tuple[nn.Module, ...]
     inputs: Tensor
     labels: Tensor
     ranges: Tensor
     calibrated: bool
+    checked: bool
     common: int
 
     def describe_int8(self) -> str:
@@ -152,6 +154,7 @@ def _gather(pair: tuple[nn.Module, nn.Module], inputs: Any, labels: Any, calibra
                 f"calibration: found shape {tuple(seen.shape)} beside inputs of shape {tuple(rows.shape)}. Accepted: "
                 "inputs of the same shape."
             )
+    known = set(getattr(unwrap(pair[1]), CALIBRATED_ON, ())) | set(() if seen is None else digest_rows(seen.numpy()))
     models = tuple(copy.deepcopy(unwrap(each)).to("cpu").eval() for each in pair)
     classes = [count_classes(each, rows) for each in models]
     if classes[0] != classes[1]:
@@ -162,15 +165,10 @@ def _gather(pair: tuple[nn.Module, nn.Module], inputs: Any, labels: Any, calibra
         rows,
         torch.from_numpy(batch.labels),
         (rows if seen is None else seen)[:INT8_IMAGES],
-        seen is not None,
-        0 if seen is None else _count_common(rows, seen),
+        calibrated=seen is not None,
+        checked=bool(known),
+        common=sum(digest in known for digest in digest_rows(batch.inputs)),
     )
-
-
-def _count_common(inputs: Tensor, others: Tensor) -> int:
-    """How many of the inputs are among the others, in single precision."""
-    known = {row.tobytes() for row in others.float().numpy()}
-    return sum(row.tobytes() in known for row in inputs.float().numpy())
 
 
 def _explain(images: int, repeats: int, threads: int) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import Tensor, nn
 
-from critical_neurons.batch import gather_batch
+from critical_neurons.batch import CALIBRATED_ON, gather_batch
 from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError, PlanMismatchError
 from critical_neurons.exporting import Export, export_onnx, export_pt2
 from critical_neurons.files import load_json, write_folder
@@ -57,6 +57,7 @@ def save(smaller: nn.Module, folder: str | os.PathLike[str], *, plan: Plan, over
         "scores": dict(plan.provenance),
         "sizes": {name: _sizes(module) for name, module in model.named_modules() if _sizes(module)},
         "shared": _find_shared(state),
+        CALIBRATED_ON: sorted(getattr(model, CALIBRATED_ON, plan.scored_on)),
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in content.items()},
     }
     content[PROVENANCE] = json.dumps({**provenance, "digest": _digest(provenance)}, indent=1).encode()
@@ -97,6 +98,7 @@ def load(folder: str | os.PathLike[str], factory: Callable[[], nn.Module] | nn.M
     for names in provenance["shared"]:
         _share(directory / PROVENANCE, model, names)
     _check_plan(model, plan)
+    setattr(model, CALIBRATED_ON, frozenset(provenance.get(CALIBRATED_ON, ())))
     return model.eval()
 
 

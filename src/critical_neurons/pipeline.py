@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from critical_neurons.batch import gather_batch
+from critical_neurons.batch import CALIBRATED_ON, digest_rows, gather_batch
 from critical_neurons.compensating import Refit, Stop, refit_modules
 from critical_neurons.errors import InvalidInputError, InvalidSettingError, PlanMismatchError
 from critical_neurons.network import Bools, Network
@@ -75,7 +75,8 @@ def prune(
     `compensate`: the modules behind what was removed are refitted on the inputs `calibration` (the example, unless
     given) to compute what they did: "bias" shifts biases, "least_squares" changes weights and biases; both move the
     statistics of batch norms along. A layer without a bias may be given one. `progress` is told how many modules are
-    done, and of how many.
+    done, and of how many. The smaller module remembers, as digests in `calibrated_on`, the data points it was scored
+    and refitted on: `compare` does not take them for test data.
     """
     if compensate not in get_args(Compensation):
         accepted = ", ".join(map(repr, get_args(Compensation)))
@@ -87,6 +88,7 @@ def prune(
     exact = copy_for_reading(source)
     check_removal(hold_at_zero(exact, plan), remove_units(exact, network, plan), rows)
     smaller = remove_units(source, network, plan)
+    seen = getattr(source, CALIBRATED_ON, frozenset()) | plan.scored_on
     if compensate != "none":
         inputs = torch.from_numpy(gather_batch(example if calibration is None else calibration).inputs)
         if inputs.shape[1:] != rows.shape[1:]:
@@ -96,6 +98,8 @@ def prune(
             )
         stops = _find_stops(network, units_that_stay(network, plan))
         smaller = _refit((source, smaller), plan.span, stops, inputs, compensate, progress)
+        seen |= set(digest_rows(inputs.numpy()))
+    setattr(smaller, CALIBRATED_ON, seen)
     return smaller
 
 

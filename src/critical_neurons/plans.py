@@ -88,6 +88,11 @@ class Plan:
             stays[removed] = False
         return stays
 
+    @property
+    def scored_on(self) -> frozenset[str]:
+        """The data points the scores come from, as `batch.digest_rows` knows them."""
+        return frozenset(self.provenance.get("settings", {}).get("inputs", ()))
+
     def random(self, seed: int = 0) -> Plan:
         """As many units removed, layer by layer, at random without replacement."""
         generator = np.random.default_rng(seed)

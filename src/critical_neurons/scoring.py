@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from critical_neurons.batch import check_classes, gather_batch
+from critical_neurons.batch import check_classes, digest_rows, gather_batch
 from critical_neurons.bounding import bound_network
 from critical_neurons.bounds import Bounds
 from critical_neurons.encoding import Goal, Objective, budget_network, encode, encode_literal
@@ -130,7 +131,8 @@ def score(
     if settings.bounds == "user":
         _check_own(own, network, passage.inputs, settings)
     task = _Task(network, settings, found, progress or ignore_progress, labelled=batch.labels is not None)
-    points = _Points(passage, predictions if batch.labels is None else batch.labels, own)
+    digests = np.array(digest_rows(batch.inputs))
+    points = _Points(passage, predictions if batch.labels is None else batch.labels, digests, own)
     if settings.loss_weight == "auto":
         return task.score_for_share(points, started)
     return task.score_all(points, started)[0]
@@ -138,16 +140,18 @@ def score(
 
 @dataclass(frozen=True)
 class _Points:
-    """What the model itself makes of the data points, their labels, and the user's bounds, if they are to be used."""
+    """What the model itself makes of the data points, their labels, what they are known by, and the user's bounds, if
+    they are to be used."""
 
     passage: Passage
     labels: Ints
+    digests: NDArray[np.str_]
     bounds: Bounds | None = None
 
     def of_class(self, label: int) -> _Points:
         chosen = self.labels == label
         bounds = None if self.bounds is None else self.bounds.at(chosen)
-        return _Points(self.passage.choose(chosen), self.labels[chosen], bounds)
+        return _Points(self.passage.choose(chosen), self.labels[chosen], self.digests[chosen], bounds)
 
 
 @dataclass(frozen=True)
@@ -305,6 +309,7 @@ class _Task:
         return {
             **self.settings.to_dict(),
             "labels": points.labels.tolist(),
+            "inputs": points.digests.tolist(),
             "labels_from": "user" if self.labelled else "model",
             "versions": {
                 "python": platform.python_version(),
