@@ -482,6 +482,21 @@ def test_history_never_gets_worse(name):
         assert before.bound is None or after.bound >= before.bound
 
 
+@pytest.mark.parametrize("name", LOOPS)
+def test_solves_in_threads_do_not_meet(name):
+    solutions = []
+
+    def solve():
+        solutions.append(find_solver(name).solve(hard(), replace(LIMITS, time_limit=1.0), ignore_progress))
+
+    threads = [threading.Thread(target=solve) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [solution.status for solution in solutions] == [Status.FEASIBLE] * 2
+
+
 NETWORKS = ["mlp", "mlp of three hidden layers", "mlp without biases", "nest", "stride, padding and dilation"]
 
 

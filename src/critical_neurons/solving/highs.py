@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -72,7 +73,9 @@ class _Highs:
     def __init__(self, program: Program, limits: Limits) -> None:
         self._integers = np.flatnonzero(program.integer).astype(np.int32)
         self._highs = highspy.Highs()
-        self._highs.HandleUserInterrupt = True
+        self._stop = False
+        for called in (self._highs.cbSimplexInterrupt, self._highs.cbIpmInterrupt, self._highs.cbMipInterrupt):
+            called += self._interrupt
         self._set("output_flag", False)
         self._set("random_seed", limits.seed)
         self._set("primal_feasibility_tolerance", FEASIBILITY)
@@ -156,17 +159,27 @@ class _Highs:
         )
 
     def _run(self, time_limit: float, look: Callable[[], None] = lambda: None) -> None:
-        """In a thread of its own, so that Ctrl-C can stop it."""
+        """In a thread of its own, so that Ctrl-C can stop it. highspy's own would be one for the whole process."""
         self._set("time_limit", time_limit)
-        self._highs.startSolve()
+        self._stop = False
+        thread = threading.Thread(target=self._run_here, daemon=True)
+        thread.start()
         try:
-            while not self._highs.wait(LOOK_SECONDS)[0]:
+            while thread.is_alive():
+                thread.join(LOOK_SECONDS)
                 look()
         except BaseException:
-            self._highs.cancelSolve()
-            while not self._highs.wait(LOOK_SECONDS)[0]:
-                pass
+            self._stop = True
+            thread.join()
             raise
+
+    def _run_here(self) -> None:
+        self._highs.run()
+        highspy.Highs.resetGlobalScheduler(False)  # its threads end with this one
+
+    def _interrupt(self, event: Any) -> None:
+        if self._stop:
+            event.interrupt()
 
     def _result(self, bound: float = -math.inf) -> LinearResult:
         outcome = _OUTCOMES.get(self._highs.getModelStatus(), Outcome.FAILED)
