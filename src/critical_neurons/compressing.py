@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,7 @@ def compress(
     seed: int = 0,
     onnx: bool = True,
     progress: Callable[[str], None] = lambda text: None,
+    detail: Callable[[str], None] = lambda text: None,
 ) -> Compression:
     """Score, plan, prune, compensate and compare in one call.
 
@@ -77,7 +79,8 @@ def compress(
     for. `keep`, `min_units` and `round_to` as for `plan`.
 
     The comparison is on `test`, a pair (inputs, labels) that should have had no part in anything; without it on the
-    inputs, and labelled so. `progress` is told what is about to be done.
+    inputs, and labelled so. `progress` is told what is about to be done, `detail` how far that has come. Ctrl-C while
+    scoring or looking for the most that can go leaves the best so far, and the rest is done with it.
     """
     given = [value for value in (units, params, macs, max_drop) if value is not None]
     if len(given) != 1:
@@ -90,8 +93,14 @@ def compress(
         used, judge = _hold_out(batch, batch.labels, seed)
     assert used.labels is not None
     progress("Scoring")
-    chosen = choose_evenly(used.labels, _count_scored(model, used), seed)
-    settings = {"formulation": "linearised", "budget": _budget(units, params, macs), "seed": seed, **(scoring or {})}
+    settings = {
+        "formulation": "linearised",
+        "budget": _budget(units, params, macs),
+        "seed": seed,
+        "progress": lambda step: detail(str(step)),
+        **(scoring or {}),
+    }
+    chosen = choose_evenly(used.labels, _count_scored(model, used, settings), seed)
     scores = score(model, used.inputs[chosen], used.labels[chosen], **settings)
     progress("Planning" if max_drop is None else "Looking for the most that can go")
     found = plan(
@@ -107,14 +116,22 @@ def compress(
         keep=keep,
         min_units=min_units,
         round_to=round_to,
+        progress=detail,
     )
     progress("Removing and refitting")
-    smaller = prune(model, found, used.inputs, compensate=compensate)
+    smaller = prune(
+        model,
+        found,
+        used.inputs,
+        compensate=compensate,
+        progress=lambda done, total: detail(f"{done} of {total} modules refitted"),
+    )
     progress("Comparing")
+    measure = partial(compare, model, smaller, onnx=onnx, progress=lambda what: detail(f"Measuring {what}"))
     if test is None:
-        comparison = compare(model, smaller, batch.inputs, batch.labels, data="calibration", onnx=onnx)
+        comparison = measure(batch.inputs, batch.labels, data="calibration")
     else:
-        comparison = compare(model, smaller, *test, calibration=batch.inputs, onnx=onnx)
+        comparison = measure(*test, calibration=batch.inputs)
     return Compression(smaller, found, scores, comparison)
 
 
@@ -131,8 +148,8 @@ def _hold_out(batch: Batch, labels: Ints, seed: int) -> tuple[Batch, Callable[[n
     return Batch(batch.inputs[left], labels[left]), lambda model: measure_accuracy(model, *judged)
 
 
-def _count_scored(model: nn.Module, batch: Batch) -> int:
-    """More data points make better scores, but the work grows with the size of the network."""
-    network = inspect(model, batch.inputs[:2])
+def _count_scored(model: nn.Module, batch: Batch, settings: Mapping[str, Any]) -> int:
+    """More data points make better scores, but the work grows with the size of the network, or of the span of it."""
+    network = inspect(model, batch.inputs[:2], start=settings.get("start"), stop=settings.get("stop"))
     size = sum(math.prod(op.shape) for op in network.ops)
     return min(MOST_SCORED, max(FEWEST_SCORED, SCORED_NUMBERS // size))

@@ -67,7 +67,7 @@ def export_pt2(model: nn.Module, path: str | os.PathLike[str], example: Tensor) 
 
 
 def convert_to_onnx(model: nn.Module, example: Tensor) -> bytes:
-    _require_onnx()
+    require_onnx()
     rows = _cycle(example, TRACED_ROWS, model)
     with _reporting("ONNX export", FORWARD_HINT), _quiet():
         program: Any = torch.onnx.export(
@@ -85,7 +85,7 @@ def convert_to_onnx(model: nn.Module, example: Tensor) -> bytes:
 
 def open_onnx(source: bytes | Path, threads: int = 1) -> Runner:
     """Run an ONNX file with onnxruntime, on the CPU and so many threads."""
-    runtime = _require_onnx()
+    runtime = require_onnx()
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4  # what goes wrong is raised, too
@@ -108,7 +108,7 @@ def open_onnx(source: bytes | Path, threads: int = 1) -> Runner:
 def quantise_onnx(content: bytes, calibration: Tensor) -> bytes:
     """The network in int8, by onnxruntime's static quantisation: weights per channel, activations per tensor with the
     ranges they take on the calibration inputs."""
-    _require_onnx()
+    require_onnx()
     from onnxruntime import quantization
 
     batches = iter([{INPUT: rows.numpy()} for rows in torch.split(calibration, CALIBRATION_ROWS)])
@@ -223,7 +223,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _require_onnx() -> Any:
+def require_onnx() -> Any:
     """onnxruntime, when it and what exports for it are installed."""
     try:
         import onnx  # noqa: F401

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from critical_neurons.batch import CALIBRATED_ON, gather_batch
 from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError, PlanMismatchError
-from critical_neurons.exporting import Export, export_onnx, export_pt2
+from critical_neurons.exporting import Export, export_onnx, export_pt2, require_onnx
 from critical_neurons.files import load_json, write_folder
 from critical_neurons.plans import Plan
 from critical_neurons.reading import fingerprint, unwrap
@@ -113,8 +113,11 @@ def export(model: nn.Module, path: str | os.PathLike[str], example: Any) -> Expo
 
 
 def check_format(path: str | os.PathLike[str]) -> None:
+    """Raise unless the ending is one that `export` writes, with what is installed."""
     if Path(path).suffix not in EXPORTERS:
         raise InvalidSettingError(f"{path}: its ending says the format. Accepted: {', '.join(EXPORTERS)}.")
+    if EXPORTERS[Path(path).suffix] is export_onnx:
+        require_onnx()
 
 
 def _check_plan(model: nn.Module, plan: Plan) -> None:

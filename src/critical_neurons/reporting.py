@@ -12,11 +12,11 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from critical_neurons.comparison import Comparison
+    from critical_neurons.compressing import Compression
     from critical_neurons.experiments.demo import Demo
     from critical_neurons.network import Network
     from critical_neurons.plans import Plan
     from critical_neurons.scores import Scores
-    from critical_neurons.solution import Step
 
 LABELS_SHOWN = 40
 """Labels written one by one; of a larger batch the number per class is."""
@@ -31,14 +31,6 @@ def describe_batch(shape: Sequence[int], labels: Sequence[int]) -> str:
         return f"{len(labels)} inputs of shape {size}, labels {' '.join(map(str, labels))}"
     counts = ", ".join(f"{count} of class {label}" for label, count in sorted(Counter(labels).items()))
     return f"{len(labels)} inputs of shape {size}: {counts}"
-
-
-def describe_step(step: Step) -> str:
-    """One line of progress, short enough for a terminal of 80 columns."""
-    return (
-        f"{step.seconds:.1f} s  incumbent {_number(step.objective)}  bound {_number(step.bound)}  "
-        f"gap {_percent(step.gap, 1)}  rows {step.rows}  cuts {step.cuts}"
-    )
 
 
 def report_network(network: Network) -> RenderableType:
@@ -82,7 +74,7 @@ def report_plan(plan: Plan) -> RenderableType:
     for layer in plan.layers:
         kept = len(plan.kept[layer.name])
         table.add_row(layer.name, str(layer.total), str(kept), str(layer.total - kept), layer.reason)
-    return table
+    return Group(table, Text(f"Rule: {plan.rule}"))
 
 
 def report_change(rows: Sequence[tuple[str, str, str]]) -> RenderableType:
@@ -98,6 +90,17 @@ def report_comparison(comparison: Comparison) -> RenderableType:
     for row in comparison.rows:
         table.add_row(*row)
     return Group(table, *map(Text, comparison.notes))
+
+
+def report_compression(found: Compression) -> RenderableType:
+    return Group(
+        report_plan(found.plan),
+        Text(),
+        report_comparison(found.comparison),
+        Text(),
+        *describe_solve(found.scores),
+        *_notes(found.scores.notes),
+    )
 
 
 def describe_parameters(before: int, after: int) -> tuple[str, str, str]:
@@ -160,5 +163,5 @@ def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.6g}"
 
 
-def _percent(value: float | None, digits: int = 3) -> str:
-    return "unknown" if value is None else f"{value:.{digits}%}"
+def _percent(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3%}"

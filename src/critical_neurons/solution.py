@@ -61,6 +61,13 @@ class Step:
     def gap(self) -> float | None:
         return relative_gap(self.objective, self.bound)
 
+    def __str__(self) -> str:
+        """One line of progress, short enough for a terminal of 80 columns."""
+        incumbent, bound = ("none" if value is None else f"{value:.6g}" for value in (self.objective, self.bound))
+        gap = "unknown" if self.gap is None else f"{self.gap:.1%}"
+        counts = f"rows {self.rows}  cuts {self.cuts}"
+        return f"{self.seconds:.1f} s  incumbent {incumbent}  bound {bound}  gap {gap}  {counts}"
+
 
 @dataclass(frozen=True)
 class Solution:

@@ -1,9 +1,9 @@
-"""The commands: demo, inspect, score, prune."""
+"""The first commands: demo, inspect, score; those that follow are in files of their own."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,8 +13,8 @@ from critical_neurons.cli.options import (
     Channels,
     DataName,
     DataOption,
-    Folder,
     Formulation,
+    Ignore,
     InputShape,
     Json,
     Mean,
@@ -22,20 +22,20 @@ from critical_neurons.cli.options import (
     Objective,
     PerClass,
     Resize,
-    Scope,
     Seed,
     SolverOptions,
     Split,
     Start,
     Std,
     Stop,
+    Threads,
+    TimeLimit,
     Weights,
     WeightsOutput,
     read_loss_weight,
     read_numbers,
     read_pairs,
     read_sizes,
-    read_threshold,
 )
 from critical_neurons.cli.outputs import check_outputs, write_smaller
 from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
@@ -156,11 +156,11 @@ def score(
     by_class: Annotated[bool, typer.Option("--by-class", help="One program per class, scores averaged.")] = False,
     solver: Annotated[str, typer.Option(help="highs, scip, or cvxpy:NAME.")] = "highs",
     solver_option: SolverOptions = None,
-    time_limit: Annotated[float, typer.Option(help="Seconds after which the best so far is taken.")] = 300.0,
+    time_limit: TimeLimit = 300.0,
     gap: Annotated[float, typer.Option(help="Relative gap at which the solver is content.")] = 1e-4,
-    threads: Annotated[int | None, typer.Option(help="Threads of the solver.")] = None,
+    threads: Threads = None,
     seed: Seed = 0,
-    ignore: Annotated[list[str] | None, typer.Option(help="A layer that gets no scores; repeat for more.")] = None,
+    ignore: Ignore = None,
     start: Start = None,
     stop: Stop = None,
     as_json: Json = False,
@@ -234,94 +234,6 @@ def score(
         show_json({"scores": scores.to_dict(), "labels": labels.tolist(), **written})
     else:
         show(report_scores(scores))
-
-
-@app.command()
-@reports_errors
-def prune(
-    model: ModelName,
-    scores: Annotated[Path, typer.Option(help="Scores of this model, as written by score.")],
-    weights: Weights = None,
-    threshold: Annotated[str | None, typer.Option(help="Remove units that score below: a number, or mean.")] = None,
-    units: Annotated[float | None, typer.Option(help="Keep at most this share of the units, such as 0.5.")] = None,
-    params: Annotated[float | None, typer.Option(help="Keep at most this share of the parameters.")] = None,
-    macs: Annotated[float | None, typer.Option(help="Keep at most this share of the multiply-adds.")] = None,
-    scope: Scope = "layer",
-    min_units: Annotated[int, typer.Option(help="Units that stay in every layer.")] = 1,
-    round_to: Annotated[int, typer.Option(help="Keep a multiple of so many units per layer.")] = 1,
-    keep: Annotated[list[str] | None, typer.Option(help="A layer that loses nothing; repeat for more.")] = None,
-    output: WeightsOutput = None,
-    plan: Annotated[Path | None, typer.Option(help="Where the plan goes, as JSON.")] = None,
-    save: Folder = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Let --save replace what it wrote before.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
-    data: Annotated[str | None, typer.Option(help="Labelled data to measure the accuracy on, as for score.")] = None,
-    input_shape: InputShape = None,
-    per_class: Annotated[int | None, typer.Option(help="Data points of every class. By default all.")] = None,
-    split: Split = "test",
-    mean: Mean = "",
-    std: Std = "",
-    resize: Resize = None,
-    channels: Channels = None,
-    seed: Seed = 0,
-    as_json: Json = False,
-) -> None:
-    """Remove the low-scored units of MODEL and write the smaller weights.
-
-    \b
-    Examples:
-      critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --threshold 0.1 --dry-run
-      critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --units 0.5 --scope global \\
-        --output smaller.safetensors --plan plan.json
-      critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --macs 0.5 --save smaller/
-    """
-    check_outputs(output, plan, save, dry_run=dry_run, overwrite=overwrite)
-    import critical_neurons as cn
-    from critical_neurons.loading import Look, load_batch, load_model
-    from critical_neurons.measuring import count_parameters, measure_accuracy
-    from critical_neurons.reading import fingerprint, unwrap
-    from critical_neurons.reporting import describe_parameters, report_change, report_plan
-
-    loaded = cn.Scores.load(scores)
-    chosen = cn.plan(
-        loaded,
-        threshold=read_threshold(threshold),
-        units=units,
-        params=params,
-        macs=macs,
-        scope=scope,
-        min_units=min_units,
-        round_to=round_to,
-        keep=tuple(keep or ()),
-    )
-    network = load_model(model, weights)
-    look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
-    batch = load_batch(data, per_class=per_class, seed=seed, split=split, look=look) if data else None
-    smaller = cn.prune(network, chosen, choose_example(model, batch and batch[0], input_shape))
-    if fingerprint(unwrap(network)).weights != loaded.fingerprint.weights:
-        note("The scores were made with other weights of this network.")
-    if not chosen.removed:
-        note("The plan removes nothing: every unit stays.")
-    before, after = count_parameters(network), count_parameters(smaller)
-    accuracies = []
-    if batch:
-        inputs, labels = batch[0].to(next(network.parameters()).dtype), batch[1]
-        accuracies = [measure_accuracy(each, inputs, labels) for each in (network, smaller)]
-    if not dry_run:
-        write_smaller(smaller, chosen, output, plan, save, overwrite=overwrite)
-    outputs = {"output": output, "plan": plan, "save": save}
-    if as_json:
-        result: dict[str, Any] = {"plan": chosen.to_dict(), "parameters": {"before": before, "after": after}}
-        if accuracies:
-            result["accuracy"] = {"before": accuracies[0], "after": accuracies[1]}
-        written = {} if dry_run else {name: path and str(path) for name, path in outputs.items()}
-        show_json(result | {"written": written})
-        return
-    measured = [("accuracy", f"{accuracies[0]:.2%}", f"{accuracies[1]:.2%}")] if accuracies else []
-    show(report_plan(chosen))
-    show(report_change([describe_parameters(before, after), *measured]))
-    paths = ", ".join(str(path) for path in outputs.values() if path)
-    note("Dry run: nothing written." if dry_run else f"Written: {paths}")
 
 
 def choose_example(model: str, inputs: Tensor | None, input_shape: str | None) -> Tensor:

@@ -24,10 +24,11 @@ DataName = Annotated[
 DataOption = Annotated[str | None, typer.Option(help="Labelled data, as for score.")]
 Weights = Annotated[Path | None, typer.Option(help="Trained weights: safetensors or a torch checkpoint.")]
 WeightsOutput = Annotated[Path | None, typer.Option(help="Where the smaller weights go, as safetensors.")]
-Folder = Annotated[
-    Path | None, typer.Option(help="A new folder for the smaller model, with its plan and where both come from.")
-]
-SmallerFolder = Annotated[Path, typer.Argument(help="What prune wrote with --save.", metavar="FOLDER")]
+FOLDER_HELP = "A new folder for the smaller model, with its plan and where both come from."
+Folder = Annotated[Path | None, typer.Option(help=FOLDER_HELP)]
+RequiredFolder = Annotated[Path, typer.Option(help=FOLDER_HELP)]
+SmallerFolder = Annotated[Path, typer.Argument(help="What prune or compress wrote with --save.", metavar="FOLDER")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Let --save replace what it wrote before.")]
 InputShape = Annotated[str | None, typer.Option(help="Shape of one input, such as 3,32,32.")]
 PerClass = Annotated[
     int | None, typer.Option(help="Inputs of every class, drawn at random. Default: 1 of a data set, a whole file.")
@@ -56,6 +57,20 @@ Budget = Annotated[
 SolverOptions = Annotated[
     list[str] | None, typer.Option("--solver-option", help="name=value, handed to the solver; repeat for more.")
 ]
+Units = Annotated[float | None, typer.Option(help="Keep at most this share of the units, such as 0.5.")]
+Params = Annotated[float | None, typer.Option(help="Keep at most this share of the parameters.")]
+Macs = Annotated[float | None, typer.Option(help="Keep at most this share of the multiply-adds.")]
+MinUnits = Annotated[int, typer.Option(help="Units that stay in every layer.")]
+RoundTo = Annotated[int, typer.Option(help="Keep a multiple of so many units per layer.")]
+Keep = Annotated[list[str] | None, typer.Option(help="A layer that loses nothing; repeat for more.")]
+Compensate = Annotated[
+    Literal["none", "bias", "least_squares"],
+    typer.Option(help="What is refitted to make up for the removed units: nothing, biases, or weights and biases."),
+]
+TimeLimit = Annotated[float, typer.Option(help="Seconds after which the best so far is taken.")]
+Threads = Annotated[int | None, typer.Option(help="Threads of the solver.")]
+Ignore = Annotated[list[str] | None, typer.Option(help="A layer that gets no scores; repeat for more.")]
+NoOnnx = Annotated[bool, typer.Option("--no-onnx", help="Leave out onnxruntime and int8.")]
 Scope = Annotated[Literal["layer", "global"], typer.Option(help="Whether --units counts in each layer or over all.")]
 Start = Annotated[
     str | None, typer.Option(help="First module that is read and scored; what comes before is run as it is.")

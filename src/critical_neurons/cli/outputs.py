@@ -1,10 +1,13 @@
-"""Outputs of commands: paths checked before the work, smaller weights and their plan written after it."""
+"""Outputs of commands: paths checked before the work, the smaller network and its plan written after it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 from critical_neurons.errors import InvalidSettingError, OutputError
 
@@ -12,6 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from critical_neurons import Plan
+    from critical_neurons.exporting import Export
 
 PLAN_KEY = "critical_neurons.plan"
 """Where the plan stands in the metadata of the smaller weights."""
@@ -37,6 +41,39 @@ def check_outputs(
         from critical_neurons.keeping import FILES
 
         check_folder(folder, FILES, overwrite=overwrite)
+
+
+def check_exports(paths: Sequence[Path], folder: Path, *, overwrite: bool) -> None:
+    """A folder of `save` and files of `export` that do not stand in each other's way."""
+    check_outputs(None, None, folder, dry_run=False, overwrite=overwrite)
+    from critical_neurons.files import check_writable
+    from critical_neurons.keeping import check_format
+
+    places = [path.resolve() for path in paths]
+    for path, place in zip(paths, places, strict=True):
+        if folder.resolve() in (place, *place.parents):
+            raise OutputError(f"{path}: lies in the folder of --save, which holds nothing else. Give another path.")
+        if places.count(place) > 1:
+            raise OutputError(f"{path}: given to --output twice. Give two paths.")
+        check_writable(path)
+        check_format(path)
+
+
+def write_exported(
+    smaller: nn.Module, plan: Plan, folder: Path, paths: Sequence[Path], example: Any, *, overwrite: bool
+) -> list[Export]:
+    """Save and export; nothing is written before every export has been made and run."""
+    import critical_neurons as cn
+    from critical_neurons.files import write_atomically
+
+    with TemporaryDirectory() as drafts:
+        exports = [
+            cn.export(smaller, Path(drafts, f"{place}{path.suffix}"), example) for place, path in enumerate(paths)
+        ]
+        cn.save(smaller, folder, plan=plan, overwrite=overwrite)
+        for path, made in zip(paths, exports, strict=True):
+            write_atomically(path, made.path.read_bytes())
+    return [replace(made, path=path) for path, made in zip(paths, exports, strict=True)]
 
 
 def write_smaller(

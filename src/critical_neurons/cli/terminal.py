@@ -17,8 +17,6 @@ from critical_neurons.errors import CriticalNeuronsError
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from critical_neurons.solution import Step
-
 BAD_INPUT = 2
 INTERRUPTED = 130
 SECONDS_BETWEEN_LINES = 5.0
@@ -62,22 +60,20 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def show_progress() -> Iterator[Callable[[Step], None]]:
-    """A line that follows the solver; in a log file a new line every few seconds."""
-    from critical_neurons.reporting import describe_step
-
+def show_progress() -> Iterator[Callable[[object], None]]:
+    """A line that follows the work, such as the steps of a solver; in a log file a new line every few seconds."""
     console = _console(stderr=True)
     if console.is_terminal:
         with console.status("") as status:
-            yield lambda step: status.update(describe_step(step))
+            yield lambda state: status.update(str(state))
         return
     told = time.monotonic()
 
-    def tell(step: Step) -> None:
+    def tell(state: object) -> None:
         nonlocal told
         if time.monotonic() - told >= SECONDS_BETWEEN_LINES:
             told = time.monotonic()
-            note(describe_step(step))
+            note(str(state))
 
     yield tell
 

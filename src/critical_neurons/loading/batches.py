@@ -54,14 +54,15 @@ def load_batch(
     source: str,
     *,
     per_class: int | None = None,
+    most_per_class: int | None = None,
     seed: int = 0,
     split: str = "train",
     look: Look = AS_STORED,
 ) -> tuple[Tensor, Tensor]:
     """Inputs and labels of a `.npz` or `.safetensors` that holds both, or of a Hugging Face data set, folder or id.
 
-    With `per_class` as many of every class, drawn with `seed` and in the order of the classes. uint8 inputs are
-    scaled to [0, 1]. `split` means data sets only.
+    With `per_class` as many of every class, drawn with `seed` and in the order of the classes; without it up to
+    `most_per_class` of a data set. uint8 inputs are scaled to [0, 1]. `split` means data sets only.
     """
     if is_file(source):
         arrays = _read_arrays(Path(source))
@@ -75,7 +76,8 @@ def load_batch(
         return _prepare(source, _scaled(source, inputs[chosen]), look), torch.from_numpy(labels[chosen])
     data, image_column = _open_data_set(source, split)
     labels = _checked_labels(source, data.select_columns([LABEL_COLUMN]).with_format("numpy")[:][LABEL_COLUMN])
-    chosen = choose_balanced(labels, per_class, seed)
+    count = most_per_class if per_class is None else per_class
+    chosen = choose_balanced(labels, count, seed, allow_fewer=per_class is None)
     images = [
         _prepare(source, _scaled(source, _pixels(source, image))[None], look)
         for image in data.select(chosen)[image_column]
@@ -89,18 +91,26 @@ def load_batch(
     return torch.cat(images), torch.from_numpy(labels[chosen])
 
 
-def choose_balanced(labels: NDArray[np.int64], per_class: int | None, seed: int) -> NDArray[np.int64]:
-    """Indices of `per_class` data points of every class, drawn without replacement; of all of them if None."""
+def choose_balanced(
+    labels: NDArray[np.int64], per_class: int | None, seed: int, *, allow_fewer: bool = False
+) -> NDArray[np.int64]:
+    """Indices of `per_class` data points of every class, drawn without replacement; of all of them if None.
+
+    A class that has fewer is an error, or comes whole with `allow_fewer`.
+    """
     if per_class is None:
         return np.arange(len(labels))
     if per_class < 1:
         raise InvalidSettingError(f"per_class: at least one, got {per_class}.")
     classes, counts = np.unique(labels, return_counts=True)
     short = [f"class {c} has {n}" for c, n in zip(classes, counts, strict=True) if n < per_class]
-    if short:
+    if short and not allow_fewer:
         raise InvalidInputError(f"per_class: {per_class} of every class asked for, but {', '.join(short[:6])}.")
     generator = np.random.default_rng(seed)
-    drawn = [generator.choice(np.flatnonzero(labels == c), per_class, replace=False) for c in classes]
+    drawn = [
+        generator.choice(np.flatnonzero(labels == c), min(n, per_class), replace=False)
+        for c, n in zip(classes, counts, strict=True)
+    ]
     return np.concatenate(drawn)
 
 

@@ -1,0 +1,324 @@
+"""The commands that make a network smaller: prune, with scores at hand, and compress, the whole way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from critical_neurons.cli.commands import app, choose_example
+from critical_neurons.cli.options import (
+    Channels,
+    Compensate,
+    DataName,
+    Folder,
+    Formulation,
+    Ignore,
+    InputShape,
+    Json,
+    Keep,
+    Macs,
+    Mean,
+    MinUnits,
+    ModelName,
+    NoOnnx,
+    Overwrite,
+    Params,
+    RequiredFolder,
+    Resize,
+    RoundTo,
+    Scope,
+    Seed,
+    Split,
+    Start,
+    Std,
+    Stop,
+    Threads,
+    TimeLimit,
+    Units,
+    Weights,
+    WeightsOutput,
+    read_numbers,
+    read_threshold,
+)
+from critical_neurons.cli.outputs import check_exports, check_outputs, write_exported, write_smaller
+from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
+from critical_neurons.errors import InvalidSettingError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from critical_neurons.loading import Look
+
+MOST_PER_CLASS = 100
+"""Of a data set, where nothing else is asked for: what weights are refitted on."""
+
+
+@app.command()
+@reports_errors
+def prune(
+    model: ModelName,
+    scores: Annotated[Path, typer.Option(help="Scores of this model, as written by score.")],
+    weights: Weights = None,
+    threshold: Annotated[str | None, typer.Option(help="Remove units that score below: a number, or mean.")] = None,
+    units: Units = None,
+    params: Params = None,
+    macs: Macs = None,
+    max_drop: Annotated[
+        float | None, typer.Option(help="Remove as much as possible while the accuracy on --data falls by no more.")
+    ] = None,
+    scope: Scope = "layer",
+    min_units: MinUnits = 1,
+    round_to: RoundTo = 1,
+    keep: Keep = None,
+    compensate: Compensate = "none",
+    calibration: Annotated[
+        str | None,
+        typer.Option(help="Inputs to refit on, as for score; of a data set up to 100 of every class, split train."),
+    ] = None,
+    output: WeightsOutput = None,
+    plan: Annotated[Path | None, typer.Option(help="Where the plan goes, as JSON.")] = None,
+    save: Folder = None,
+    overwrite: Overwrite = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
+    data: Annotated[str | None, typer.Option(help="Labelled data to measure the accuracy on, as for score.")] = None,
+    input_shape: InputShape = None,
+    per_class: Annotated[int | None, typer.Option(help="Data points of every class. By default all.")] = None,
+    split: Split = "test",
+    mean: Mean = "",
+    std: Std = "",
+    resize: Resize = None,
+    channels: Channels = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Remove the low-scored units of MODEL and write the smaller weights.
+
+    Ctrl-C while --max-drop is looked for leaves the best plan so far, which is then carried out.
+
+    \b
+    Examples:
+      critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --threshold 0.1 --dry-run
+      critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --units 0.5 --scope global \\
+        --output smaller.safetensors --plan plan.json
+      critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --macs 0.5 --save smaller/ \\
+        --compensate least_squares --calibration train.npz
+      critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --max-drop 0.01 --data val.npz \\
+        --save smaller/
+    """
+    check_outputs(output, plan, save, dry_run=dry_run, overwrite=overwrite)
+    if compensate != "none" and calibration is None:
+        raise InvalidSettingError(f"--compensate {compensate}: say on what inputs, with --calibration.")
+    if compensate == "none" and calibration is not None:
+        raise InvalidSettingError("--calibration: nothing is refitted. Say what, with --compensate least_squares.")
+    if max_drop is not None and data is None:
+        raise InvalidSettingError("--max-drop: say on what the accuracy is judged, with --data.")
+    import critical_neurons as cn
+    from critical_neurons.comparing import count_common
+    from critical_neurons.loading import Look, load_batch, load_model
+    from critical_neurons.measuring import count_parameters, measure_accuracy
+    from critical_neurons.reading import fingerprint, unwrap
+    from critical_neurons.reporting import describe_parameters, report_change, report_plan
+
+    loaded = cn.Scores.load(scores)
+    network = load_model(model, weights)
+    look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
+    batch = load_batch(data, per_class=per_class, seed=seed, split=split, look=look) if data else None
+    fitted = load_batch(calibration, most_per_class=MOST_PER_CLASS, seed=seed, look=look)[0] if calibration else None
+    example = choose_example(model, batch[0] if batch else fitted, input_shape)
+    with show_progress() as progress:
+        chosen = cn.plan(
+            loaded,
+            threshold=read_threshold(threshold),
+            units=units,
+            params=params,
+            macs=macs,
+            max_drop=max_drop,
+            scope=scope,
+            min_units=min_units,
+            round_to=round_to,
+            keep=tuple(keep or ()),
+            model=network,
+            evaluate=(lambda candidate: measure_accuracy(candidate, *batch)) if batch else None,
+            compensate=compensate,
+            calibration=example if fitted is None else fitted,
+            progress=progress,
+        )
+        smaller = cn.prune(
+            network,
+            chosen,
+            example,
+            compensate=compensate,
+            calibration=fitted,
+            progress=lambda done, total: progress(f"{done} of {total} modules refitted"),
+        )
+    if fingerprint(unwrap(network)).weights != loaded.fingerprint.weights:
+        note("The scores were made with other weights of this network.")
+    if not chosen.removed:
+        note("The plan removes nothing: every unit stays.")
+    result: dict[str, Any] = {
+        "plan": chosen.to_dict(),
+        "parameters": {"before": count_parameters(network), "after": count_parameters(smaller)},
+    }
+    rows = [describe_parameters(**result["parameters"])]
+    if batch:
+        before, after = (measure_accuracy(each, *batch) for each in (network, smaller))
+        seen = max_drop is not None or (fitted is not None and count_common(batch[0], fitted) > 0)
+        kind = "calibration" if seen else "test"
+        result["accuracy"] = {"before": before, "after": after, "data": kind}
+        rows.append((f"accuracy, {kind} data", f"{before:.2%}", f"{after:.2%}"))
+    if max_drop is not None:
+        note("The plan was chosen by the accuracy on --data: measure anew on other data, with evaluate.")
+    if not dry_run:
+        write_smaller(smaller, chosen, output, plan, save, overwrite=overwrite)
+    outputs = {"output": output, "plan": plan, "save": save}
+    if as_json:
+        show_json(
+            result | {"written": {} if dry_run else {name: path and str(path) for name, path in outputs.items()}}
+        )
+        return
+    show(report_plan(chosen))
+    show(report_change(rows))
+    paths = ", ".join(str(path) for path in outputs.values() if path)
+    note("Dry run: nothing written." if dry_run else f"Written: {paths}")
+
+
+@app.command()
+@reports_errors
+def compress(
+    model: ModelName,
+    data: DataName,
+    save: RequiredFolder,
+    weights: Weights = None,
+    macs: Macs = None,
+    params: Params = None,
+    units: Units = None,
+    max_drop: Annotated[
+        float | None,
+        typer.Option(
+            help="Remove as much as possible while the accuracy on a held-out part of DATA falls by no more."
+        ),
+    ] = None,
+    compensate: Compensate = "least_squares",
+    keep: Keep = None,
+    min_units: MinUnits = 1,
+    round_to: RoundTo = 1,
+    per_class: Annotated[
+        int | None,
+        typer.Option(help="Inputs of every class, at random. Default: up to 100 of a data set, a whole file."),
+    ] = None,
+    split: Split = "train",
+    test_data: Annotated[
+        str | None, typer.Option(help="Labelled data for the comparison, which had no part in anything.")
+    ] = None,
+    test_split: Annotated[
+        str | None, typer.Option(help="Split of --test-data, test by default; or of DATA where it is not given.")
+    ] = None,
+    overwrite: Overwrite = False,
+    output: Annotated[
+        list[Path] | None,
+        typer.Option(help="A file to export to: .onnx, or .pt2 of torch.export. Repeat for more."),
+    ] = None,
+    no_onnx: NoOnnx = False,
+    formulation: Formulation = "linearised",
+    time_limit: TimeLimit = 300.0,
+    threads: Threads = None,
+    ignore: Ignore = None,
+    start: Start = None,
+    stop: Stop = None,
+    mean: Mean = "",
+    std: Std = "",
+    resize: Resize = None,
+    channels: Channels = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Make MODEL smaller with labelled inputs from DATA: score, plan, remove, refit, compare, save.
+
+    Give one of --macs, --params, --units and --max-drop. Files are written when everything has succeeded. Ctrl-C
+    while scoring or looking for --max-drop takes the best so far and goes on; at any other time it ends the command.
+
+    \b
+    Examples:
+      critical-neurons compress lenet5 train.npz --weights lenet5.pt --macs 0.5 --test-data test.npz \\
+        --save smaller --output smaller.onnx
+      critical-neurons compress vgg16 uoft-cs/cifar10 --weights vgg16.pt --max-drop 0.01 --test-split test \\
+        --save smaller
+    """
+    paths = output or []
+    check_exports(paths, save, overwrite=overwrite)
+    if sum(value is not None for value in (macs, params, units, max_drop)) != 1:
+        raise InvalidSettingError("Give one of --macs, --params, --units and --max-drop.")
+    import critical_neurons as cn
+    from critical_neurons.experiments.models import MODELS
+    from critical_neurons.loading import Look, load_batch, load_model
+    from critical_neurons.reporting import describe_batch, report_compression
+
+    look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
+    network = load_model(model, weights)
+    if model in MODELS and weights is None:
+        note(f"{model} without --weights is untrained, and other weights every time.")
+    test = _load_test(data, test_data, test_split, look)
+    inputs, labels = load_batch(
+        data, per_class=per_class, most_per_class=MOST_PER_CLASS, seed=seed, split=split, look=look
+    )
+    note(describe_batch(inputs.shape[1:], labels.tolist()))
+    if test is None:
+        note("No test data: the comparison is on these, and its accuracy is called calibration.")
+    with show_progress() as progress:
+        found = cn.compress(
+            network,
+            inputs,
+            labels,
+            units=units,
+            params=params,
+            macs=macs,
+            max_drop=max_drop,
+            compensate=compensate,
+            test=test,
+            keep=tuple(keep or ()),
+            min_units=min_units,
+            round_to=round_to,
+            scoring={
+                "formulation": formulation,
+                "time_limit": time_limit,
+                "threads": threads,
+                "ignore": tuple(ignore or ()),
+                "start": start,
+                "stop": stop,
+            },
+            seed=seed,
+            onnx=not no_onnx,
+            progress=note,
+            detail=progress,
+        )
+        if paths:
+            note("Exporting")
+        exports = write_exported(found.model, found.plan, save, paths, inputs, overwrite=overwrite)
+    if not found.plan.removed:
+        note("The plan removes nothing: every unit stays.")
+    if as_json:
+        written = {"save": str(save), "output": [{**vars(each), "path": str(each.path)} for each in exports]}
+        show_json(
+            {
+                "plan": found.plan.to_dict(),
+                "scores": found.scores.to_dict(),
+                "comparison": found.comparison.to_dict(),
+                "written": written,
+            }
+        )
+        return
+    show(report_compression(found))
+    note(f"Written: {', '.join(map(str, [save, *paths]))}")
+
+
+def _load_test(data: str, test_data: str | None, test_split: str | None, look: Look) -> tuple[Tensor, Tensor] | None:
+    from critical_neurons.loading import is_file, load_batch
+
+    source = data if test_data is None else test_data
+    if test_split is not None and is_file(source):
+        raise InvalidSettingError(f"--test-split: {source} is a file, which has no splits. Give --test-data alone.")
+    if test_data is None and test_split is None:
+        return None
+    return load_batch(source, split=test_split or "test", look=look)
