@@ -4,8 +4,8 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 
 .PHONY: demo test slow lint format benchmarks clean
 
-demo: .venv/demo.installed  ## Train a small network, score it, make it smaller.
-	$(BIN)/critical-neurons demo
+demo: .venv/demo.installed  ## Train a small network, make it smaller, save and export it to demo/.
+	$(BIN)/critical-neurons demo --save demo
 
 test: .venv/dev.installed lint  ## What continuous integration runs.
 	$(BIN)/pytest --numprocesses 2
@@ -38,4 +38,4 @@ benchmarks: .venv/dev.installed  ## Time the cases of benchmarks/ and store the 
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build src/*.egg-info
+	rm -rf .venv demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build src/*.egg-info

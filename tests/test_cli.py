@@ -17,7 +17,10 @@ from typer.testing import CliRunner
 import critical_neurons as cn
 from critical_neurons.cli import app
 from critical_neurons.cli.terminal import show_progress
-from critical_neurons.reporting import describe_batch
+from critical_neurons.experiments.demo import Removal
+from critical_neurons.exporting import open_onnx
+from critical_neurons.measuring import measure_accuracy
+from critical_neurons.reporting import describe_batch, judge
 
 COMMANDS = ["demo", "inspect", "score", "prune", "compress", "evaluate", "export"]
 HELP_SECONDS = 0.5
@@ -54,6 +57,7 @@ def chain(*widths):
     return nn.Sequential(*layers[:-1])
 
 net = seeded(lambda: chain(6, 8, 5, 3))
+wide = seeded(lambda: chain(6, 40, 20, 3))
 other = seeded(lambda: chain(6, 7, 5, 3))
 parallel = seeded(lambda: nn.DataParallel(chain(6, 8, 5, 3)))
 compiled = seeded(lambda: torch.compile(chain(6, 8, 5, 3)))
@@ -64,6 +68,8 @@ gelu = seeded(lambda: nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 3))
 softmax = seeded(lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3), nn.Softmax(1)))
 pair = seeded(Pair)
 branching = seeded(Branching)
+flat = seeded(lambda: nn.Sequential(nn.Flatten(), chain(6, 8, 5, 2)))
+fixed = seeded(lambda: nn.Sequential(chain(6, 8, 5, 4), Pieces(), nn.Linear(4, 3)))
 hybrid = seeded(lambda: nn.Sequential(nn.GELU(), chain(6, 8, 5, 4), Pieces(), nn.Linear(4, 3)))
 """
 
@@ -555,6 +561,271 @@ class TestPruneToAFolder:
         assert "does not exist" in message
 
 
+@pytest.fixture
+def wide_data(workspace):
+    """Inputs with the classes a wide network gives them: it is always right, and can do with less."""
+    inputs = np.random.default_rng(1).standard_normal((300, 6)).astype(np.float32)
+    with torch.no_grad():
+        labels = load_tiny("wide")(torch.from_numpy(inputs)).argmax(1).numpy()
+    np.savez(workspace / "train.npz", inputs=inputs[:200], labels=labels[:200])
+    np.savez(workspace / "test.npz", inputs=inputs[200:], labels=labels[200:])
+    return inputs, labels
+
+
+@pytest.fixture
+def wide_scores(wide_data):
+    scoring = ("--formulation", "linearised", "--budget", "macs=0.5")
+    succeed("score", "tiny_models:wide", "train.npz", *scoring, "--output", "scores.json")
+
+
+@pytest.mark.usefixtures("wide_scores")
+class TestPruneAndRefit:
+    ARGUMENTS = ("prune", "tiny_models:wide", "--scores", "scores.json")
+    REFITTED = ("--compensate", "least_squares", "--calibration", "train.npz")
+
+    def test_the_refitted_network_is_that_of_the_library(self, wide_data):
+        succeed(*self.ARGUMENTS, "--macs", 0.3, *self.REFITTED, "--save", "smaller")
+        plan, inputs = cn.plan(cn.Scores.load("scores.json"), macs=0.3), torch.from_numpy(wide_data[0])
+        expected = cn.prune(load_tiny("wide"), plan, inputs[:200], compensate="least_squares")
+        loaded = cn.load("smaller", lambda: load_tiny("wide"))
+        with torch.no_grad():
+            assert torch.equal(loaded(inputs), expected(inputs))
+
+    def test_refitting_pays_on_other_data(self):
+        def measure(*options):
+            arguments = (*self.ARGUMENTS, "--macs", 0.3, "--data", "test.npz", "--dry-run", "--json")
+            return json.loads(succeed(*arguments, *options).stdout)["accuracy"]
+
+        plain, refitted = measure(), measure(*self.REFITTED)
+        assert plain["before"] == refitted["before"] == 1.0
+        assert refitted["after"] > plain["after"]
+        assert plain["data"] == refitted["data"] == "test"
+
+    def test_accuracy_on_what_was_refitted_on_is_called_calibration(self):
+        arguments = (*self.ARGUMENTS, "--macs", 0.3, *self.REFITTED, "--dry-run", "--data")
+        assert "accuracy, calibration data" in succeed(*arguments, "train.npz").stdout
+        assert "accuracy, test data" in succeed(*arguments, "test.npz").stdout
+
+    def test_the_look_counts_for_the_calibration_too(self, wide_data):
+        np.savez("shifted.npz", inputs=wide_data[0][:200] * 2 + 1, labels=wide_data[1][:200])
+        refitted = ("--compensate", "bias", "--calibration")
+        succeed(*self.ARGUMENTS, "--macs", 0.3, *refitted, "train.npz", "--save", "plain")
+        succeed(
+            *self.ARGUMENTS, "--macs", 0.3, *refitted, "shifted.npz", "--mean", 1, "--std", 2, "--save", "shifted"
+        )
+        plain, shifted = (load_file(f"{folder}/model.safetensors") for folder in ("plain", "shifted"))
+        assert all(torch.allclose(values, shifted[name], atol=1e-5) for name, values in plain.items())
+
+    @pytest.mark.parametrize("refitting", [(), REFITTED])
+    def test_the_most_that_can_go(self, refitting):
+        options = ("--max-drop", 0.1, "--data", "test.npz", *refitting, "--save", "smaller")
+        result = succeed(*self.ARGUMENTS, *options, "--json")
+        found = json.loads(result.stdout)
+        assert found["accuracy"]["before"] - found["accuracy"]["after"] <= 0.1 + 1e-9
+        assert found["accuracy"]["data"] == "calibration"
+        drop = found["plan"]["provenance"]["drop"]
+        assert (drop["before"], drop["after"]) == (found["accuracy"]["before"], found["accuracy"]["after"])
+        assert found["parameters"]["after"] < found["parameters"]["before"]
+        assert "The plan was chosen by the accuracy on --data" in result.stderr
+        text = succeed(*self.ARGUMENTS, *options, "--overwrite").stdout
+        assert "accuracy, calibration data" in text
+        assert "Rule: at most 0.1 lost" in text
+
+    def test_an_interrupted_search_leaves_the_best_so_far(self, monkeypatch):
+        judged = []
+
+        def judge(model, *data):
+            judged.append(model)
+            if len(judged) == 4:
+                raise KeyboardInterrupt
+            return measure_accuracy(model, *data)
+
+        monkeypatch.setattr("critical_neurons.measuring.measure_accuracy", judge)
+        options = ("--max-drop", 0.99, "--data", "test.npz", "--save", "smaller")
+        assert "interrupted" in succeed(*self.ARGUMENTS, *options).stdout
+        assert cn.load("smaller", lambda: load_tiny("wide"))[0].out_features < 40
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (("--macs", 0.5, "--compensate", "bias"), "--compensate bias: say on what inputs, with --calibration"),
+            (("--macs", 0.5, "--calibration", "train.npz"), "nothing is refitted"),
+            (("--macs", 0.5, "--compensate", "retrain"), "'none', 'bias', 'least_squares'"),
+            (("--max-drop", 0.1), "--max-drop: say on what the accuracy is judged, with --data"),
+            (("--max-drop", 0.1, "--macs", 0.5, "--data", "test.npz"), "max_drop= finds the share kept itself"),
+            (("--max-drop", 2, "--data", "test.npz"), "max_drop=2.0"),
+            (("--macs", 0.5, "--compensate", "bias", "--calibration", "gone.npz"), "gone.npz: no such file"),
+            (("--macs", 0.5, "--compensate", "bias", "--calibration", "data.npz"), "calibration: found 9 inputs"),
+        ],
+    )
+    def test_refusals(self, options, message):
+        assert message in refuse(*self.ARGUMENTS, *options, "--input-shape", 6, "--save", "smaller")
+
+
+@pytest.mark.usefixtures("wide_data")
+class TestCompress:
+    ARGUMENTS = ("compress", "tiny_models:wide", "train.npz", "--save", "smaller")
+    QUICK = (*ARGUMENTS, "--no-onnx")
+
+    def test_the_whole_way(self, wide_data):
+        options = ("--macs", 0.5, "--test-data", "test.npz", "--output", "smaller.onnx", "--output", "smaller.pt2")
+        result = succeed(*self.ARGUMENTS, *options)
+        assert re.search(r"^0 +40 +\d+ +\d+ +at most 0.5 of the macs kept", result.stdout, re.MULTILINE)
+        assert re.search(r"^accuracy, test data +100.00% +\d+\.\d\d% ", result.stdout, re.MULTILINE)
+        assert re.search(r"^multiply-adds +1,100 +\d+ +(50\.0|4\d\.\d)%$", result.stdout, re.MULTILINE)
+        assert "onnxruntime, batch of 64" in result.stdout
+        told = ["200 inputs of shape 6", "Scoring", "Planning", "Removing and refitting", "Comparing", "Exporting"]
+        assert [result.stderr.index(text) for text in told] == sorted(result.stderr.index(text) for text in told)
+        assert "Written: smaller, smaller.onnx, smaller.pt2" in result.stderr
+        inputs = torch.from_numpy(wide_data[0])
+        with torch.no_grad():
+            expected = cn.load("smaller", lambda: load_tiny("wide"))(inputs)
+            assert torch.allclose(open_onnx(Path("smaller.onnx"))(inputs), expected, atol=1e-5)
+            assert torch.allclose(torch.export.load("smaller.pt2").module()(inputs), expected, atol=1e-5)
+
+    def test_it_does_what_the_library_does(self, wide_data):
+        options = ("--max-drop", 0.05, "--keep", "0", "--min-units", 2, "--round-to", 2, "--seed", 3)
+        result = json.loads(succeed(*self.QUICK, *options, "--compensate", "bias", "--json").stdout)
+        inputs, labels = (torch.from_numpy(values[:200]) for values in wide_data)
+        expected = cn.compress(
+            *(load_tiny("wide"), inputs, labels),
+            max_drop=0.05,
+            keep=["0"],
+            min_units=2,
+            round_to=2,
+            seed=3,
+            compensate="bias",
+            onnx=False,
+        )
+        assert result["plan"] == expected.plan.to_dict()
+        assert result["scores"]["scores"] == expected.scores.to_dict()["scores"]
+        comparison = cn.Comparison.from_dict(result["comparison"])
+        assert comparison.data == "calibration"
+        assert comparison.after.accuracy == expected.comparison.after.accuracy
+        assert result["written"] == {"save": "smaller", "output": []}
+        loaded = cn.load("smaller", lambda: load_tiny("wide"))
+        with torch.no_grad():
+            assert torch.equal(loaded(inputs), expected.model(inputs))
+
+    @pytest.mark.parametrize("share", [("--params", 0.6), ("--units", 0.6), ("--macs", 0.6)])
+    def test_shares_and_settings_of_scoring_arrive(self, share):
+        options = ("--formulation", "exact", "--time-limit", 1, "--threads", 1, "--ignore", "2", "--per-class", 6)
+        result = json.loads(succeed(*self.QUICK, *share, *options, "--json").stdout)
+        settings = result["scores"]["settings"]
+        assert settings["budget"] == {share[0].removeprefix("--"): 0.6}
+        assert (settings["formulation"], settings["time_limit"], settings["threads"]) == ("exact", 1.0, 1)
+        assert settings["ignore"] == ["2"]
+        assert np.bincount(settings["labels"]).tolist() == [6, 6, 6]
+        assert f"of the {share[0].removeprefix('--')} kept" in result["plan"]["rule"]
+
+    def test_spans(self):
+        result = json.loads(
+            succeed(
+                *("compress", "tiny_models:hybrid", "train.npz", "--start", "1", "--stop", "1", "--units", 0.5),
+                *("--save", "smaller", "--no-onnx", "--json"),
+            ).stdout
+        )
+        assert result["plan"]["span"] == {"start": "1", "stop": "1"}
+        assert len(result["plan"]["layers"][0]["kept"]) == 4
+
+    def test_accuracy_without_test_data_is_called_calibration(self):
+        result = succeed(*self.QUICK, "--units", 0.5)
+        assert "accuracy, calibration data" in result.stdout
+        assert "No test data" in result.stderr
+        mixed = succeed(*self.QUICK, "--units", 0.5, "--overwrite", "--test-data", "train.npz")
+        assert "accuracy, calibration data" in mixed.stdout
+        assert "No test data" not in mixed.stderr
+
+    def test_splits_of_a_data_set(self):
+        datasets = pytest.importorskip("datasets")
+        pixels = np.random.default_rng(0).integers(0, 256, (150, 2, 3), dtype=np.uint8)
+
+        def make(rows, labels):
+            features = datasets.Features(image=datasets.Image(), label=datasets.Value("int64"))
+            return datasets.Dataset.from_dict({"image": list(rows), "label": labels}, features=features)
+
+        parts = {"train": make(pixels[:120], [0] * 110 + [1] * 10), "test": make(pixels[120:], [0, 1] * 15)}
+        datasets.DatasetDict(parts).save_to_disk("images")
+        arguments = ("compress", "tiny_models:flat", "images", "--units", 0.5, "--no-onnx", "--save", "smaller")
+        result = succeed(*arguments, "--test-split", "test", "--json")
+        assert "110 inputs of shape 1x2x3: 100 of class 0, 10 of class 1" in result.stderr
+        comparison = json.loads(result.stdout)["comparison"]
+        assert (comparison["images"], comparison["data"]) == (30, "test")
+        assert "per_class: 11 of every class" in refuse(*arguments, "--overwrite", "--per-class", 11)
+
+    def test_an_interrupt_writes_nothing(self, monkeypatch):
+        def interrupt(*_args, **_kwargs):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("critical_neurons.comparing.measure_activations", interrupt)
+        before = files()
+        result = run(*self.QUICK, "--units", 0.5)
+        assert result.exit_code == 130
+        assert "Interrupted." in result.stderr
+        assert files() == before
+
+    def test_a_failing_export_writes_nothing(self):
+        arguments = ("compress", "tiny_models:fixed", "train.npz", "--start", "0", "--stop", "0", "--units", 0.5)
+        outputs = ("--save", "smaller", "--output", "smaller.pt2", "--no-onnx")
+        before = files()
+        result = run(*arguments, *outputs)
+        assert result.exit_code == 2
+        assert "torch.export failed" in result.stderr
+        assert files() == before
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (("--macs", 0.5, "--save", "missing/smaller"), "does not exist"),
+            (("--macs", 0.5, "--save", "data.npz"), "is a file"),
+            (("--macs", 0.5, "--save", "."), "holds other files"),
+            (("--macs", 0.5, "--output", "missing/smaller.onnx"), "does not exist"),
+            (("--macs", 0.5, "--output", "smaller.h5"), "smaller.h5: its ending says the format"),
+            (("--macs", 0.5, "--output", "smaller/model.onnx"), "lies in the folder of --save"),
+            (("--macs", 0.5, "--output", "smaller"), "lies in the folder of --save"),
+            (("--macs", 0.5, "--output", "a.pt2", "--output", "./a.pt2"), "given to --output twice"),
+            ((), "Give one of --macs, --params, --units and --max-drop"),
+            (("--macs", 0.5, "--max-drop", 0.1), "Give one of --macs"),
+        ],
+    )
+    def test_told_before_anything_is_loaded(self, options, message):
+        save = () if "--save" in options else ("--save", "smaller")
+        assert message in refuse("compress", "no_such_module:net", "no_such.npz", *save, *options)
+
+    def test_a_missing_extra_is_told_before_anything_is_loaded(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "onnxruntime", None)
+        arguments = ("compress", "no_such_module:net", "no_such.npz", "--units", 0.5, "--save", "smaller")
+        assert "critical_neurons[onnx]" in refuse(*arguments, "--output", "smaller.onnx")
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (("--macs", 1e-6), "macs cannot fall to"),
+            (("--macs", 0), "macs"),
+            (("--max-drop", 1.5), "max_drop=1.5"),
+            (("--units", 0.5, "--keep", "conv"), "keep: no layer conv"),
+            (("--units", 0.5, "--compensate", "all"), "'none', 'bias', 'least_squares'"),
+            (("--units", 0.5, "--test-data", "gone.npz"), "gone.npz: no such file"),
+            (("--units", 0.5, "--test-split", "test"), "--test-split: train.npz is a file"),
+            (("--units", 0.5, "--per-class", 150), "per_class: 150 of every class asked for"),
+            (("--units", 0.5, "--time-limit", 1e-9), "Stopped before any feasible point was known"),
+        ],
+    )
+    def test_refusals(self, options, message):
+        assert message in refuse(*self.QUICK, *options)
+
+    def test_a_folder_to_save_to_is_asked_for(self):
+        assert "--save" in refuse("compress", "tiny_models:wide", "train.npz", "--units", 0.5)
+
+    def test_an_existing_folder(self):
+        succeed(*self.QUICK, "--units", 0.5)
+        before = Path("smaller/plan.json").read_bytes()
+        assert "exists and is not empty" in refuse(*self.QUICK, "--units", 0.7)
+        assert Path("smaller/plan.json").read_bytes() == before
+        succeed(*self.QUICK, "--units", 0.7, "--overwrite")
+        assert Path("smaller/plan.json").read_bytes() != before
+
+
 class TestEvaluate:
     QUICK = ("--batch-sizes", "1", "--repeats", 2, "--no-onnx")
 
@@ -684,45 +955,75 @@ class TestDemo:
         if "slow" not in request.keywords:
             monkeypatch.setattr("critical_neurons.experiments.demo.small_network", tiny_convolution)
             monkeypatch.setattr("critical_neurons.experiments.demo.EPOCHS", 3)
+            monkeypatch.setattr("critical_neurons.experiments.demo.RANDOM_DRAWS", 3)
 
-    def test_table_and_no_files(self):
-        before = files()
-        result = succeed("demo")
-        assert re.search(r"^units in layer 5 +16 +\d+$", result.stdout, re.MULTILINE)
-        assert re.search(r"^parameters +810 +\d+ \(\d+%\)$", result.stdout, re.MULTILINE)
-        assert re.search(r"^accuracy +\d\d\.\d% +\d\d\.\d%$", result.stdout, re.MULTILINE)
-        assert re.search(r"at random +\d+\.\d%$", result.stdout, re.MULTILINE)
-        assert re.search(r"gap \d+\.\d+%", result.stdout)
+    def test_everything_is_written_and_again_the_same(self, workspace):
+        result = succeed("demo", "--units", 0.5)
+        assert re.search(r"^0 +4 +2 +2 ", result.stdout, re.MULTILINE)
+        assert re.search(r"^accuracy, test data +\d\d\.\d\d% +\d\d\.\d\d% ", result.stdout, re.MULTILINE)
+        assert re.search(r"^refitted( +\d+\.\d%){4}$", result.stdout, re.MULTILINE)
+        assert re.search(r"^Refitted: .*; better than \d of 3 random removals\.$", result.stdout, re.MULTILINE)
         assert "Training a small network" in result.stderr
-        assert files() == before
+        assert "Written: critical_neurons_demo" in result.stderr
+        folder = workspace / "critical_neurons_demo"
+        content = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        assert content.keys() == {
+            "original.safetensors",
+            "training.npz",
+            "test.npz",
+            "smaller.onnx",
+            "comparison.json",
+        }
+        again = json.loads(succeed("demo", "--units", 0.5, "--json").stdout)
+        assert all((folder / name).read_bytes() == content[name] for name in ("original.safetensors", "test.npz"))
+        assert again["images"] == {"training": 1198, "test": 599}
+        after = again["comparison"]["after"]["accuracy"]
+        assert again["read_back"] == {"smaller": after, "smaller.onnx": after}
+        assert again["refitted"]["scored"] == after
+        numbers = again["refitted"]["random"]
+        shown = [after, sum(numbers) / 3, min(numbers), max(numbers)]
+        assert re.search("^refitted +" + " +".join(f"{each:.1%}" for each in shown), result.stdout, re.MULTILINE)
+        loaded = cn.load(folder / "smaller", tiny_convolution)
+        with np.load(folder / "test.npz") as test:
+            measured = measure_accuracy(loaded, torch.from_numpy(test["inputs"]), torch.from_numpy(test["labels"]))
+        assert measured == after
 
     @pytest.mark.slow
     def test_promises_of_the_real_one(self):
         result = json.loads(succeed("demo", "--json").stdout)
-        assert result["accuracy"]["before"] > 0.98
-        assert result["accuracy"]["after"] > result["accuracy"]["before"] - 0.02
-        assert result["parameters"]["after"] < 0.7 * result["parameters"]["before"]
+        before, after = (result["comparison"][when] for when in ("before", "after"))
+        assert before["accuracy"] > 0.98
+        assert after["accuracy"] > 0.9
+        assert after["macs"] < 0.05 * before["macs"]
+        assert result["refitted"]["scored"] > result["without_refitting"]["scored"]
         assert result["seconds"]["all"] < 60
 
-    def test_json_is_the_same_every_time(self):
-        first, second = (json.loads(succeed("demo", "--json", "--seed", 3).stdout) for _ in range(2))
-        assert first["scores"]["scores"] == second["scores"]["scores"]
-        assert first["accuracy"] == second["accuracy"]
-        assert first["images"] == {"training": 1198, "scoring": 10, "test": 599}
-        assert first["parameters"]["after"] < first["parameters"]["before"]
+    @pytest.mark.parametrize(
+        ("scored", "verdict"),
+        [
+            (0.95, "ahead of chance, +15.0 points; better than 2 of 2 random removals"),
+            (0.85, "a tie, +5.0 points; better than 1 of 2 random removals"),
+            (0.70, "a tie, -10.0 points; better than 0 of 2 random removals"),
+            (0.60, "behind chance, -20.0 points; better than 0 of 2 random removals"),
+        ],
+    )
+    def test_a_tie_is_called_so(self, scored, verdict):
+        assert judge(Removal(scored, (0.70, 0.90))) == verdict
 
-    def test_the_smaller_network_on_request(self):
-        succeed("demo", "--output", "smaller.safetensors")
-        assert load_file("smaller.safetensors")["5.weight"].shape[0] < 16
-
-    def test_missing_extra(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-        assert "pip install 'critical_neurons[demo]'" in refuse("demo")
-
-    def test_bad_settings_before_training(self, monkeypatch):
+    @pytest.mark.parametrize("module", ["sklearn.datasets", "onnxruntime"])
+    def test_missing_extra(self, monkeypatch, module):
+        monkeypatch.setitem(sys.modules, module, None)
         monkeypatch.setattr("critical_neurons.experiments.demo.train_small_network", None)
-        assert "at least one" in refuse("demo", "--per-class", 0)
-        assert "does not exist" in refuse("demo", "--output", "missing/smaller.safetensors")
+        assert "pip install 'critical_neurons[" in refuse("demo")
+
+    def test_bad_settings_before_training(self, workspace, monkeypatch):
+        monkeypatch.setattr("critical_neurons.experiments.demo.train_small_network", None)
+        assert "units: found 0.0" in refuse("demo", "--units", 0)
+        assert "does not exist" in refuse("demo", "--save", "missing/demo")
+        assert "holds other files" in refuse("demo", "--save", ".")
+        (workspace / "mine" / "smaller").mkdir(parents=True)
+        (workspace / "mine" / "smaller" / "thesis.tex").touch()
+        assert "smaller: holds other files (thesis.tex)" in refuse("demo", "--save", "mine")
 
 
 class TestProgress:

@@ -27,13 +27,15 @@ def model(digits):
 
 @pytest.fixture(scope="module")
 def halved(model, digits):
-    told = []
-    found = cn.compress(model, *digits[0], macs=0.5, test=digits[1], onnx=False, progress=told.append)
-    return found, told
+    told, details = [], []
+    found = cn.compress(
+        model, *digits[0], macs=0.5, test=digits[1], onnx=False, progress=told.append, detail=details.append
+    )
+    return found, (told, details)
 
 
 def test_the_share_is_met_and_little_is_lost(halved, model, digits):
-    found, told = halved
+    found, (told, details) = halved
     assert count_macs(found.model, digits[0][0]) <= 0.5 * count_macs(model, digits[0][0])
     comparison = found.comparison
     assert comparison.data == "test"
@@ -41,6 +43,9 @@ def test_the_share_is_met_and_little_is_lost(halved, model, digits):
     assert comparison.after.accuracy == measure_accuracy(found.model, *digits[1])
     assert comparison.after.accuracy > comparison.before.accuracy - 0.05
     assert told == ["Scoring", "Planning", "Removing and refitting", "Comparing"]
+    assert "incumbent" in details[0]
+    assert "4 of 4 modules refitted" in details
+    assert details[-1] == "Measuring latency in torch, batch of 64"
 
 
 def test_refitting_is_the_default_and_pays(halved, model, digits):
@@ -106,5 +111,15 @@ def test_what_a_user_may_get_wrong(model, digits):
         cn.compress(model, inputs, labels, macs=0.5, units=0.5)
     with pytest.raises(InvalidInputError, match="labels: none"):
         cn.compress(model, inputs, macs=0.5)
+    told = []
+    for settings, message in (
+        ({"max_drop": 1.5}, "max_drop=1.5. Accepted: a share of accuracy"),
+        ({"macs": 0.5, "compensate": "all"}, "compensate: found 'all'"),
+    ):
+        with pytest.raises(InvalidSettingError, match=message):
+            cn.compress(model, inputs, labels, **settings, progress=told.append)
+    with pytest.raises(InvalidInputError, match="calibration: found 9 inputs"):
+        cn.compress(model, inputs[:9], labels[:9], macs=0.5, progress=told.append)
+    assert told == []  # nothing was begun
     with pytest.raises(InvalidSettingError, match="macs cannot fall to"):
         cn.compress(model, inputs, labels, macs=1e-6)

@@ -302,6 +302,11 @@ class TestChoosing:
         with pytest.raises(InvalidInputError, match="3 of every class asked for, but class 7 has 2"):
             choose_balanced(np.array([1, 1, 1, 7, 7]), 3, seed=0)
 
+    def test_a_class_that_is_too_small_comes_whole_where_that_will_do(self):
+        chosen = choose_balanced(np.array([1, 1, 1, 1, 7, 7]), 3, seed=0, allow_fewer=True)
+        assert len(chosen) == len(set(chosen)) == 5
+        assert sorted(chosen[3:]) == [4, 5]
+
     @pytest.mark.parametrize("per_class", [0, -1])
     def test_fewer_than_one(self, per_class):
         with pytest.raises(InvalidSettingError, match="at least one"):

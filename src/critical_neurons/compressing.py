@@ -15,11 +15,12 @@ from torch import nn
 from critical_neurons.batch import Batch, choose_evenly, gather_batch
 from critical_neurons.comparing import compare
 from critical_neurons.comparison import Comparison
+from critical_neurons.compensating import check_inputs
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.measuring import measure_accuracy
 from critical_neurons.network import Ints
-from critical_neurons.pipeline import Compensation, inspect, prune
-from critical_neurons.planning import plan
+from critical_neurons.pipeline import Compensation, check_compensation, inspect, prune
+from critical_neurons.planning import check_drop, plan
 from critical_neurons.plans import Plan
 from critical_neurons.scores import Scores
 from critical_neurons.scoring import score
@@ -85,6 +86,9 @@ def compress(
     given = [value for value in (units, params, macs, max_drop) if value is not None]
     if len(given) != 1:
         raise InvalidSettingError("compress: give one of units=, params=, macs= and max_drop=.")
+    if max_drop is not None:
+        check_drop(max_drop)
+    check_compensation(compensate)
     batch = gather_batch(inputs, labels)
     if batch.labels is None:
         raise InvalidInputError("labels: none. Give the index of the right class of every input.")
@@ -92,6 +96,8 @@ def compress(
     if max_drop is not None and evaluate is None:
         used, judge = _hold_out(batch, batch.labels, seed)
     assert used.labels is not None
+    if compensate != "none":
+        check_inputs(len(used))
     progress("Scoring")
     settings = {
         "formulation": "linearised",

@@ -78,9 +78,7 @@ def prune(
     done, and of how many. The smaller module remembers, as digests in `calibrated_on`, the data points it was scored
     and refitted on: `compare` does not take them for test data.
     """
-    if compensate not in get_args(Compensation):
-        accepted = ", ".join(map(repr, get_args(Compensation)))
-        raise InvalidSettingError(f"compensate: found {compensate!r}. Accepted: {accepted}.")
+    check_compensation(compensate)
     source = unwrap(model)
     _check_architecture(fingerprint(source).architecture, plan)
     rows = torch.from_numpy(gather_batch(example).inputs)[:4]
@@ -101,6 +99,12 @@ def prune(
         seen |= set(digest_rows(inputs.numpy()))
     setattr(smaller, CALIBRATED_ON, seen)
     return smaller
+
+
+def check_compensation(compensate: str) -> None:
+    if compensate not in get_args(Compensation):
+        accepted = ", ".join(map(repr, get_args(Compensation)))
+        raise InvalidSettingError(f"compensate: found {compensate!r}. Accepted: {accepted}.")
 
 
 def _find_stops(network: Network, stays: Bools) -> list[Stop]:

@@ -65,8 +65,7 @@ def plan(
         return select(threshold=threshold, units=units, params=params, macs=macs)
     if any(value is not None for value in (threshold, units, params, macs)):
         raise InvalidSettingError("plan: max_drop= finds the share kept itself; leave out the others.")
-    if isinstance(max_drop, bool) or not isinstance(max_drop, Real) or not 0 <= max_drop < 1:
-        raise InvalidSettingError(f"plan: max_drop={max_drop!r}. Accepted: a share of accuracy, such as 0.01.")
+    check_drop(max_drop)
     if measure not in get_args(Measure):
         raise InvalidSettingError(f"plan: measure={measure!r}. Accepted: {', '.join(map(repr, get_args(Measure)))}.")
     if model is None or evaluate is None or calibration is None:
@@ -75,8 +74,17 @@ def plan(
     def judge(chosen: Plan) -> float:
         return _evaluate(evaluate, prune(model, chosen, calibration, compensate=compensate), chosen.rule)
 
+    def choose(share: float) -> Plan:
+        shares: dict[str, Any] = {measure: share}
+        return select(**shares)
+
     reference = _evaluate(evaluate, model, "nothing removed")
-    return _search(lambda share: select(**{measure: share}), judge, reference, float(max_drop), progress)
+    return _search(choose, judge, reference, float(max_drop), progress)
+
+
+def check_drop(max_drop: float) -> None:
+    if isinstance(max_drop, bool) or not isinstance(max_drop, Real) or not 0 <= max_drop < 1:
+        raise InvalidSettingError(f"plan: max_drop={max_drop!r}. Accepted: a share of accuracy, such as 0.01.")
 
 
 def _search(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -13,13 +15,16 @@ from rich.text import Text
 if TYPE_CHECKING:
     from critical_neurons.comparison import Comparison
     from critical_neurons.compressing import Compression
-    from critical_neurons.experiments.demo import Demo
+    from critical_neurons.experiments.demo import Demo, Removal
     from critical_neurons.network import Network
     from critical_neurons.plans import Plan
     from critical_neurons.scores import Scores
 
 LABELS_SHOWN = 40
 """Labels written one by one; of a larger batch the number per class is."""
+
+ROUNDING = 1e-9
+"""Of means of accuracies."""
 
 LOW_SCORE = 0.1
 """The paper's threshold for fully connected networks."""
@@ -107,25 +112,38 @@ def describe_parameters(before: int, after: int) -> tuple[str, str, str]:
     return "parameters", f"{before:,}", f"{after:,} ({after / before:.0%})"
 
 
-def report_demo(demo: Demo) -> RenderableType:
-    """Units per layer, accuracy on unseen data, parameters, and how the solve went."""
-    units = [
-        (f"units in layer {layer.name}", str(layer.total), str(len(demo.plan.kept[layer.name])))
-        for layer in demo.plan.layers
-    ]
-    accuracies = [
-        ("accuracy", f"{demo.accuracy_before:.1%}", f"{demo.accuracy_after:.1%}"),
-        ("accuracy, as many units removed at random", "", f"{demo.accuracy_random:.1%}"),
-    ]
+def report_demo(demo: Demo, read_back: Mapping[str, float]) -> RenderableType:
+    """The compression; what random removal does; what was read back from the files."""
+    table = _table("Accuracy, test data", ">By score", ">At random, mean", ">Lowest", ">Highest")
+    for name, removal in (("without refitting", demo.plain), ("refitted", demo.refitted)):
+        numbers = removal.scored, fmean(removal.random), min(removal.random), max(removal.random)
+        table.add_row(name, *(f"{number:.1%}" for number in numbers))
+    scored = len(demo.compression.scores.settings["labels"])
     return Group(
-        report_change([*units, describe_parameters(demo.parameters_before, demo.parameters_after), *accuracies]),
+        report_compression(demo.compression),
+        Text(),
+        table,
+        Text(f"At random: as many units of every layer, {len(demo.plain.random)} times."),
+        Text(f"Without refitting: {judge(demo.plain)}."),
+        Text(f"Refitted: {judge(demo.refitted)}."),
         Text(
-            f"Trained on {demo.training_images} digits, scored on {demo.scoring_images} of those, accuracy on "
-            f"{demo.test_images} others. No fine-tuning."
+            f"Trained on {len(demo.training[1])} digits, scored on {scored} of them, refitted on all of them; tested "
+            f"on {len(demo.test[1])} others. No fine-tuning."
         ),
-        *describe_solve(demo.scores),
+        Text(f"Read back: {', '.join(f'{name} {accuracy:.1%}' for name, accuracy in read_back.items())}."),
         Text(f"{demo.seconds:.1f} s in all, {demo.training_seconds:.1f} s of it training"),
     )
+
+
+def judge(removal: Removal) -> str:
+    """A difference from the mean of the random removals counts where it is larger than theirs from each other."""
+    difference, spread = removal.scored - fmean(removal.random), pstdev(removal.random)
+    if abs(difference) <= spread + ROUNDING:
+        verdict = "a tie"
+    else:
+        verdict = "ahead of chance" if difference > 0 else "behind chance"
+    beaten = sum(each < removal.scored for each in removal.random)
+    return f"{verdict}, {100 * difference:+.1f} points; better than {beaten} of {len(removal.random)} random removals"
 
 
 def network_to_dict(network: Network) -> dict[str, Any]:
@@ -136,13 +154,21 @@ def network_to_dict(network: Network) -> dict[str, Any]:
     return {"layers": layers, "notes": list(network.notes)}
 
 
-def demo_to_dict(demo: Demo) -> dict[str, Any]:
+def compression_to_dict(found: Compression) -> dict[str, Any]:
     return {
-        "plan": demo.plan.to_dict(),
-        "scores": demo.scores.to_dict(),
-        "parameters": {"before": demo.parameters_before, "after": demo.parameters_after},
-        "accuracy": {"before": demo.accuracy_before, "after": demo.accuracy_after, "random": demo.accuracy_random},
-        "images": {"training": demo.training_images, "scoring": demo.scoring_images, "test": demo.test_images},
+        "plan": found.plan.to_dict(),
+        "scores": found.scores.to_dict(),
+        "comparison": found.comparison.to_dict(),
+    }
+
+
+def demo_to_dict(demo: Demo, read_back: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        **compression_to_dict(demo.compression),
+        "without_refitting": asdict(demo.plain),
+        "refitted": asdict(demo.refitted),
+        "read_back": dict(read_back),
+        "images": {"training": len(demo.training[1]), "test": len(demo.test[1])},
         "seconds": {"training": demo.training_seconds, "all": demo.seconds},
     }
 

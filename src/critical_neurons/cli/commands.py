@@ -31,25 +31,26 @@ from critical_neurons.cli.options import (
     Threads,
     TimeLimit,
     Weights,
-    WeightsOutput,
     read_loss_weight,
     read_numbers,
     read_pairs,
     read_sizes,
 )
-from critical_neurons.cli.outputs import check_outputs, write_smaller
 from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
 from critical_neurons.errors import InvalidSettingError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+DEMO_UNITS = 0.125
+"""With many more kept, refitting makes up for whatever is removed, and there is nothing to compare."""
 
 app = typer.Typer(
     name="critical-neurons",
     help="Score the units of a trained network with a mixed integer program, and remove the unimportant ones.\n\n"
     "\b\nExamples:\n"
     "  critical-neurons demo\n"
+    "  critical-neurons compress lenet5 train.npz --weights lenet5.pt --macs 0.5 --save smaller\n"
     "  critical-neurons inspect lenet5\n"
     "  critical-neurons score lenet5 ylecun/mnist --weights lenet5.pt --resize 32 --channels 3 --output scores.json\n"
     "  critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --threshold 0.1 --save smaller\n"
@@ -65,33 +66,39 @@ app = typer.Typer(
 @app.command()
 @reports_errors
 def demo(
-    output: WeightsOutput = None,
-    per_class: Annotated[int, typer.Option(help="Digits of every class to score on.")] = 1,
-    threshold: Annotated[float, typer.Option(help="Units that score below are removed.")] = 0.5,
+    save: Annotated[Path, typer.Option(help="The folder that is written; what a demo wrote is replaced.")] = Path(
+        "critical_neurons_demo"
+    ),
+    units: Annotated[float, typer.Option(help="Keep at most this share of the units of every layer.")] = DEMO_UNITS,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Train a small network on scikit-learn's digits, score it, remove what scores low, measure.
+    """Train a small network on scikit-learn's digits, make it smaller, measure, save and export it.
 
-    Takes less than a minute. Without --output no file is written.
+    Takes less than a minute. As many units are also removed at random, for comparison. The folder holds both
+    networks, the digits and the comparison: enough to try the other commands on.
 
     \b
     Example:
-      critical-neurons demo
+      critical-neurons demo --save demo
     """
-    if output:
-        check_outputs(output, None, None, dry_run=False)
-    from critical_neurons.experiments.demo import run_demo
+    from critical_neurons.experiments.demo import check_demo, run_demo, save_demo
     from critical_neurons.reporting import demo_to_dict, report_demo
 
+    check_demo(save)
     with show_progress() as progress:
-        result = run_demo(seed=seed, per_class=per_class, threshold=threshold, announce=note, progress=progress)
-    if output:
-        write_smaller(result.smaller, result.plan, output, None, None)
+        result = run_demo(seed=seed, units=units, progress=note, detail=progress)
+        note("Saving, exporting and reading back")
+        read_back = save_demo(result, save)
     if as_json:
-        show_json(demo_to_dict(result))
-    else:
-        show(report_demo(result))
+        show_json({**demo_to_dict(result, read_back), "save": str(save)})
+        return
+    show(report_demo(result, read_back))
+    note(f"Written: {save}")
+    note(
+        f"Next: critical-neurons compress critical_neurons.experiments.demo:small_network {save / 'training.npz'} "
+        f"--weights {save / 'original.safetensors'} --test-data {save / 'test.npz'} --max-drop 0.01 --save smaller"
+    )
 
 
 @app.command()

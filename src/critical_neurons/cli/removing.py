@@ -115,7 +115,7 @@ def prune(
     if max_drop is not None and data is None:
         raise InvalidSettingError("--max-drop: say on what the accuracy is judged, with --data.")
     import critical_neurons as cn
-    from critical_neurons.comparing import count_common
+    from critical_neurons.batch import CALIBRATED_ON, digest_rows
     from critical_neurons.loading import Look, load_batch, load_model
     from critical_neurons.measuring import count_parameters, measure_accuracy
     from critical_neurons.reading import fingerprint, unwrap
@@ -164,7 +164,8 @@ def prune(
     rows = [describe_parameters(**result["parameters"])]
     if batch:
         before, after = (measure_accuracy(each, *batch) for each in (network, smaller))
-        seen = max_drop is not None or (fitted is not None and count_common(batch[0], fitted) > 0)
+        known = getattr(smaller, CALIBRATED_ON)
+        seen = max_drop is not None or not known.isdisjoint(digest_rows(batch[0].numpy()))
         kind = "calibration" if seen else "test"
         result["accuracy"] = {"before": before, "after": after, "data": kind}
         rows.append((f"accuracy, {kind} data", f"{before:.2%}", f"{after:.2%}"))
@@ -253,7 +254,7 @@ def compress(
     import critical_neurons as cn
     from critical_neurons.experiments.models import MODELS
     from critical_neurons.loading import Look, load_batch, load_model
-    from critical_neurons.reporting import describe_batch, report_compression
+    from critical_neurons.reporting import compression_to_dict, describe_batch, report_compression
 
     look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
     network = load_model(model, weights)
@@ -300,14 +301,7 @@ def compress(
         note("The plan removes nothing: every unit stays.")
     if as_json:
         written = {"save": str(save), "output": [{**vars(each), "path": str(each.path)} for each in exports]}
-        show_json(
-            {
-                "plan": found.plan.to_dict(),
-                "scores": found.scores.to_dict(),
-                "comparison": found.comparison.to_dict(),
-                "written": written,
-            }
-        )
+        show_json(compression_to_dict(found) | {"written": written})
         return
     show(report_compression(found))
     note(f"Written: {', '.join(map(str, [save, *paths]))}")

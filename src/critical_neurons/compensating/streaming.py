@@ -55,8 +55,7 @@ def refit_modules(
     Both models, on the CPU in evaluation mode, are runs of one graph. `progress` is told how many stops are done, and
     of how many.
     """
-    if len(inputs) < LEAST_INPUTS:
-        raise InvalidInputError(f"calibration: found {len(inputs)} inputs. Give {LEAST_INPUTS} or more.")
+    check_inputs(len(inputs))
     nodes = list(original.graph.nodes)
     places = {str(node.target): place for place, node in enumerate(nodes) if node.op == "call_module"}
     before, after = _Runner(original), _Runner(smaller)
@@ -80,6 +79,11 @@ def refit_modules(
                 held[number], reached = moved, place
         refit.finish()
     progress(len(stops), len(stops))
+
+
+def check_inputs(count: int) -> None:
+    if count < LEAST_INPUTS:
+        raise InvalidInputError(f"calibration: found {count} inputs. Give {LEAST_INPUTS} or more.")
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,28 @@
-"""Demo: a small network trained on scikit-learn's digits, scored, made smaller and measured."""
+"""Demo: a small network trained on scikit-learn's digits, compressed, measured, saved, exported and read back."""
 
 from __future__ import annotations
 
+import io
+import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import fmean
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from safetensors import torch as safetensors
 from torch import Tensor, nn
 from torch.nn import functional
 
 import critical_neurons as cn
 from critical_neurons.errors import InvalidSettingError, MissingExtraError
-from critical_neurons.loading.batches import choose_balanced
-from critical_neurons.measuring import count_parameters, measure_accuracy
-from critical_neurons.solution import Step
+from critical_neurons.exporting import open_onnx
+from critical_neurons.files import check_folder, write_atomically
+from critical_neurons.keeping import FILES, check_format
+from critical_neurons.measuring import measure_accuracy, on_threads, predict_by, share_of_equals
+from critical_neurons.pipeline import Compensation
 
 Labelled: TypeAlias = tuple[Tensor, Tensor]
 """Inputs and labels."""
@@ -27,70 +31,105 @@ TRAINING_SHARE = 2 / 3
 EPOCHS = 15
 BATCH_SIZE = 32
 LEARNING_RATE = 5e-3
-RANDOM_DRAWS = 5
-"""Random removals averaged in the comparison: one draw alone can be lucky."""
+RANDOM_DRAWS = 10
+"""Random removals in the comparison: one draw alone can be lucky."""
+
+ORIGINAL, TRAINING, TEST = "original.safetensors", "training.npz", "test.npz"
+SMALLER, ONNX, COMPARISON = "smaller", "smaller.onnx", "comparison.json"
+"""What the demo writes into its folder."""
+
+THREADS = 1
+"""Of torch: steps this small are slower on several threads, many times so on a busy machine."""
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Accuracies on the test digits without the low-scored units, and without as many of every layer at random."""
+
+    scored: float
+    random: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo made and measured. Accuracies are on `test_images`, seen neither in training nor in scoring."""
+    """What the demo made and measured. The test digits were seen in nothing that came before."""
 
     model: nn.Module
-    smaller: nn.Module
-    scores: cn.Scores
-    plan: cn.Plan
-    training_images: int
-    scoring_images: int
-    test_images: int
-    accuracy_before: float
-    accuracy_after: float
-    accuracy_random: float
-    parameters_before: int
-    parameters_after: int
+    compression: cn.Compression
+    plain: Removal
+    refitted: Removal
+    training: Labelled
+    test: Labelled
     training_seconds: float
     seconds: float
 
 
 def run_demo(
     *,
+    units: float,
     seed: int = 0,
-    per_class: int = 1,
-    threshold: float = 0.5,
-    time_limit: float = 30.0,
-    announce: Callable[[str], None] = lambda text: None,
-    progress: Callable[[Step], None] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+    detail: Callable[[str], None] = lambda text: None,
 ) -> Demo:
-    """Train, score, remove what scores below `threshold`, measure. `announce` is told what is about to happen."""
-    if per_class < 1:
-        raise InvalidSettingError(f"per_class: at least one, got {per_class}.")
+    """Train, compress to a share of the units of every layer, and remove as many at random.
+
+    `progress` and `detail` as for `compress`.
+    """
+    if not 0 < units <= 1:
+        raise InvalidSettingError(f"units: found {units}. Accepted: a share above 0 and up to 1.")
     started = time.perf_counter()
-    (inputs, labels), test = split_digits(seed)
-    announce(f"Training a small network on {len(labels)} digits of 8x8 pixels")
-    model = train_small_network(inputs, labels, seed)
+    training, test = split_digits(seed)
+    progress(f"Training a small network on {len(training[1])} digits of 8x8 pixels")
+    model = train_small_network(*training, seed)
     training_seconds = time.perf_counter() - started
-    chosen = choose_balanced(labels.numpy(), per_class, seed)
-    announce(f"Scoring its units on {len(chosen)} of them")
-    scores = cn.score(model, inputs[chosen], labels[chosen], time_limit=time_limit, seed=seed, progress=progress)
-    plan = cn.plan(scores, threshold=threshold)
-    announce("Removing what scores low, and as much at random for comparison")
-    smaller = cn.prune(model, plan, inputs[chosen])
-    by_chance = [cn.prune(model, plan.random(seed=seed + draw), inputs[chosen]) for draw in range(RANDOM_DRAWS)]
-    return Demo(
-        model=model,
-        smaller=smaller,
-        scores=scores,
-        plan=plan,
-        training_images=len(labels),
-        scoring_images=len(chosen),
-        test_images=len(test[1]),
-        accuracy_before=measure_accuracy(model, *test),
-        accuracy_after=measure_accuracy(smaller, *test),
-        accuracy_random=fmean(measure_accuracy(other, *test) for other in by_chance),
-        parameters_before=count_parameters(model),
-        parameters_after=count_parameters(smaller),
-        training_seconds=training_seconds,
-        seconds=time.perf_counter() - started,
-    )
+    with on_threads(THREADS):
+        found = cn.compress(model, *training, units=units, test=test, seed=seed, progress=progress, detail=detail)
+        progress("Removing as many units at random")
+        plans = [found.plan, *(found.plan.random(seed=seed + draw) for draw in range(RANDOM_DRAWS))]
+        plain = _remove(model, plans, training[0], test, "none")
+        refitted = _remove(model, plans, training[0], test, "least_squares")
+    return Demo(model, found, plain, refitted, training, test, training_seconds, time.perf_counter() - started)
+
+
+def _remove(
+    model: nn.Module, plans: list[cn.Plan], inputs: Tensor, test: Labelled, compensate: Compensation
+) -> Removal:
+    """The first plan is that of the scores."""
+    smaller = (cn.prune(model, plan, inputs, compensate=compensate) for plan in plans)
+    scored, *random = (measure_accuracy(each, *test) for each in smaller)
+    return Removal(scored, tuple(random))
+
+
+def check_demo(folder: str | os.PathLike[str]) -> None:
+    """Raise unless `save_demo` can write there; what it wrote before may be there."""
+    check_format(ONNX)
+    check_folder(folder, (ORIGINAL, TRAINING, TEST, SMALLER, ONNX, COMPARISON), overwrite=True)
+    if Path(folder).exists():
+        check_folder(Path(folder, SMALLER), FILES, overwrite=True)
+
+
+def save_demo(demo: Demo, folder: str | os.PathLike[str]) -> dict[str, float]:
+    """Write both networks, the digits and the comparison.
+
+    Gives the accuracy on the test digits of what is then read back, from the folder of `save` and from the ONNX file.
+    """
+    check_demo(folder)
+    directory, smaller = Path(folder), demo.compression.model
+    directory.mkdir(exist_ok=True)
+    write_atomically(directory / ORIGINAL, safetensors.save(dict(demo.model.state_dict())))
+    for name, (inputs, labels) in ((TRAINING, demo.training), (TEST, demo.test)):
+        content = io.BytesIO()
+        np.savez(content, inputs=inputs.numpy(), labels=labels.numpy())
+        write_atomically(directory / name, content.getvalue())
+    cn.save(smaller, directory / SMALLER, plan=demo.compression.plan, overwrite=True)
+    cn.export(smaller, directory / ONNX, demo.training[0])
+    demo.compression.comparison.save(directory / COMPARISON)
+    inputs, labels = demo.test
+    predictions = predict_by(open_onnx(directory / ONNX), inputs)
+    return {
+        SMALLER: measure_accuracy(cn.load(directory / SMALLER, small_network), inputs, labels),
+        ONNX: share_of_equals(predictions, labels),
+    }
 
 
 def split_digits(seed: int) -> tuple[Labelled, Labelled]:
@@ -126,7 +165,7 @@ def small_network() -> nn.Sequential:
 
 def train_small_network(inputs: Tensor, labels: Tensor, seed: int) -> nn.Module:
     """A trained `small_network`, in evaluation mode. The global random state stays as it is."""
-    with torch.random.fork_rng(devices=[]), _one_thread():
+    with torch.random.fork_rng(devices=[]), on_threads(THREADS):
         torch.manual_seed(seed)
         model = small_network()
         optimiser = torch.optim.Adam(model.parameters())
@@ -140,14 +179,3 @@ def train_small_network(inputs: Tensor, labels: Tensor, seed: int) -> nn.Module:
                 optimiser.step()
                 schedule.step()
     return model.eval()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Steps this small are slower on several threads, many times so on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
