@@ -1,74 +1,103 @@
-"""The exact integer program: a bias-free 784-40-20-10 network, one image per class, scores 0 or 1; the gap reached.
+"""The exact integer program: bias-free networks 784-n-n/2-10, one image per class, scores 0 or 1; the gaps reached.
 
-python benchmarks/exact.py --data FOLDER [--seconds 300] [--solver highs]
+python benchmarks/exact.py --data FOLDER [--widths 10 20 40] [--searches tree gates] [--seconds 300] [--solver highs]
+
+Searches: `tree`, what score does: branch and bound on the scores with rows of the convex hull; `no hulls`, without
+those; `no incumbents`, without better masks by trial; `gates`, the solver's own branch and bound on scores and gates.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import critical_neurons as cn
 from critical_neurons.loading import Look, load_batch
 from critical_neurons.measuring import measure_accuracy
-from speed import SEED, store_line, train
+from speed import SEED, store_line
 
 RESULTS = Path(__file__).parent / "results" / "exact.jsonl"
+EPOCHS = 12
+SEARCHES = ("tree", "no hulls", "no incumbents", "gates")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder or id of a Hugging Face data set of 28x28 images")
+    parser.add_argument("--widths", type=int, nargs="+", default=[10, 20, 40], help="units of the first hidden layer")
+    parser.add_argument("--searches", nargs="+", default=["tree"], choices=SEARCHES)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--solver", default="highs")
     arguments = parser.parse_args()
-    inputs, labels = load_batch(arguments.data, per_class=500, seed=SEED, look=Look(channels=1, resize=28))
+    look = Look(channels=1, resize=28)
+    inputs, labels = load_batch(arguments.data, split="train", look=look)
+    held_out = load_batch(arguments.data, split="test", look=look)
+    images = load_batch(arguments.data, per_class=1, seed=SEED, look=look)
+    for width in arguments.widths:
+        model = train(width, inputs, labels)
+        for search in arguments.searches:
+            found = solve(model, images, search, arguments.solver, arguments.seconds)
+            case = {"case": f"exact 784-{width}-{width // 2}-10", "data": Path(arguments.data).name}
+            store_line(RESULTS, {**case, **found, "test_accuracy": measure_accuracy(model, *held_out)})
+
+
+def train(width: int, inputs: Tensor, labels: Tensor) -> nn.Module:
     torch.manual_seed(SEED)
     model = nn.Sequential(
         nn.Flatten(),
-        nn.Linear(784, 40, bias=False),
+        nn.Linear(784, width, bias=False),
         nn.ReLU(),
-        nn.Linear(40, 20, bias=False),
+        nn.Linear(width, width // 2, bias=False),
         nn.ReLU(),
-        nn.Linear(20, 10, bias=False),
+        nn.Linear(width // 2, 10, bias=False),
     )
-    held_out = np.random.default_rng(SEED).permutation(len(labels)) < len(labels) // 3
-    train(model, inputs[~held_out], labels[~held_out])
-    chosen = [int(np.flatnonzero(held_out & (labels.numpy() == label))[0]) for label in range(10)]
-    scores = cn.score(
-        model,
-        inputs[chosen],
-        labels[chosen],
-        formulation="exact",
-        binary=True,
-        solver=arguments.solver,
-        time_limit=arguments.seconds,
-        progress=lambda step: print(f"{step.seconds:7.1f} s  {step.objective}  {step.bound}  {step.gap}", flush=True),
-    )
-    smaller = cn.prune(model, cn.plan(scores, threshold=0.5), inputs[chosen])
-    store_line(
-        RESULTS,
-        {
-            "case": "exact 784-40-20-10",
-            "data": Path(arguments.data).name,
-            "solver": arguments.solver,
-            "time_limit": arguments.seconds,
-            "status": scores.status.value,
-            "objective": scores.objective,
-            "bound": scores.bound,
-            "gap": scores.gap,
-            "seconds": round(scores.seconds, 1),
-            "sizes": dict(scores.sizes),
-            "units_kept": int(scores.per_unit.sum()),
-            "held_out_accuracy": [
-                measure_accuracy(each, inputs[held_out], labels[held_out]) for each in (model, smaller)
-            ],
-        },
-    )
+    optimiser = torch.optim.RMSprop(model.parameters(), 1e-3)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, [2 * EPOCHS // 3], 0.2)
+    for _ in range(EPOCHS):
+        for rows in torch.randperm(len(labels)).split(64):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(inputs[rows]), labels[rows]).backward()
+            optimiser.step()
+        schedule.step()
+    return model
+
+
+def solve(
+    model: nn.Module, images: tuple[Tensor, Tensor], search: str, solver: str, seconds: float
+) -> dict[str, object]:
+    inputs, labels = images[0].double().numpy(), images[1].numpy()
+    network = cn.read_network(model, images[0])
+    bounds = cn.bound_network(network, inputs, pruned=True)
+    program = cn.encode(network, bounds, labels, formulation="exact", binary=True)
+    if search == "no hulls":
+        assert program.branching is not None
+        program = replace(program, branching=replace(program.branching, hulls=None))
+    elif search == "no incumbents":
+        program = replace(program, improve=None)
+    elif search == "gates":
+        program = replace(program, branching=None)
+    assert program.unpruned is not None
+    solution = cn.solve(program, solver=solver, time_limit=seconds)
+    assert solution.point is not None
+    scores = np.split(solution.point[program.blocks["score"]], np.cumsum(network.groups)[:-1])
+    return {
+        "search": search,
+        "solver": solver,
+        "time_limit": seconds,
+        "status": solution.status.value,
+        "unpruned": program.value(program.unpruned),
+        "objective": solution.objective,
+        "bound": solution.bound,
+        "gap": solution.gap,
+        "seconds": round(solution.seconds, 1),
+        "sizes": dict(solution.sizes),
+        "units_kept": [round(float(part.sum())) for part in scores],
+    }
 
 
 if __name__ == "__main__":

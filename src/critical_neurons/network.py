@@ -271,11 +271,22 @@ class Network:
         """The logits, or the output of the span."""
         return self.evaluate(inputs)[-1]
 
-    def evaluate(self, inputs: Floats, kept: Floats | None = None) -> list[Floats]:
-        """Every value of the network; `kept`: with the activations of every unit times this."""
-        factors = np.append(np.ones(self.unit_count) if kept is None else kept, 1.0)  # the last answers for NO_UNIT
+    def evaluate(
+        self, inputs: Floats, kept: Floats | None = None, known: Mapping[int, Floats] | None = None
+    ) -> list[Floats]:
+        """Every value of the network.
+
+        `kept` (units) or (batch, units): with the activations of every unit times this. `known`: values that need not
+        be computed, by index.
+        """
+        given = known or {}
+        shares = np.ones(self.unit_count) if kept is None else kept
+        factors = np.concatenate([shares, np.ones((*shares.shape[:-1], 1))], axis=-1)  # the last is that of NO_UNIT
         values: list[Floats] = []
-        for op in self.ops:
+        for index, op in enumerate(self.ops):
+            if index in given:
+                values.append(given[index])
+                continue
             match op:
                 case Input():
                     values.append(inputs)
@@ -283,7 +294,7 @@ class Network:
                     values.append(op.map.apply(values[op.source]))
                 case Relu():
                     activation = rectify(values[op.source])
-                    values.append(activation if kept is None else activation * factors[op.units])
+                    values.append(activation if kept is None else activation * factors[..., op.units])
                 case MaxPool():
                     values.append(pool_maximum(op, values[op.source]))
                 case Sum():

@@ -101,6 +101,30 @@ class ConvexTerm(Protocol):
         """For conic solvers: matrix and offset of the logits (d, class) in the point, and the labels d."""
 
 
+class Separator(Protocol):
+    """Valid rows too many to number, found at a point."""
+
+    def separate(self, point: Floats) -> Rows:
+        """Those that the point violates most; none if it violates none."""
+
+
+@dataclass(frozen=True)
+class Branching:
+    """How to search a program whose other columns follow from a few 0/1 columns, by `Program.complete`.
+
+    Of the `columns` those of the highest `priority` are fixed first. `hulls` tighten the relaxation.
+    """
+
+    columns: slice
+    priority: Ints
+    hulls: Separator | None = None
+
+
+class Improvement(Protocol):
+    def __call__(self, point: Floats, *, seconds: float, seed: int) -> Floats:
+        """A point that keeps the rows of all sources, as good as can be found from the scores of this one in time."""
+
+
 @dataclass(frozen=True)
 class Program:
     """`start` is a feasible point, if one is known: every score at 1 and the network's own forward pass.
@@ -122,6 +146,8 @@ class Program:
     """The point of the unpruned network, feasible or not."""
     complete: Callable[[Floats], Floats] | None = None
     """A point that keeps the rows of all sources, from the scores of any point, if the formulation has one."""
+    improve: Improvement | None = None
+    branching: Branching | None = None
 
     @property
     def column_count(self) -> int:

@@ -16,12 +16,17 @@ from critical_neurons.bounds import Bounds
 from critical_neurons.encoding.affine import AffineNetwork
 from critical_neurons.encoding.columns import assemble_program, lay_out_columns
 from critical_neurons.encoding.gates import Formulation
+from critical_neurons.encoding.hulls import MOST_NUMBERS, HullRows, count_numbers
+from critical_neurons.encoding.masks import MaskSearch
 from critical_neurons.encoding.objective import Goal
 from critical_neurons.encoding.rows import PoolRows, ReluRows
 from critical_neurons.encoding.softmax import SoftmaxTerm, follow
 from critical_neurons.network import NO_UNIT, Bools, Floats, Ints, Network
-from critical_neurons.program import Program, Rows, stack_rows
+from critical_neurons.program import Branching, Program, Rows, stack_rows
 from critical_neurons.tail import Tail
+
+CLOSED = 1e-9
+"""Up to this share of its bound an activation is rounding: p at its bound U and a score of 0 leave p - U, not 0."""
 
 
 def encode_eliminated(
@@ -62,7 +67,14 @@ def encode_eliminated(
         integral = program.integer | (np.arange(column_count) < affine.unit_count)
         program = replace(program, integer=integral)
     if formulation.completes:
-        program = replace(program, complete=Completion(network, affine, program, binary))
+        completion = Completion(network, affine, program, binary)
+        search = MaskSearch(network, bounds.inputs, labels, goal)
+        program = replace(program, complete=completion, improve=Improvement(completion, search))
+    if formulation.completes and binary and integer:
+        small = count_numbers(affine) <= MOST_NUMBERS
+        hulls = HullRows(affine, gate_columns, column_count) if small else None
+        depths = np.repeat(np.arange(len(network.groups)), network.groups)
+        program = replace(program, branching=Branching(blocks["score"], depths, hulls))
     return program
 
 
@@ -94,6 +106,20 @@ class Completion:
         return completed
 
 
+@dataclass(frozen=True)
+class Improvement:
+    """From the scores of any point, rounded, to those of a better mask."""
+
+    completion: Completion
+    search: MaskSearch
+
+    def __call__(self, point: Floats, *, seconds: float, seed: int) -> Floats:
+        score = self.completion.program.blocks["score"]
+        better = point.copy()
+        better[score] = self.search.improve(np.round(point[score]), seconds, seed)
+        return self.completion(better)
+
+
 def _deal_out(counts: Mapping[int, int], first: int) -> dict[int, slice]:
     """The columns of each op, one after the other."""
     ends = first + np.cumsum(list(counts.values()))
@@ -102,7 +128,7 @@ def _deal_out(counts: Mapping[int, int], first: int) -> dict[int, slice]:
 
 def _start_gates(affine: AffineNetwork, columns: Floats, values: Mapping[int, Floats], network: Network) -> Bools:
     """The gates and choices that go with the values."""
-    parts = [columns[gate.columns] > 0 for gate in affine.gates.values()]
+    parts = [columns[gate.columns] > CLOSED for gate in affine.gates.values()]
     for index, pool in affine.pools.items():
         read = values[network.ops[index].sources[0]].reshape(-1)[pool.rivals]
         best_first = np.lexsort((-read, pool.rivalries))

@@ -43,6 +43,9 @@ INNER_SHARE = 0.1
 TIE_BREAK_SHARE = 0.1
 """Share of the gap tolerance left to the tie-break."""
 
+IMPROVING_TIME_SHARE = 0.1
+"""Share of the remaining time that trying for better points may take."""
+
 INTEGER_TIME_SHARES = (0.1, 0.3, 0.8)
 """Shares of the remaining time that integer programs may take, one after the other as they are stopped. The first
 miss rows and cuts, which their best points tell; what is left is for what the last point is worth."""
@@ -130,13 +133,13 @@ class CutLoop:
         self._engine = self._build(self._program, self._limits)
         if self._program.start is not None:
             self._add_cuts(self._below(self._program.start))
-        self._solve_relaxation(target)
-        while not self._solved(target):
-            self._solve_integer_round(target)
+        relaxed = self._solve_relaxation(target)
+        if not self._solved(target):
+            self._solve_integers(relaxed, target)
         self._break_ties()
         return Status.OPTIMAL
 
-    def _solve_relaxation(self, target: float) -> None:
+    def _solve_relaxation(self, target: float) -> Floats:
         """The program with its integer columns relaxed. Its linear programs bound the whole."""
         for turn in self._turns():
             self._raise_bound(turn.bound)
@@ -144,11 +147,16 @@ class CutLoop:
                 self._offer(turn.point)
             self._complete(turn.point)
             self._tell()
-            if self._solved(target):
-                return
-            if turn.feasible and turn.gap <= target:
+            if self._solved(target) or (turn.feasible and turn.gap <= target):
                 break
-        self._solve_fixed(turn.point, target)
+        return turn.point
+
+    def _solve_integers(self, relaxed: Floats, target: float) -> None:
+        """What is left when the relaxation has been solved and does not close the gap."""
+        self._improve(relaxed)
+        self._solve_fixed(relaxed, target)
+        while not self._solved(target):
+            self._solve_integer_round(target)
 
     def _solve_integer_round(self, target: float) -> None:
         learnt = self._row_count + self._cut_count
@@ -182,12 +190,28 @@ class CutLoop:
         if self._bound != before:
             self._tell()
 
-    def _complete(self, point: Floats) -> None:
-        """Offer the point that the formulation makes of these scores."""
-        if self._program.complete is not None:
-            completed = self._program.raise_term(self._program.complete(point))
-            if self._is_feasible(completed):
-                self._offer(completed)
+    def _complete(self, point: Floats) -> bool:
+        """Offer the point that the formulation makes of these scores; whether there is one and it is feasible."""
+        if self._program.complete is None:
+            return False
+        completed = self._program.raise_term(self._program.complete(point))
+        feasible = self._is_feasible(completed)
+        if feasible:
+            self._offer(completed)
+        return feasible
+
+    def _improve(self, point: Floats) -> None:
+        """Offer the best points that the formulation finds from the incumbent and from these scores."""
+        if self._program.improve is None:
+            return
+        starts = [point] if self._incumbent is None else [self._incumbent, point]
+        for number, start in enumerate(starts):
+            seconds = IMPROVING_TIME_SHARE * self._remaining() / len(starts)
+            better = self._program.improve(start, seconds=seconds, seed=self._limits.seed + number)
+            better = self._program.raise_term(better)
+            if self._is_feasible(better):
+                self._offer(better)
+            self._tell()
 
     def _solve_fixed(self, point: Floats, target: float) -> None:
         """What is left when the integer columns take their rounded values: an incumbent, if feasible."""

@@ -16,7 +16,7 @@ from critical_neurons.network import Floats, Ints
 from critical_neurons.program import Program, Rows
 from critical_neurons.solution import Solution
 from critical_neurons.solving.base import Capability, Limits, Report, refuse_settled
-from critical_neurons.solving.cuts import CutLoop
+from critical_neurons.solving.branching import choose_loop
 from critical_neurons.solving.engine import FEASIBILITY, LOOK_SECONDS, LinearResult, Outcome, Watch
 
 _OUTCOMES = {
@@ -64,7 +64,7 @@ class HighsSolver:
 
     def solve(self, program: Program, limits: Limits, report: Report) -> Solution:
         self.check_options(limits.options)
-        return CutLoop(_Highs, program, limits, report).run()
+        return choose_loop(program)(_Highs, program, limits, report).run()
 
 
 class _Highs:

@@ -20,7 +20,7 @@ from critical_neurons.network import Bools, Floats, Ints
 from critical_neurons.program import Program, Rows, stack_rows
 from critical_neurons.solution import Solution
 from critical_neurons.solving.base import Capability, Limits, Report, refuse_settled
-from critical_neurons.solving.cuts import CutLoop
+from critical_neurons.solving.branching import choose_loop
 from critical_neurons.solving.engine import FEASIBILITY, LOOK_SECONDS, LinearResult, Outcome, Watch
 
 _OUTCOMES = {
@@ -75,7 +75,7 @@ class ScipSolver:
 
     def solve(self, program: Program, limits: Limits, report: Report) -> Solution:
         self.check_options(limits.options)
-        return CutLoop(_Scip, program, limits, report).run()
+        return choose_loop(program)(_Scip, program, limits, report).run()
 
 
 class _Scip:
