@@ -91,10 +91,14 @@ def test_budgets():
 def test_a_leaf_that_is_not_accepted_keeps_the_bound_honest():
     """A completion that never gives a feasible point: nothing may be called solved."""
     program = encode_random(4)
-    broken = replace(program, complete=lambda point: np.full(program.column_count, 0.5), improve=None)
+    open_without_gates = np.zeros(program.column_count)
+    open_without_gates[program.blocks["activation"]] = 1.0
+    broken = replace(program, complete=lambda point: open_without_gates, improve=None)
     optimum = cn.solve(program, **QUICK).objective
     solution = cn.solve(broken, **QUICK)
     assert solution.bound <= optimum + SAME
+    assert solution.objective > optimum + SAME
+    assert solution.status is not cn.Status.OPTIMAL
 
 
 def test_the_time_limit_is_kept_and_the_best_so_far_given():

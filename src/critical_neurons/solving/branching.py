@@ -79,12 +79,12 @@ class BranchLoop(CutLoop):
                 low[column] = high[column] = value
                 self._push(low, high, node.bound, rounds=1, target=target)
         if self._objective is None:
-            raise _Stop(Status.INFEASIBLE)
+            raise _Stop(Status.INFEASIBLE if np.isinf(self._closed_at) else Status.FAILED)
         self._raise_bound(min(self._closed_at, self._objective))
 
     def _push(self, lower: Floats, upper: Floats, bound: float, *, rounds: int, target: float) -> None:
         """Solve a node and leave it open, unless it is settled."""
-        if len(self._learnt) > 1 and sum(map(len, self._learnt)) > MOST_LEARNT:
+        if self._recent and sum(map(len, self._learnt)) > MOST_LEARNT:
             self._forget()
         leaf = np.array_equal(lower, upper)
         if leaf and self._complete(self._place(lower)):
