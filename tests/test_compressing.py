@@ -94,6 +94,20 @@ def test_a_judge_of_ones_own(model, digits):
     assert count_parameters(model) - count_parameters(found.model) <= 990
 
 
+def test_ctrl_c_while_the_solver_works_leaves_the_best_so_far(model, digits):
+    told = []
+
+    def interrupt(text):
+        told.append(text)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    found = cn.compress(model, *digits[0], macs=0.5, detail=interrupt, onnx=False)
+    assert found.scores.status is cn.Status.FEASIBLE
+    assert len(found.scores.history) == 2
+    assert count_macs(found.model, digits[0][0]) <= 0.5 * count_macs(model, digits[0][0])
+
+
 def test_settings_of_the_scoring(model, digits):
     found = cn.compress(
         model, *digits[0], units=0.8, scoring={"formulation": "paper", "budget": None, "loss_weight": 1.0}, onnx=False

@@ -81,7 +81,7 @@ def compress(
 
     The comparison is on `test`, a pair (inputs, labels) that should have had no part in anything; without it on the
     inputs, and labelled so. `progress` is told what is about to be done, `detail` how far that has come. Ctrl-C while
-    scoring or looking for the most that can go leaves the best so far, and the rest is done with it.
+    the solver works or the most that can go is looked for leaves the best so far, and the rest is done with it.
     """
     given = [value for value in (units, params, macs, max_drop) if value is not None]
     if len(given) != 1:

@@ -238,7 +238,8 @@ def compress(
     """Make MODEL smaller with labelled inputs from DATA: score, plan, remove, refit, compare, save.
 
     Give one of --macs, --params, --units and --max-drop. Files are written when everything has succeeded. Ctrl-C
-    while scoring or looking for --max-drop takes the best so far and goes on; at any other time it ends the command.
+    while the solver works or --max-drop is looked for takes the best so far and goes on; at any other time it ends
+    the command.
 
     \b
     Examples:
