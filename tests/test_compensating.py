@@ -183,6 +183,20 @@ def test_positions_are_left_out_where_there_are_more_than_enough(monkeypatch):
     assert torch.equal(some(fresh), again(fresh))
 
 
+@pytest.mark.parametrize("name", CONSUMERS)
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_inputs_that_say_nothing_do_no_harm(name, value):
+    """A singular system: the weights stay, and the bias alone keeps the outputs there."""
+    shape, make = CONSUMERS[name]
+    model, inputs = make(), torch.full((32, *shape), value, dtype=torch.float64)
+    plan = draw_plan(model, inputs, seed=1)
+    refitted = cn.prune(model, plan, inputs, compensate="least_squares")
+    plain = cn.prune(model, plan, inputs)
+    with torch.no_grad():
+        assert all(torch.isfinite(values).all() for values in refitted.state_dict().values())
+        assert squared_error(model, refitted, inputs) <= squared_error(model, plain, inputs)
+
+
 def test_nothing_removed_changes_nothing():
     model, inputs = CONSUMERS["linear"][1](), draw(32, 6)
     scores = cn.score(model, inputs[:2])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -70,6 +72,23 @@ def test_what_is_judged_is_what_prune_gives(model, scores):
     assert count_parameters(smaller) < 0.1 * count_parameters(model)  # nothing was held against it
 
 
+def test_no_inputs_are_needed_where_nothing_is_refitted(model, scores):
+    told = {"model": model, "evaluate": share_left(model), "max_drop": 0.5}
+    plan = cn.plan(scores, **told)
+    for inputs in ({"example": INPUTS}, {"calibration": INPUTS}):
+        assert cn.plan(scores, **told, **inputs).to_dict() == plan.to_dict()
+    with pytest.raises(InvalidSettingError, match="compensate='bias' needs calibration="):
+        cn.plan(scores, **told, compensate="bias")
+    forgetful = replace(scores, settings={**scores.settings})
+    del forgetful.settings["input_shape"]
+    with pytest.raises(InvalidSettingError, match="Give example="):
+        cn.plan(forgetful, **told)
+
+
+def test_model_and_example_may_always_be_given(model, scores):
+    assert cn.plan(scores, macs=0.5, model=model, example=INPUTS).to_dict() == cn.plan(scores, macs=0.5).to_dict()
+
+
 def test_nothing_can_go(model, scores):
     def judge(candidate):
         return float(candidate is model)
@@ -131,7 +150,7 @@ def test_a_judge_that_fails(model, scores):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_drop": 0.1}, "max_drop= needs model=, evaluate= and calibration="),
+        ({"max_drop": 0.1}, "max_drop= needs model= and evaluate="),
         ({"max_drop": 1.5}, "max_drop=1.5. Accepted: a share of accuracy"),
         ({"max_drop": float("nan")}, "max_drop=nan"),
         ({"max_drop": True}, "max_drop=True"),

@@ -9,6 +9,7 @@ from functools import partial
 from numbers import Real
 from typing import Any, get_args
 
+import numpy as np
 from torch import nn
 
 from critical_neurons.costs import Measure
@@ -38,6 +39,7 @@ def plan(
     round_to: int = 1,
     keep: str | Collection[str] = (),
     model: nn.Module | None = None,
+    example: Any = None,
     evaluate: Callable[[nn.Module], float] | None = None,
     compensate: Compensation = "none",
     calibration: Any = None,
@@ -57,8 +59,9 @@ def plan(
     share of all units, parameters or multiply-adds is then met by the others.
 
     `max_drop`: remove as much of the `measure` as possible while `evaluate(smaller)` is at most this much below
-    `evaluate(model)`, by bisection. The smaller models judged are made as `prune` makes them with `compensate` and
-    `calibration`, a batch of inputs. `progress` is told of each of them; Ctrl-C leaves the best one so far.
+    `evaluate(model)`, by bisection. The smaller models judged are made as `prune` makes them with `example`, a batch
+    of inputs (noise of the right shape, unless given), `compensate` and `calibration`. `progress` is told of each of
+    them; Ctrl-C leaves the best one so far.
     """
     select = partial(select_units, scores, scope=scope, min_units=min_units, round_to=round_to, keep=keep)
     if max_drop is None:
@@ -68,11 +71,13 @@ def plan(
     check_drop(max_drop)
     if measure not in get_args(Measure):
         raise InvalidSettingError(f"plan: measure={measure!r}. Accepted: {', '.join(map(repr, get_args(Measure)))}.")
-    if model is None or evaluate is None or calibration is None:
-        raise InvalidSettingError("plan: max_drop= needs model=, evaluate= and calibration=, a batch of inputs.")
+    if model is None or evaluate is None:
+        raise InvalidSettingError("plan: max_drop= needs model= and evaluate=, a function of a model.")
+    rows = _find_example(scores, example, calibration, compensate)
 
     def judge(chosen: Plan) -> float:
-        return _evaluate(evaluate, prune(model, chosen, calibration, compensate=compensate), chosen.rule)
+        smaller = prune(model, chosen, rows, compensate=compensate, calibration=calibration)
+        return _evaluate(evaluate, smaller, chosen.rule)
 
     def choose(share: float) -> Plan:
         shares: dict[str, Any] = {measure: share}
@@ -80,6 +85,18 @@ def plan(
 
     reference = _evaluate(evaluate, model, "nothing removed")
     return _search(choose, judge, reference, float(max_drop), progress)
+
+
+def _find_example(scores: Scores, example: Any, calibration: Any, compensate: Compensation) -> Any:
+    """Inputs to read the model with."""
+    given = calibration if example is None else example
+    if given is not None:
+        return given
+    if compensate != "none":
+        raise InvalidSettingError(f"plan: compensate={compensate!r} needs calibration=, a batch of inputs.")
+    if "input_shape" not in scores.settings:
+        raise InvalidSettingError("plan: these scores do not say what an input looks like. Give example=, a batch.")
+    return np.random.default_rng(0).standard_normal((2, *scores.settings["input_shape"]))
 
 
 def check_drop(max_drop: float) -> None:

@@ -20,7 +20,7 @@ from critical_neurons.bounding import bound_network
 from critical_neurons.bounds import Bounds
 from critical_neurons.encoding import Goal, Objective, budget_network, encode, encode_literal
 from critical_neurons.errors import InfeasibleProgramError, InvalidInputError, InvalidSettingError, SolverError
-from critical_neurons.network import Floats, Ints, Network
+from critical_neurons.network import Floats, Ints, Network, Shape
 from critical_neurons.program import Program
 from critical_neurons.reading import Passage, read_network, run_model
 from critical_neurons.scores import Scores, average_scores
@@ -130,7 +130,14 @@ def score(
     own = bounds if isinstance(bounds, Bounds) else None
     if settings.bounds == "user":
         _check_own(own, network, passage.inputs, settings)
-    task = _Task(network, settings, found, progress or ignore_progress, labelled=batch.labels is not None)
+    task = _Task(
+        network,
+        settings,
+        found,
+        progress or ignore_progress,
+        input_shape=batch.inputs.shape[1:],
+        labelled=batch.labels is not None,
+    )
     digests = np.array(digest_rows(batch.inputs))
     points = _Points(passage, predictions if batch.labels is None else batch.labels, digests, own)
     if settings.loss_weight == "auto":
@@ -162,6 +169,7 @@ class _Task:
     settings: Settings
     solver: Solver
     report: Callable[[Step], None]
+    input_shape: Shape
     labelled: bool
 
     def score_for_share(self, points: _Points, started: float) -> Scores:
@@ -310,6 +318,7 @@ class _Task:
             **self.settings.to_dict(),
             "labels": points.labels.tolist(),
             "inputs": points.digests.tolist(),
+            "input_shape": list(self.input_shape),
             "labels_from": "user" if self.labelled else "model",
             "versions": {
                 "python": platform.python_version(),

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 import critical_neurons as cn
+from critical_neurons.batch import digest_rows
 from tests.laws.test_masked_is_removed import SCORED, draw_plan
 from tests.zoo import build_model, draw_inputs
-
-AS_GOOD = 1.0 + 1e-6
 
 
 @pytest.mark.parametrize("method", ["bias", "least_squares"])
@@ -28,3 +27,15 @@ def test_compensated_networks_have_the_same_structure(name, method):
     with torch.no_grad():
         assert torch.isfinite(refitted(fresh)).all()
         assert refitted(fresh).shape == model(fresh).shape
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_compensated_networks_are_saved_and_loaded(name, tmp_path):
+    model, inputs = build_model(name), draw_inputs(name, 64, seed=3)
+    plan = draw_plan(model, inputs, seed=0)
+    refitted = cn.prune(model, plan, inputs[:2], compensate="least_squares", calibration=inputs)
+    cn.save(refitted, tmp_path / "smaller", plan=plan)
+    again = cn.load(tmp_path / "smaller", lambda: build_model(name))
+    with torch.no_grad():
+        assert torch.equal(again(inputs), refitted(inputs))
+    assert again.calibrated_on == refitted.calibrated_on == set(digest_rows(inputs.numpy()))
