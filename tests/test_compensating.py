@@ -217,6 +217,22 @@ def test_the_given_model_stays_as_it_is_and_the_mode_is_kept():
     assert not smaller[2].weight.requires_grad
 
 
+def test_a_unit_of_very_many_weights_gets_its_bias_alone(monkeypatch):
+    model, inputs = CONSUMERS["linear"][1](), draw(64, 6)
+    plan = draw_plan(model, inputs, seed=1)
+    shifted = cn.prune(model, plan, inputs, compensate="bias")
+    monkeypatch.setattr(refitting, "MOST_COLUMNS", 1)
+    refitted = cn.prune(model, plan, inputs, compensate="least_squares")
+    assert torch.equal(shifted(inputs), refitted(inputs))
+
+
+def test_inputs_may_come_once():
+    model, inputs = CONSUMERS["linear"][1](), draw(64, 6)
+    plan = draw_plan(model, inputs, seed=1)
+    once = cn.prune(model, plan, (part for part in inputs.split(16)), compensate="least_squares")
+    assert torch.equal(once(inputs), cn.prune(model, plan, inputs, compensate="least_squares")(inputs))
+
+
 def test_progress_is_told():
     model, inputs = CONSUMERS["linear"][1](), draw(32, 6)
     told = []

@@ -73,7 +73,8 @@ def prune(
     `example` is a batch of inputs. On a few rows of it the smaller model is compared with the masked one in float64.
 
     `compensate`: the modules behind what was removed are refitted on the inputs `calibration` (the example, unless
-    given) to compute what they did: "bias" shifts biases, "least_squares" changes weights and biases; both move the
+    given) to compute what they did: "least_squares" changes weights and biases (biases alone of layers with more than
+    8192 weights for a unit), "bias" biases alone, which without batch norms can do more harm than good; both move the
     statistics of batch norms along. A layer without a bias may be given one. `progress` is told how many modules are
     done, and of how many. The smaller module remembers, as digests in `calibrated_on`, the data points it was scored
     and refitted on: `compare` does not take them for test data.
@@ -81,14 +82,15 @@ def prune(
     check_compensation(compensate)
     source = unwrap(model)
     _check_architecture(fingerprint(source).architecture, plan)
-    rows = torch.from_numpy(gather_batch(example).inputs)[:4]
+    given = torch.from_numpy(gather_batch(example).inputs)
+    rows = given[:4]
     network = read_network(source, rows, start=plan.span.start, stop=plan.span.stop)
     exact = copy_for_reading(source)
     check_removal(hold_at_zero(exact, plan), remove_units(exact, network, plan), rows)
     smaller = remove_units(source, network, plan)
     seen = getattr(source, CALIBRATED_ON, frozenset()) | plan.scored_on
     if compensate != "none":
-        inputs = torch.from_numpy(gather_batch(example if calibration is None else calibration).inputs)
+        inputs = given if calibration is None else torch.from_numpy(gather_batch(calibration).inputs)
         if inputs.shape[1:] != rows.shape[1:]:
             raise InvalidInputError(
                 f"calibration: found inputs of shape {tuple(inputs.shape[1:])}. Accepted: {tuple(rows.shape[1:])}, "

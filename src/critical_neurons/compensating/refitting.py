@@ -28,6 +28,11 @@ RIDGES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 ROUNDING = 1e-7
 """What single precision may leave of squares where there is nothing, relative to their mean."""
 
+MOST_COLUMNS = 8192
+"""Weights of a unit beyond which a module gets its bias alone: the matrix of their products takes 0.5 GB and more."""
+
+REFITTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d)
+
 
 class Refitting(Protocol):
     """Gathers what is needed to refit one module, batch by batch."""
@@ -46,7 +51,7 @@ def begin_refit(traced: fx.GraphModule, node: fx.Node, kept: Tensor, method: Ref
             return _Statistics(module, kept)
         case nn.Linear() | nn.Conv1d() | nn.Conv2d():
             absorbed = module.bias is None and all(_is_batch_norm(traced, user) for user in node.users)
-            if method == "bias":
+            if method == "bias" or module.weight[0].numel() > MOST_COLUMNS:
                 return _Offset(module, kept, absorbed=absorbed)
             return _Weights(module, kept, input_count, absorbed=absorbed)
         case _:

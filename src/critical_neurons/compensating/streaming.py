@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
-from critical_neurons.compensating.refitting import Refit, begin_refit
+from critical_neurons.compensating.refitting import REFITTED, Refit, begin_refit
 from critical_neurons.errors import InvalidInputError
 
 Values: TypeAlias = dict[fx.Node, Any]
@@ -50,7 +50,7 @@ def refit_modules(
     method: Refit,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Refit the modules of `smaller` at the stops.
+    """Refit the modules of `smaller` at the stops, as far as they are of a kind that can be.
 
     Both models, on the CPU in evaluation mode, are runs of one graph. `progress` is told how many stops are done, and
     of how many.
@@ -61,8 +61,9 @@ def refit_modules(
     before, after = _Runner(original), _Runner(smaller)
     size = min(BATCH_SIZE, -(-len(inputs) // (2 * HELD_OUT)))
     reached, held = 0, [_Batch(part) for part in torch.split(inputs, size)]
-    for done, stop in enumerate(sorted(stops, key=lambda stop: places[stop.module])):
-        progress(done, len(stops))
+    known = [stop for stop in stops if isinstance(smaller.get_submodule(stop.module), REFITTED)]
+    for done, stop in enumerate(sorted(known, key=lambda stop: places[stop.module])):
+        progress(done, len(known))
         place = places[stop.module]
         node, way = nodes[place], nodes[reached:place]
         refit = begin_refit(smaller, node, stop.kept, method, len(inputs))
@@ -78,7 +79,7 @@ def refit_modules(
             if fits:
                 held[number], reached = moved, place
         refit.finish()
-    progress(len(stops), len(stops))
+    progress(len(known), len(known))
 
 
 def check_inputs(count: int) -> None:
@@ -117,7 +118,7 @@ class _Runner(fx.Interpreter):
 
     def advance(self, values: Values, nodes: Sequence[fx.Node], inputs: Tensor | None = None) -> None:
         """Compute the nodes that are not among the values yet."""
-        self.env, self.args_iter = values, iter([inputs])
+        self.env, self.args_iter = values, iter([inputs if inputs is None else inputs.clone()])
         for node in nodes:
             if node not in values:
                 values[node] = self.run_node(node)
