@@ -197,6 +197,17 @@ def test_inputs_that_say_nothing_do_no_harm(name, value):
         assert squared_error(model, refitted, inputs) <= squared_error(model, plain, inputs)
 
 
+@pytest.mark.parametrize("name", CONSUMERS)
+@pytest.mark.parametrize(("spread", "middle"), [(1e-2, 10.0), (1e-3, 200.0)])
+def test_inputs_far_from_zero_in_single_precision(name, spread, middle):
+    shape, make = CONSUMERS[name]
+    model, inputs = make().float(), spread * draw(200, *shape).float() + middle
+    plan = draw_plan(model, inputs, seed=1)
+    refitted, shifted = (cn.prune(model, plan, inputs, compensate=each) for each in ("least_squares", "bias"))
+    with torch.no_grad():
+        assert squared_error(model, refitted, inputs) <= 1.01 * squared_error(model, shifted, inputs)
+
+
 def test_nothing_removed_changes_nothing():
     model, inputs = CONSUMERS["linear"][1](), draw(32, 6)
     scores = cn.score(model, inputs[:2])

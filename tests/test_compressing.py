@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import critical_neurons as cn
+from critical_neurons.batch import digest_rows
 from critical_neurons.compressing import HELD_OUT_SHARE
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.experiments.demo import split_digits, train_small_network
@@ -89,7 +90,7 @@ def test_a_judge_of_ones_own(model, digits):
         return count_parameters(candidate) / 1000
 
     found = cn.compress(model, *digits[0], max_drop=0.99, evaluate=count, compensate="none", onnx=False)
-    assert judged[0] is model
+    assert count_parameters(judged[0]) == count_parameters(model)
     assert len(judged) == 1 + found.plan.provenance["drop"]["evaluations"]
     assert count_parameters(model) - count_parameters(found.model) <= 990
 
@@ -106,6 +107,37 @@ def test_ctrl_c_while_the_solver_works_leaves_the_best_so_far(model, digits):
     assert found.scores.status is cn.Status.FEASIBLE
     assert len(found.scores.history) == 2
     assert count_macs(found.model, digits[0][0]) <= 0.5 * count_macs(model, digits[0][0])
+
+
+def test_what_a_drop_was_judged_on_is_no_test_data(model, digits):
+    inputs, labels = digits[0]
+    found = cn.compress(model, inputs, labels, max_drop=0.05, onnx=False)
+    seen = found.model.calibrated_on
+    assert len(seen) == len(set(digest_rows(inputs.numpy())))
+    assert cn.compare(model, found.model, inputs[:40], labels[:40], onnx=False, repeats=1).data == "calibration"
+
+
+def test_layers_that_must_stay_leave_a_drop_to_the_others(model, digits):
+    found = cn.compress(model, *digits[0], max_drop=0.05, scoring={"ignore": ["0", "3"]}, onnx=False)
+    assert set(found.plan.removed) == {"8"}
+
+
+def test_parameters_that_refitting_adds_are_counted(digits):
+    torch.manual_seed(0)
+    free = torch.nn.Sequential(
+        torch.nn.Flatten(),
+        *(torch.nn.Linear(64, 48, bias=False), torch.nn.ReLU(), torch.nn.Linear(48, 48, bias=False), torch.nn.ReLU()),
+        torch.nn.Linear(48, 10, bias=False),
+    )
+    found = cn.compress(free, *digits[0], params=0.5, onnx=False)
+    assert found.model[3].bias is not None
+    assert count_parameters(found.model) <= 0.5 * count_parameters(free)
+
+
+def test_test_data_in_batches(model, digits):
+    pairs = list(zip(digits[1][0].split(200), digits[1][1].split(200), strict=True))
+    found = cn.compress(model, *digits[0], macs=0.6, test=pairs, onnx=False)
+    assert (found.comparison.images, found.comparison.data) == (len(digits[1][1]), "test")
 
 
 def test_settings_of_the_scoring(model, digits):
@@ -135,5 +167,13 @@ def test_what_a_user_may_get_wrong(model, digits):
     with pytest.raises(InvalidInputError, match="calibration: found 9 inputs"):
         cn.compress(model, inputs[:9], labels[:9], macs=0.5, progress=told.append)
     assert told == []  # nothing was begun
+    with pytest.raises(InvalidSettingError, match="scoring: colour is no setting of score"):
+        cn.compress(model, inputs, labels, macs=0.5, scoring={"colour": 1})
+    with pytest.raises(InvalidInputError, match="test: found inputs of shape"):
+        cn.compress(model, inputs, labels, macs=0.5, test=(inputs[:, :, :4], labels))
+    with pytest.raises(InvalidInputError, match="without labels"):
+        cn.compress(model, inputs, labels, macs=0.5, test=inputs)
+    with pytest.raises(InvalidInputError, match="held out to judge by"):
+        cn.compress(model, inputs[:20], labels[:20], max_drop=0.1)
     with pytest.raises(InvalidSettingError, match="macs cannot fall to"):
         cn.compress(model, inputs, labels, macs=1e-6)

@@ -121,6 +121,11 @@ class LateImportance:
         self._scores, self._max_pruning_ratio = scores, max_pruning_ratio
         self._importance: Any = None
 
+    def __getattr__(self, name: str) -> Any:
+        if name in ("ignored", "ignored_layers", "ratios"):
+            raise InvalidSettingError(f"{name}: only known of a model. Use scores.as_torch_pruning(model).")
+        raise AttributeError(name)
+
     def __call__(self, group: Any) -> Tensor | None:
         if self._importance is None:
             model = group._DG.model  # a group has no public way to its graph

@@ -135,6 +135,8 @@ class _Port:
 def _check_settings(data: str, batch_sizes: Sequence[int], repeats: int, threads: int) -> None:
     if data not in get_args(DataKind):
         raise InvalidSettingError(f"data: found {data!r}. Accepted: {', '.join(map(repr, get_args(DataKind)))}.")
+    if not isinstance(batch_sizes, Sequence):
+        raise InvalidSettingError(f"batch_sizes: found {batch_sizes!r}. Accepted: several, such as (1, 64).")
     counts = {"repeats": [repeats], "threads": [threads], "batch_sizes": list(batch_sizes)}
     for name, values in counts.items():
         for value in values:
@@ -154,7 +156,8 @@ def _gather(pair: tuple[nn.Module, nn.Module], inputs: Any, labels: Any, calibra
                 f"calibration: found shape {tuple(seen.shape)} beside inputs of shape {tuple(rows.shape)}. Accepted: "
                 "inputs of the same shape."
             )
-    known = set(getattr(unwrap(pair[1]), CALIBRATED_ON, ())) | set(() if seen is None else digest_rows(seen.numpy()))
+    remembered = (getattr(unwrap(each), CALIBRATED_ON, ()) for each in pair)
+    known = set().union(*remembered, () if seen is None else digest_rows(seen.numpy()))
     models = tuple(copy.deepcopy(unwrap(each)).to("cpu").eval() for each in pair)
     classes = [count_classes(each, rows) for each in models]
     if classes[0] != classes[1]:

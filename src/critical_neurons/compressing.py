@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,17 @@ from critical_neurons.batch import Batch, choose_evenly, gather_batch
 from critical_neurons.comparing import compare
 from critical_neurons.comparison import Comparison
 from critical_neurons.compensating import check_inputs
+from critical_neurons.costs import count_cost
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.measuring import measure_accuracy
-from critical_neurons.network import Ints
+from critical_neurons.network import Ints, Network
 from critical_neurons.pipeline import Compensation, check_compensation, inspect, prune
 from critical_neurons.planning import check_drop, plan
 from critical_neurons.plans import Plan
 from critical_neurons.scores import Scores
 from critical_neurons.scoring import score
+
+FEWEST_HELD_OUT = 10
 
 HELD_OUT_SHARE = 0.3
 """Of the inputs, where a drop in accuracy has to be judged and nothing else was given to judge it by."""
@@ -33,9 +37,6 @@ FEWEST_SCORED, MOST_SCORED = 10, 100
 
 SCORED_NUMBERS = 10**7
 """Numbers in a forward pass of all of them, beyond which fewer are taken: a deep network needs minutes else."""
-
-DROP_BUDGET = 0.5
-"""The share of the multiply-adds that scores are found for, where the share is not known yet."""
 
 
 @dataclass(frozen=True)
@@ -89,24 +90,35 @@ def compress(
     if max_drop is not None:
         check_drop(max_drop)
     check_compensation(compensate)
+    unknown = sorted(
+        set(scoring or ()) - set(signature(score).parameters) | {"model", "inputs", "labels"} & set(scoring or ())
+    )
+    if unknown:
+        raise InvalidSettingError(f"scoring: {', '.join(unknown)} is no setting of score.")
     batch = gather_batch(inputs, labels)
     if batch.labels is None:
         raise InvalidInputError("labels: none. Give the index of the right class of every input.")
-    used, judge = batch, evaluate
+    tested = None if test is None else _gather_test(test, batch)
+    used, judge, judged_on = batch, evaluate, None
     if max_drop is not None and evaluate is None:
-        used, judge = _hold_out(batch, batch.labels, seed)
+        used, held_out = _hold_out(batch, batch.labels, seed)
+        judge, judged_on = partial(_measure, held_out), held_out.inputs
     assert used.labels is not None
     if compensate != "none":
         check_inputs(len(used))
     progress("Scoring")
+    own = dict(scoring or {})
+    network = inspect(
+        model, used.inputs[:2], start=own.get("start"), stop=own.get("stop"), ignore=own.get("ignore", ())
+    )
     settings = {
         "formulation": "linearised",
-        "budget": _budget(units, params, macs),
+        "budget": _budget(units, params, macs, network),
         "seed": seed,
         "progress": lambda step: detail(str(step)),
-        **(scoring or {}),
+        **own,
     }
-    chosen = choose_evenly(used.labels, _count_scored(model, used, settings), seed)
+    chosen = choose_evenly(used.labels, _count_scored(network), seed)
     scores = score(model, used.inputs[chosen], used.labels[chosen], **settings)
     progress("Planning" if max_drop is None else "Looking for the most that can go")
     found = plan(
@@ -118,6 +130,7 @@ def compress(
         evaluate=judge,
         model=model,
         calibration=used.inputs,
+        judged_on=judged_on,
         compensate=compensate,
         keep=keep,
         min_units=min_units,
@@ -134,28 +147,55 @@ def compress(
     )
     progress("Comparing")
     measure = partial(compare, model, smaller, onnx=onnx, progress=lambda what: detail(f"Measuring {what}"))
-    if test is None:
+    if tested is None:
         comparison = measure(batch.inputs, batch.labels, data="calibration")
     else:
-        comparison = measure(*test, calibration=batch.inputs)
+        comparison = measure(tested.inputs, tested.labels, calibration=batch.inputs)
     return Compression(smaller, found, scores, comparison)
 
 
-def _budget(units: float | None, params: float | None, macs: float | None) -> dict[str, float]:
+def _budget(units: float | None, params: float | None, macs: float | None, network: Network) -> dict[str, float]:
+    """What was asked for; of the multiply-adds that can go the half, where the share is not known yet."""
     shares = {"units": units, "params": params, "macs": macs}
-    return {name: share for name, share in shares.items() if share is not None} or {"macs": DROP_BUDGET}
+    given = {name: share for name, share in shares.items() if share is not None}
+    if given:
+        return given
+    all_kept = np.ones(network.unit_count + 1)
+    none_kept = np.append(np.zeros(network.unit_count), 1.0)
+    floor = count_cost(network.wirings, none_kept, "macs") / count_cost(network.wirings, all_kept, "macs")
+    return {"macs": (1 + floor) / 2}
 
 
-def _hold_out(batch: Batch, labels: Ints, seed: int) -> tuple[Batch, Callable[[nn.Module], float]]:
-    """What is left of the batch, and the accuracy on the rest."""
+def _gather_test(test: Any, batch: Batch) -> Batch:
+    """A pair of inputs and labels, or an iterable of such pairs."""
+    pair = isinstance(test, tuple | list) and len(test) == 2
+    tested = gather_batch(*test) if pair and not isinstance(test[0], tuple | list) else gather_batch(test)
+    if tested.labels is None or tested.inputs.shape[1:] != batch.inputs.shape[1:]:
+        raise InvalidInputError(
+            f"test: found inputs of shape {tested.inputs.shape[1:]} {'without' if tested.labels is None else 'with'} "
+            f"labels. Accepted: a pair of inputs of shape {batch.inputs.shape[1:]} and labels."
+        )
+    return tested
+
+
+def _hold_out(batch: Batch, labels: Ints, seed: int) -> tuple[Batch, Batch]:
+    """What is left of the batch, and what is held out."""
     aside = choose_evenly(labels, math.ceil(HELD_OUT_SHARE * len(batch)), seed)
+    if len(aside) < FEWEST_HELD_OUT:
+        raise InvalidInputError(
+            f"max_drop: found {len(batch)} inputs, of which {len(aside)} would be held out to judge by. Give "
+            f"{math.ceil(FEWEST_HELD_OUT / HELD_OUT_SHARE)} or more, or evaluate=, a function of a model."
+        )
     left = np.setdiff1d(np.arange(len(batch)), aside)
-    judged = torch.from_numpy(batch.inputs[aside]), torch.from_numpy(labels[aside])
-    return Batch(batch.inputs[left], labels[left]), lambda model: measure_accuracy(model, *judged)
+    return Batch(batch.inputs[left], labels[left]), Batch(batch.inputs[aside], labels[aside])
 
 
-def _count_scored(model: nn.Module, batch: Batch, settings: Mapping[str, Any]) -> int:
+def _measure(batch: Batch, model: nn.Module) -> float:
+    assert batch.labels is not None
+    return measure_accuracy(model, torch.from_numpy(batch.inputs), torch.from_numpy(batch.labels))
+
+
+def _count_scored(network: Network) -> int:
     """More data points make better scores, but the work grows with the size of the network, or of the span of it."""
-    network = inspect(model, batch.inputs[:2], start=settings.get("start"), stop=settings.get("stop"))
     size = sum(math.prod(op.shape) for op in network.ops)
     return min(MOST_SCORED, max(FEWEST_SCORED, SCORED_NUMBERS // size))

@@ -26,13 +26,16 @@ def count_cost(wirings: Iterable[Wiring], kept: Floats, measure: Measure) -> flo
     return float(total)
 
 
-def count_new_biases(wirings: Iterable[Wiring], kept: Floats) -> float:
-    """Parameters that removal adds: a layer without a bias gains one where removed units leave a constant."""
+def count_new_biases(wirings: Iterable[Wiring], kept: Floats, *, everywhere: bool = False) -> float:
+    """Parameters that removal adds: a layer without a bias gains one where removed units leave a constant; with
+    refitting it may gain one `everywhere`."""
     return float(
         sum(
             kept[wiring.outputs].sum()
             for wiring in wirings
-            if wiring.kernel and not wiring.extras and (kept[wiring.inputs[wiring.shifted]] == 0).any()
+            if wiring.kernel
+            and not wiring.extras
+            and (everywhere or (kept[wiring.inputs[wiring.shifted]] == 0).any())
         )
     )
 

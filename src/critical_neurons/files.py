@@ -68,7 +68,9 @@ def check_folder(path: str | os.PathLike[str], names: Collection[str], *, overwr
             "they are. Give a new folder."
         )
     if found and not overwrite:
-        raise OutputError(f"{path}: exists and is not empty. Give a new folder, or overwrite=True to replace it.")
+        raise OutputError(
+            f"{path}: exists and is not empty. Give a new folder, or say overwrite=True (--overwrite) to replace it."
+        )
 
 
 def write_folder(path: str | os.PathLike[str], files: Mapping[str, bytes], *, overwrite: bool = False) -> None:

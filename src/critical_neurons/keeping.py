@@ -57,7 +57,7 @@ def save(smaller: nn.Module, folder: str | os.PathLike[str], *, plan: Plan, over
         "scores": dict(plan.provenance),
         "sizes": {name: _sizes(module) for name, module in model.named_modules() if _sizes(module)},
         "shared": _find_shared(state),
-        CALIBRATED_ON: sorted(getattr(model, CALIBRATED_ON, plan.scored_on)),
+        CALIBRATED_ON: sorted(getattr(model, CALIBRATED_ON, plan.seen)),
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in content.items()},
     }
     content[PROVENANCE] = json.dumps({**provenance, "digest": _digest(provenance)}, indent=1).encode()
@@ -228,7 +228,10 @@ def _make(factory: Callable[[], nn.Module] | nn.Module) -> nn.Module:
     if isinstance(factory, nn.Module):
         made: object = copy.deepcopy(unwrap(factory))
     else:
-        made = factory() if callable(factory) else factory
+        try:
+            made = factory() if callable(factory) else factory
+        except Exception as error:
+            raise InvalidSettingError(f"factory: raised {type(error).__name__}: {error}.") from error
     if not isinstance(made, nn.Module):
         raise InvalidSettingError(
             f"factory: found {type(made).__name__}. Accepted: a torch.nn.Module of the original architecture, or a "

@@ -88,7 +88,7 @@ def prune(
     exact = copy_for_reading(source)
     check_removal(hold_at_zero(exact, plan), remove_units(exact, network, plan), rows)
     smaller = remove_units(source, network, plan)
-    seen = getattr(source, CALIBRATED_ON, frozenset()) | plan.scored_on
+    seen = getattr(source, CALIBRATED_ON, frozenset()) | plan.seen
     if compensate != "none":
         inputs = given if calibration is None else torch.from_numpy(gather_batch(calibration).inputs)
         if inputs.shape[1:] != rows.shape[1:]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -12,10 +13,12 @@ from typing import Any, get_args
 import numpy as np
 from torch import nn
 
+from critical_neurons.batch import digest_rows, gather_batch
 from critical_neurons.costs import Measure
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.pipeline import Compensation, prune
 from critical_neurons.plans import Plan
+from critical_neurons.reading import unwrap
 from critical_neurons.scores import Scores
 from critical_neurons.selecting import Scope, Threshold, select_units
 
@@ -43,6 +46,7 @@ def plan(
     evaluate: Callable[[nn.Module], float] | None = None,
     compensate: Compensation = "none",
     calibration: Any = None,
+    judged_on: Any = None,
     measure: Measure = "macs",
     progress: Callable[[str], None] = lambda text: None,
 ) -> Plan:
@@ -54,16 +58,26 @@ def plan(
     scores that were found under a budget keep to it.
     `units`: keep at most this share, the highest-scored, of every layer (`scope="layer"`) or of all units together
     (`scope="global"`). Every layer keeps `min_units`. Layers that share their units are chosen from as one. The
-    number kept is a multiple of `round_to`: rounded up under a threshold, down under a share. Among equal scores the
-    unit with the smaller number stays. The layers in `keep`, and those that share units with them, lose nothing; a
-    share of all units, parameters or multiply-adds is then met by the others.
+    number kept is a multiple of `round_to`, where that leaves any and the share allows it: rounded up under a
+    threshold, down under a share. Among equal scores the unit with the smaller number stays. The layers in `keep`,
+    and those that share units with them, lose nothing; a share of all units, parameters or multiply-adds is then met
+    by the others. With `compensate`, parameters are counted as if refitting gave every layer a bias.
 
     `max_drop`: remove as much of the `measure` as possible while `evaluate(smaller)` is at most this much below
     `evaluate(model)`, by bisection. The smaller models judged are made as `prune` makes them with `example`, a batch
     of inputs (noise of the right shape, unless given), `compensate` and `calibration`. `progress` is told of each of
-    them; Ctrl-C leaves the best one so far.
+    them; Ctrl-C leaves the best one so far. `judged_on` are the inputs that `evaluate` uses: the plan remembers them,
+    and no comparison takes them for test data.
     """
-    select = partial(select_units, scores, scope=scope, min_units=min_units, round_to=round_to, keep=keep)
+    select = partial(
+        select_units,
+        scores,
+        scope=scope,
+        min_units=min_units,
+        round_to=round_to,
+        keep=keep,
+        biases_added=compensate != "none",
+    )
     if max_drop is None:
         return select(threshold=threshold, units=units, params=params, macs=macs)
     if any(value is not None for value in (threshold, units, params, macs)):
@@ -73,18 +87,23 @@ def plan(
         raise InvalidSettingError(f"plan: measure={measure!r}. Accepted: {', '.join(map(repr, get_args(Measure)))}.")
     if model is None or evaluate is None:
         raise InvalidSettingError("plan: max_drop= needs model= and evaluate=, a function of a model.")
-    rows = _find_example(scores, example, calibration, compensate)
+    inputs = None if calibration is None else gather_batch(calibration).inputs
+    rows = _find_example(scores, example, inputs, compensate)
 
     def judge(chosen: Plan) -> float:
-        smaller = prune(model, chosen, rows, compensate=compensate, calibration=calibration)
-        return _evaluate(evaluate, smaller, chosen.rule)
+        smaller = prune(model, chosen, rows, compensate=compensate, calibration=inputs)
+        return _evaluate(evaluate, smaller.eval(), chosen.rule)
 
     def choose(share: float) -> Plan:
         shares: dict[str, Any] = {measure: share}
         return select(**shares)
 
-    reference = _evaluate(evaluate, model, "nothing removed")
-    return _search(choose, judge, reference, float(max_drop), progress)
+    reference = _evaluate(evaluate, copy.deepcopy(unwrap(model)).eval(), "nothing removed")
+    found = _search(choose, judge, reference, float(max_drop), progress)
+    if judged_on is None:
+        return found
+    drop = {**found.provenance["drop"], "judged_on": digest_rows(gather_batch(judged_on).inputs)}
+    return replace(found, provenance={**found.provenance, "drop": drop})
 
 
 def _find_example(scores: Scores, example: Any, calibration: Any, compensate: Compensation) -> Any:
@@ -112,7 +131,7 @@ def _search(
     progress: Callable[[str], None],
 ) -> Plan:
     """Bisection for the smallest share whose plan is worth enough."""
-    best, worth, ending = select(1.0), reference, ""
+    best, worth, ending = _keep_all(select(1.0)), reference, ""
     known: dict[bytes, float] = {}
     low, high = 0.0, 1.0
     try:
@@ -135,6 +154,12 @@ def _search(
     found = f"at most {max_drop:.4g} lost ({reference - worth:.4g}, judged {len(known)} times{ending})"
     drop = {"max_drop": max_drop, "before": reference, "after": worth, "evaluations": len(known)}
     return replace(best, rule=f"{found}: {best.rule}", provenance={**best.provenance, "drop": drop})
+
+
+def _keep_all(plan: Plan) -> Plan:
+    """Rounding may take units from a plan that keeps a share of 1."""
+    layers = tuple(replace(layer, kept=np.arange(layer.total), reason="kept") for layer in plan.layers)
+    return replace(plan, layers=layers, rule="everything kept")
 
 
 def _try(select: Callable[[float], Plan], share: float) -> Plan | None:

@@ -89,9 +89,10 @@ class Plan:
         return stays
 
     @property
-    def scored_on(self) -> frozenset[str]:
-        """The data points the scores come from, as `batch.digest_rows` knows them."""
-        return frozenset(self.provenance.get("settings", {}).get("inputs", ()))
+    def seen(self) -> frozenset[str]:
+        """The data points the scores come from and those the plan was chosen by: see `batch.digest_rows`."""
+        scored = self.provenance.get("settings", {}).get("inputs", ())
+        return frozenset([*scored, *self.provenance.get("drop", {}).get("judged_on", ())])
 
     def random(self, seed: int = 0) -> Plan:
         """As many units removed, layer by layer, at random without replacement."""

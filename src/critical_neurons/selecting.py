@@ -37,8 +37,12 @@ def select_units(
     min_units: int = 1,
     round_to: int = 1,
     keep: str | Collection[str] = (),
+    biases_added: bool = False,
 ) -> Plan:
-    """Keep the units that score high, as `planning.plan` says."""
+    """Keep the units that score high, as `planning.plan` says.
+
+    `biases_added`: layers without a bias count as with one, which refitting may give them.
+    """
     given: dict[str, Any] = {"threshold": threshold, "units": units, "params": params, "macs": macs}
     chosen = {name: value for name, value in given.items() if value is not None}
     if not chosen and scores.settings.get("budget"):
@@ -63,7 +67,12 @@ def select_units(
         case "units":
             rule = _by_share(groups, value, scope)
         case "params" | "macs" as measure:
-            rule = _by_cost(groups, scores, measure, value, round_to)
+            try:  # multiples for all layers
+                whole = _groups(scores, names, max(min_units, round_to))
+                rule = _by_cost(whole, scores, measure, value, round_to, biases_added=biases_added)
+                groups = whole
+            except InvalidSettingError:
+                rule = _by_cost(groups, scores, measure, value, round_to, biases_added=biases_added)
         case _:
             raise InvalidSettingError(f"plan: the budget of these scores is of {name!r}, which is not known here.")
     stays = np.ones(sum(scores.groups) + 1, dtype=bool)  # the last entry answers for NO_UNIT
@@ -92,6 +101,8 @@ def select_units(
         for layer in scores.layers
     )
     description = f"{rule.description}; {', '.join(names)} {KEPT}" if names else rule.description
+    if name == "units" and not names and stays[:-1].mean() > value + ROUNDING:
+        description += f" ({stays[:-1].mean():.4g} in fact: some layers are at their minimum)"
     return Plan(
         layers,
         scores.groups,
@@ -204,7 +215,9 @@ def _by_share(groups: list[_Group], share: float, scope: Scope) -> _Rule:
     return _Rule(description, counts, dict.fromkeys(counts, description), rounds_up=False)
 
 
-def _by_cost(groups: list[_Group], scores: Scores, measure: Measure, share: float, round_to: int) -> _Rule:
+def _by_cost(
+    groups: list[_Group], scores: Scores, measure: Measure, share: float, round_to: int, *, biases_added: bool
+) -> _Rule:
     """The most of the highest-scored units of all layers whose parameters or multiply-adds are within the share."""
     if not isinstance(share, Real) or not 0 < share <= 1:
         raise InvalidSettingError(f"plan: {measure}={share!r}. Accepted: a share above 0 and up to 1.")
@@ -218,7 +231,7 @@ def _by_cost(groups: list[_Group], scores: Scores, measure: Measure, share: floa
         kept = np.ones(total + 1)
         for group, count in counts.items():
             kept[group.units] = choose_highest(group.values, count, group.blocks)
-        added = count_new_biases(scores.wirings, kept) if measure == "params" else 0.0
+        added = count_new_biases(scores.wirings, kept, everywhere=biases_added) if measure == "params" else 0.0
         return count_cost(scores.wirings, kept, measure) + added
 
     whole = count_cost(scores.wirings, np.ones(total + 1), measure)

@@ -143,6 +143,7 @@ def prune(
             evaluate=(lambda candidate: measure_accuracy(candidate, *batch)) if batch else None,
             compensate=compensate,
             calibration=example if fitted is None else fitted,
+            judged_on=batch and batch[0],
             progress=progress,
         )
         smaller = cn.prune(

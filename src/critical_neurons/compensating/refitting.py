@@ -6,6 +6,7 @@ themselves in the least-squares sense; a batch norm by statistics that move as i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -132,6 +133,7 @@ class _Weights:
         outputs, columns = module.weight.shape[0] // groups, module.weight[0].numel()
         self._rows_per_input = -(-max(ROWS_PER_COLUMN * columns, LEAST_ROWS) // input_count)
         self._fitted, self._held_out = (_Moments.none(groups, columns, outputs) for _ in range(2))
+        self._origin: Tensor | None = None
         self._generator = torch.Generator().manual_seed(0)
 
     def add(self, read: Tensor, given: Tensor, found: Tensor, *, held_out: bool) -> None:
@@ -142,8 +144,11 @@ class _Weights:
         wanted = _by_group(outputs[:, :, None, positions], groups)
         weight = module.weight.reshape(groups, -1, rows.shape[2])
         bias = 0.0 if module.bias is None else module.bias.reshape(groups, 1, -1)
+        missing = wanted - (rows @ weight.transpose(1, 2) + bias)
+        if self._origin is None:  # near the mean: far from it single precision would lose what varies
+            self._origin = rows.mean(1, keepdim=True)
         moments = self._held_out if held_out else self._fitted
-        moments.add(rows, wanted - (rows @ weight.transpose(1, 2) + bias))
+        moments.add(rows - self._origin, missing)
 
     def _choose(self, count: int) -> Tensor:
         """Positions at random, where there are more than needed."""
@@ -155,20 +160,24 @@ class _Weights:
         moments = self._fitted.join(self._held_out)
         _finite(moments.squares)
         ridge = self._choose_ridge()
-        added = torch.zeros_like(moments.products) if ridge is None else moments.centre().solve(ridge)
+        solved = None if ridge is None else moments.centre().solve(ridge)
+        added = torch.zeros_like(moments.products) if solved is None else solved
+        assert self._origin is not None
+        mean = self._origin.double() + moments.inputs[:, None] / moments.count
         weight = self._module.weight
         new = weight.double() + added.transpose(1, 2).reshape(weight.shape)
-        shift = moments.errors - (moments.inputs[:, None] @ added)[:, 0]
+        shift = moments.errors / moments.count - (mean @ added)[:, 0]
         weight.data = _finite(new).to(weight)
         if not self._absorbed:
-            _shift_bias(self._module, shift.flatten() / moments.count)
+            _shift_bias(self._module, shift.flatten())
 
     def _choose_ridge(self) -> float | None:
         """The one that misses least of what is held out; None where it is best to leave the weights as they are."""
         fitted, held_out = self._fitted.centre(), self._held_out.centre()
         best, least = None, 0.0
         for ridge in RIDGES:
-            change = held_out.change(fitted.solve(ridge))
+            added = fitted.solve(ridge)
+            change = math.inf if added is None else held_out.change(added)
             if change < least:
                 best, least = ridge, change
             elif best is not None:
@@ -224,10 +233,10 @@ class _System:
     squares: Tensor
     products: Tensor
 
-    def solve(self, ridge: float) -> Tensor:
-        """D of (x x' + ridge) D = x e'."""
-        factor = torch.linalg.cholesky(self.squares + _ridge(self.squares, ridge))
-        return torch.cholesky_solve(self.products, factor)
+    def solve(self, ridge: float) -> Tensor | None:
+        """D of (x x' + ridge) D = x e'; None where rounding has made it singular."""
+        factor, failed = torch.linalg.cholesky_ex(self.squares + _ridge(self.squares, ridge))
+        return None if failed.any() else torch.cholesky_solve(self.products, factor)
 
     def change(self, added: Tensor) -> float:
         """By how much ‖e‖² changes when x D is taken from e."""
