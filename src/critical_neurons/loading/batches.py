@@ -66,7 +66,7 @@ def load_batch(
     """
     if is_file(source):
         arrays = _read_arrays(Path(source))
-        inputs, labels = arrays["inputs"], _checked_labels(source, arrays["labels"])
+        inputs, labels = arrays["inputs"], check_labels(source, arrays["labels"])
         if inputs.ndim < 2 or len(inputs) != len(labels):
             raise InvalidInputError(
                 f"{source}: inputs of shape {inputs.shape} and labels of shape {labels.shape} do not fit; expected "
@@ -74,12 +74,12 @@ def load_batch(
             )
         chosen = choose_balanced(labels, per_class, seed)
         return _prepare(source, _scaled(source, inputs[chosen]), look), torch.from_numpy(labels[chosen])
-    data, image_column = _open_data_set(source, split)
-    labels = _checked_labels(source, data.select_columns([LABEL_COLUMN]).with_format("numpy")[:][LABEL_COLUMN])
+    data, image_column = open_data_set(source, split)
+    labels = check_labels(source, data.select_columns([LABEL_COLUMN]).with_format("numpy")[:][LABEL_COLUMN])
     count = most_per_class if per_class is None else per_class
     chosen = choose_balanced(labels, count, seed, allow_fewer=per_class is None)
     images = [
-        _prepare(source, _scaled(source, _pixels(source, image))[None], look)
+        _prepare(source, _scaled(source, read_pixels(source, image))[None], look)
         for image in data.select(chosen)[image_column]
     ]
     sizes = sorted({tuple(image.shape[1:]) for image in images})
@@ -150,7 +150,8 @@ def _pick(path: Path, names: Sequence[str], read: Callable[[str], NDArray[Any]])
     return {name: read(name) for name in ("inputs", "labels")}
 
 
-def _open_data_set(source: str, split: str) -> tuple[Any, str]:
+def open_data_set(source: str, split: str) -> tuple[Any, str]:
+    """A split of a Hugging Face data set, folder or id, and which of its columns holds the images."""
     folder = Path(source).expanduser()
     if folder.is_file():
         raise InvalidFileError(f"{source}: data comes as {' or '.join(FILE_SUFFIXES)}, or as a data set folder.")
@@ -180,7 +181,7 @@ def _open_data_set(source: str, split: str) -> tuple[Any, str]:
     return data, image_column
 
 
-def _checked_labels(source: str, labels: NDArray[Any]) -> NDArray[np.int64]:
+def check_labels(source: str, labels: NDArray[Any]) -> NDArray[np.int64]:
     labels = np.asarray(labels)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise InvalidInputError(
@@ -193,7 +194,7 @@ def _checked_labels(source: str, labels: NDArray[Any]) -> NDArray[np.int64]:
     return labels.astype(np.int64)
 
 
-def _pixels(source: str, image: Any) -> NDArray[Any]:
+def read_pixels(source: str, image: Any) -> NDArray[Any]:
     """A picture as (channels, height, width)."""
     mode = getattr(image, "mode", None)
     if mode in ("1", "P", "PA", "LA", "RGBA", "CMYK", "YCbCr"):

@@ -110,7 +110,7 @@ def _offer(module: Any) -> str:
 def _read_weights(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise InvalidFileError(f"{path}: no such file of weights.")
-    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_checkpoint(path)
+    content = _read_safetensors(path) if path.suffix == ".safetensors" else read_checkpoint(path)
     inside = next((content[key] for key in WEIGHTS_INSIDE if isinstance(content.get(key), Mapping)), content)
     weights = {name: value for name, value in inside.items() if isinstance(value, Tensor)}
     if not weights:
@@ -129,7 +129,8 @@ def _read_safetensors(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def _read_checkpoint(path: Path) -> Mapping[str, Any]:
+def read_checkpoint(path: Path) -> Mapping[str, Any]:
+    """What `torch.save` wrote there, as long as loading it runs none of its code."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
