@@ -1,0 +1,261 @@
+"""Training: a network and a data set to a trained network, by the paper's recipes."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.nn import functional
+
+from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError, OutputError
+from critical_neurons.experiments.data import Dataset, Part
+from critical_neurons.files import write_atomically
+from critical_neurons.loading.models import read_checkpoint
+from critical_neurons.measuring import count_classes, measure_accuracy
+
+Optimiser: TypeAlias = Literal["rmsprop", "sgd", "adam"]
+
+OPTIMISERS: Mapping[str, type[torch.optim.Optimizer]] = {
+    "rmsprop": torch.optim.RMSprop,
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+}
+
+INITIAL, CHECKPOINT = "initial.safetensors", "checkpoint.pt"
+"""What training writes into its folder."""
+
+VERSION = 1
+"""Of the checkpoint."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained: torch's optimiser of that name with nothing but the learning rate set."""
+
+    optimiser: Optimiser
+    learning_rate: float
+    epochs: int
+    batch_size: int = 128
+
+    def __post_init__(self) -> None:
+        if self.optimiser not in OPTIMISERS:
+            raise InvalidSettingError(
+                f"optimiser: found {self.optimiser!r}. Accepted: {', '.join(get_args(Optimiser))}."
+            )
+        if not 0 < self.learning_rate < math.inf:
+            raise InvalidSettingError(f"learning_rate: found {self.learning_rate}. Accepted: a number above 0.")
+        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):
+            if value < 1:
+                raise InvalidSettingError(f"{name}: found {value}. Accepted: at least one.")
+
+    def shortened(self, epochs: int) -> Recipe:
+        """The same for another number of epochs; one of them is the paper's fine-tuning."""
+        return replace(self, epochs=epochs)
+
+
+SETTINGS = ("seed", *(field.name for field in fields(Recipe)))
+"""What the result follows from and a message can show."""
+
+SMALL = Recipe("rmsprop", 1e-3, epochs=30)
+LENET5_CIFAR10 = Recipe("sgd", 1e-2, epochs=256)
+VGG16 = Recipe("adam", 1e-2, epochs=30)
+
+RECIPES: Mapping[tuple[str, str], Recipe] = {
+    **{(model, data): SMALL for model in ("fc3", "fc4", "lenet5") for data in ("mnist", "fashion_mnist")},
+    ("lenet5", "cifar10"): LENET5_CIFAR10,
+    **{("vgg16", data): VGG16 for data in ("mnist", "fashion_mnist", "cifar10")},
+}
+"""The paper's recipes, by network and data set. It names none for VGG-16 on MNIST and Fashion-MNIST: CIFAR-10's."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """A finished epoch, counted from one: mean loss over the training images as it went, validation accuracy."""
+
+    number: int
+    of: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """The trained network, in evaluation mode, and all its epochs, also those of before an interruption."""
+
+    model: nn.Module
+    epochs: tuple[Epoch, ...]
+
+
+def build_model(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """What the factory makes of torch's random numbers from `seed` on. The global random state stays as it is."""
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(_start_random(seed))
+        return factory()
+
+
+def train(
+    model: nn.Module,
+    data: Dataset,
+    recipe: Recipe,
+    *,
+    seed: int,
+    folder: str | os.PathLike[str],
+    progress: Callable[[Epoch], None] = lambda epoch: None,
+) -> Training:
+    """Train a copy of the model; the model and the global random state stay as they are.
+
+    The folder keeps the initial weights and, after every epoch and before `progress` hears of it, a checkpoint, which
+    `load_model` reads as well. Called again with the same arguments, training goes on from there, or is done at once.
+    On the CPU, with the same number of threads, the result is the same to the last bit, interrupted or not.
+    """
+    _check_fit(model, data)
+    trained = copy.deepcopy(model)
+    optimiser = OPTIMISERS[recipe.optimiser](trained.parameters(), lr=recipe.learning_rate)  # type: ignore[call-arg]
+    directory = _make_folder(Path(folder))
+    path = directory / CHECKPOINT
+    origin = _describe_origin(model, data, recipe, seed)
+    random_state, epochs = _start_random(seed), list[Epoch]()
+    if path.exists():
+        found = _read_same(path, origin)
+        random_state, epochs = _restore(path, found, trained, optimiser)
+    if not (epochs and (directory / INITIAL).exists()):
+        write_atomically(directory / INITIAL, save(_copy_weights(model)))
+    while len(epochs) < recipe.epochs:
+        number = len(epochs) + 1
+        # Only the epoch itself draws from this stream, so that nothing progress does can change the result.
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(random_state)
+            loss = _train_epoch(trained, data.training, optimiser, recipe.batch_size)
+            random_state = torch.get_rng_state()
+        if not math.isfinite(loss):
+            raise InvalidSettingError(
+                f"recipe: the loss of epoch {number} is {loss} with {recipe.optimiser} at a learning rate of "
+                f"{recipe.learning_rate}. Lower the learning rate, in another folder."
+            )
+        accuracy = measure_accuracy(trained, data.validation.inputs, data.validation.labels)
+        epochs.append(Epoch(number, recipe.epochs, loss, accuracy))
+        _write_checkpoint(path, origin, epochs, trained, optimiser, random_state)
+        progress(epochs[-1])
+    return Training(trained.eval(), tuple(epochs))
+
+
+def _train_epoch(model: nn.Module, part: Part, optimiser: torch.optim.Optimizer, batch_size: int) -> float:
+    model.train()
+    like = next(model.parameters())
+    total = torch.zeros((), dtype=torch.float64, device=like.device)
+    for rows in torch.split(torch.randperm(len(part)), batch_size):
+        inputs, labels = part.inputs[rows].to(like), part.labels[rows].to(like.device)
+        optimiser.zero_grad()
+        loss: Tensor = functional.cross_entropy(model(inputs), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        total += loss.detach().double() * len(rows)
+    return float(total) / len(part)
+
+
+def _start_random(seed: int) -> Tensor:
+    return torch.Generator().manual_seed(seed).get_state()
+
+
+def _check_fit(model: nn.Module, data: Dataset) -> None:
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InvalidInputError("model: found no parameters that can be trained.")
+    outputs = count_classes(model, data.training.inputs)
+    if outputs < data.classes:
+        raise InvalidInputError(f"model: found {outputs} outputs for {data.classes} classes of data.")
+
+
+def _make_folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be made ({error.strerror or error}). Give another folder.") from error
+    return folder
+
+
+def _copy_weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: values.detach().cpu().contiguous().clone() for name, values in model.state_dict().items()}
+
+
+def _describe_origin(model: nn.Module, data: Dataset, recipe: Recipe, seed: int) -> dict[str, Any]:
+    """Everything the result follows from."""
+    weights = _copy_weights(model)
+    shapes = [(name, tuple(values.shape), str(values.dtype)) for name, values in weights.items()]
+    values = hashlib.sha256()
+    for each in weights.values():
+        values.update(each.flatten().view(torch.uint8).numpy().data)
+    return {
+        "network": hashlib.sha256(f"{model}\n{shapes}".encode()).hexdigest(),
+        "initial weights": values.hexdigest(),
+        "training images": data.training.digest,
+        "validation images": data.validation.digest,
+        "seed": seed,
+        **asdict(recipe),
+    }
+
+
+def _write_checkpoint(
+    path: Path,
+    origin: Mapping[str, Any],
+    epochs: list[Epoch],
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    random_state: Tensor,
+) -> None:
+    content = io.BytesIO()
+    torch.save(
+        {
+            "version": VERSION,
+            "origin": dict(origin),
+            "epochs": [asdict(epoch) for epoch in epochs],
+            "model": model.state_dict(),
+            "optimiser": optimiser.state_dict(),
+            "random_state": random_state,
+        },
+        content,
+    )
+    write_atomically(path, content.getvalue())
+
+
+def _read_same(path: Path, origin: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The checkpoint there, if it comes from the same network, data, recipe and seed."""
+    try:
+        content = read_checkpoint(path)
+    except InvalidFileError as error:
+        raise InvalidFileError(f"{error} Remove it to train anew, or give another folder.") from error
+    there = content.get("origin")
+    if content.get("version") != VERSION or not isinstance(there, Mapping):
+        raise InvalidFileError(f"{path}: is no checkpoint of this training. Give another folder.")
+    others = [
+        f"{name} ({there.get(name)} there, {value} here)" if name in SETTINGS else name
+        for name, value in origin.items()
+        if there.get(name) != value
+    ]
+    if others:
+        raise InvalidFileError(
+            f"{path}: comes from another training, which differs in {', '.join(others)}. Give another folder, or "
+            "remove that file."
+        )
+    return content
+
+
+def _restore(
+    path: Path, content: Mapping[str, Any], model: nn.Module, optimiser: torch.optim.Optimizer
+) -> tuple[Tensor, list[Epoch]]:
+    """The state of the random numbers and the finished epochs; model and optimiser are brought to where they were."""
+    try:
+        model.load_state_dict(content["model"])
+        optimiser.load_state_dict(content["optimiser"])
+        return content["random_state"], [Epoch(**each) for each in content["epochs"]]
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise InvalidFileError(f"{path}: damaged ({type(error).__name__}). Remove it to train anew.") from error
