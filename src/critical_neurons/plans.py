@@ -97,7 +97,7 @@ class Plan:
     def random(self, seed: int = 0) -> Plan:
         """As many units removed, layer by layer, at random without replacement."""
         generator = np.random.default_rng(seed)
-        return self._choose(generator.random(sum(self.groups)), f"random, seed {seed}, counts of: ")
+        return self.preferred(generator.random(sum(self.groups)), f"random, seed {seed}")
 
     def critical(self, scores: Mapping[str, Floats]) -> Plan:
         """As many units removed, layer by layer, the highest-scored ones."""
@@ -109,11 +109,20 @@ class Plan:
                 )
             if layer.name in scores:
                 preference[layer.units] = -scores[layer.name]
-        return self._choose(preference, "highest-scored removed, counts of: ")
+        return self.preferred(preference, "highest-scored removed")
 
-    def _choose(self, preference: Floats, rule: str) -> Plan:
-        """As many units of every group as now, those that are preferred."""
-        stays = self.stays
+    def preferred(self, preference: Floats, rule: str) -> Plan:
+        """As many units removed, layer by layer, the least preferred ones: `preference` has a number for every unit.
+
+        `rule` says where the numbers come from; the reasons name it before those of this plan.
+        """
+        count = sum(self.groups)
+        if np.shape(preference) != (count,) or not np.isfinite(preference).all():
+            raise PlanMismatchError(
+                f"{rule}: found numbers of shape {np.shape(preference)}. Accepted: a finite one for each of the "
+                f"{count} units of the plan."
+            )
+        stays, rule = self.stays, f"{rule}, counts of: "
         for units, blocks in group_units(self.layers, self.groups):
             count = int(stays[units].sum())
             stays[units] = choose_highest(preference[units], count, blocks)
