@@ -224,7 +224,10 @@ def _judge(cell: Cell, record: Record | None) -> State:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """One write to the end of the file, wherever others have moved it. What is torn there is ended first."""
+    """One write to the end of the file, wherever others have moved it.
+
+    What is torn there is ended first; what others are just writing looks torn too, and an empty line follows it.
+    """
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
     try:
         if os.lseek(file, 0, os.SEEK_END) > 0:
