@@ -75,6 +75,29 @@ def test_random_keeps_the_counts_and_draws_without_replacement():
         assert [layer.units.tolist() for layer in drawn.layers] == [layer.units.tolist() for layer in plan.layers]
 
 
+def test_preferred_units_stay_as_many_as_before():
+    plan = make_plan().preferred(np.array([1.0, 5.0, -2.0, 4.0, 5.0, 0.0]), "drawn")
+    assert plan.kept["features.0"].tolist() == [1, 3, 4]
+    assert plan.rule == "drawn, counts of: score < 0.5 removed"
+    assert [layer.reason for layer in plan.layers[:2]] == [plan.rule, "ignored, as asked"]
+
+
+def test_of_equally_preferred_units_the_first_stay():
+    assert make_plan().preferred(np.zeros(6), "drawn").kept["features.0"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("preference", "message"),
+    [
+        (np.ones(5), r"drawn: found numbers of shape \(5,\). Accepted: .* each of the 6"),
+        (np.full(6, np.nan), "a finite"),
+    ],
+)
+def test_preferences_that_do_not_fit_are_refused(preference, message):
+    with pytest.raises(PlanMismatchError, match=message):
+        make_plan().preferred(preference, "drawn")
+
+
 def test_random_is_seeded():
     plan = make_plan()
     drawn = [plan.random(seed=seed).kept["features.0"].tolist() for seed in range(20)]

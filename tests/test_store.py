@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ def test_results_come_back(tmp_path):
     store = Store(tmp_path / "deep" / "results")
     assert store.find(CELL) is None
     added = store.add(CELL, {"accuracy": np.float64(0.95), "removed": [1, 2], "note": None})
-    found = Store(tmp_path / "deep" / "results").find(CELL)
+    found = Store(str(tmp_path / "deep" / "results")).find(CELL)
     assert found == added
     assert found.result == {"accuracy": 0.95, "removed": [1, 2], "note": None}
     assert found.cell == CELL
@@ -198,3 +199,10 @@ def test_paths_that_do_not_work(tmp_path):
     (tmp_path / "table2.jsonl").mkdir()
     with pytest.raises(InvalidFileError, match=r"table2\.jsonl: cannot be read"):
         Store(tmp_path).find(CELL)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+def test_a_full_disk(tmp_path):
+    (tmp_path / "table2.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OutputError, match=r"table2\.jsonl: the result cannot be written \(No space left"):
+        Store(tmp_path).add(CELL, {})

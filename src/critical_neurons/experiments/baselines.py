@@ -31,7 +31,10 @@ ROUNDING = 1e-9
 
 
 def plan_by_norm(plan: cn.Plan, model: nn.Module, *, norm: Literal[1, 2]) -> cn.Plan:
-    """The units with the smallest incoming weights removed, biases aside, by their L1 or L2 norm."""
+    """The units with the smallest incoming weights removed, by their L1 or L2 norm.
+
+    Biases do not count, nor what a batch norm makes of the weights.
+    """
     if norm not in (1, 2):
         raise InvalidSettingError(f"plan_by_norm: norm={norm!r}. Accepted: 1 or 2.")
     source = _check_architecture(model, plan)

@@ -138,7 +138,7 @@ class Store:
     left as they are and skipped; `find_problems` names them.
     """
 
-    folder: Path
+    folder: str | os.PathLike[str]
 
     def find(self, cell: Cell) -> Record | None:
         """The result of exactly this cell."""
@@ -160,7 +160,7 @@ class Store:
         )
         path = self._path(cell.table)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             _append(path, record.to_line())
         except OSError as error:
             raise OutputError(f"{path}: the result cannot be written ({error.strerror or error}).") from error
@@ -174,11 +174,11 @@ class Store:
 
     def find_problems(self) -> list[str]:
         """The lines of all tables that were skipped: file, number and why."""
-        tables = sorted(path.stem for path in self.folder.glob("*.jsonl"))
+        tables = sorted(path.stem for path in Path(self.folder).glob("*.jsonl"))
         return [problem for table in tables for problem in self._read(table)[1]]
 
     def _path(self, table: str) -> Path:
-        return Path(self.folder) / f"{table}.jsonl"
+        return Path(self.folder, f"{table}.jsonl")
 
     def _read(self, table: str) -> tuple[dict[str, Record], list[str]]:
         """The last record of every key, oldest first, and what was skipped."""
