@@ -155,6 +155,22 @@ def test_sensitivity_by_unit_sums_incoming_weights():
         assert np.array_equal(plan_by_sensitivity(plan, model, INPUTS, LABELS).kept["0"], best)
 
 
+def test_sensitivity_by_unit_over_all_layers():
+    torch.manual_seed(0)
+    model = lenet5()
+    inputs, labels = torch.rand(8, 3, 32, 32), torch.arange(8)
+    plan = cn.plan(cn.score(model, inputs, labels, formulation="linearised"), units=0.5)
+    chosen = plan_by_sensitivity(plan, model, inputs, labels, kept=0.45)
+    assert 1 - share_of_units(chosen) == pytest.approx(0.45, abs=1 / 226)
+    sums = {name: values.flatten(1).sum(1) for name, values in measure_sensitivity(model, inputs, labels).items()}
+    scored = [layer for layer in chosen.layers if layer.name in chosen.removed]
+    stay = torch.cat([sums[layer.name][layer.kept] for layer in scored])
+    go = torch.cat([sums[layer.name][layer.removed] for layer in scored])
+    assert stay.min() >= go.max()
+    assert len(chosen.kept["11"]) == 10
+    cn.prune(model, chosen, inputs)
+
+
 @pytest.mark.parametrize("kept", [0.45, 1.0])
 def test_connections_kept_are_the_most_sensitive_of_all_layers(kept):
     torch.manual_seed(0)

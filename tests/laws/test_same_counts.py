@@ -33,3 +33,6 @@ def test_counts_are_the_same_and_blocks_and_shared_units_agree(name: str) -> Non
         again = choose(plan, case)
         assert all(np.array_equal(again.kept[layer], kept) for layer, kept in chosen.kept.items()), baseline
     assert all(torch.equal(value, weights[key]) for key, value in case.model.state_dict().items())
+    over_layers = plan_by_sensitivity(plan, case.model, case.inputs, case.labels, kept=0.2)
+    units_that_stay(case.network, over_layers)
+    assert all(len(kept) for kept in over_layers.kept.values())

@@ -7,6 +7,7 @@ its layers.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from numbers import Real
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from critical_neurons.batch import check_classes, gather_batch
 from critical_neurons.errors import InvalidInputError, InvalidSettingError, PlanMismatchError
 from critical_neurons.measuring import count_parameters
 from critical_neurons.network import NO_UNIT, Floats, Relu
-from critical_neurons.plans import choose_highest
+from critical_neurons.plans import choose_highest, group_units
 from critical_neurons.reading import copy_for_reading, fingerprint, run_model, unwrap
 
 BATCH_SIZE = 128
@@ -50,18 +51,26 @@ def plan_by_norm(plan: cn.Plan, model: nn.Module, *, norm: Literal[1, 2]) -> cn.
     )
 
 
-def plan_by_sensitivity(plan: cn.Plan, model: nn.Module, inputs: Any, labels: Any = None) -> cn.Plan:
-    """SNIP by unit: the units whose incoming weights have the smallest summed connection sensitivity removed."""
+def plan_by_sensitivity(
+    plan: cn.Plan, model: nn.Module, inputs: Any, labels: Any = None, *, kept: float | None = None
+) -> cn.Plan:
+    """SNIP by unit: the units whose incoming weights have the smallest summed connection sensitivity removed.
+
+    As many of every layer as in the plan; with `kept` instead this share of all units, ranked over all layers like
+    SNIP's connections. No layer is then left without units.
+    """
+    if kept is not None:
+        _check_share("plan_by_sensitivity", kept)
     sensitivity = measure_sensitivity(_check_architecture(model, plan), inputs, labels)
     unknown = [layer.name for layer in plan.layers if layer.name not in sensitivity]
     if unknown:
         raise PlanMismatchError(
-            f"{', '.join(unknown)}: no weights whose sensitivity is known. Layers: linear, convolution."
+            f"{', '.join(unknown)}: no weights whose sensitivity is known. Accepted: linear layers, convolutions."
         )
-    return plan.preferred(
-        _add_up(plan, {layer.name: sensitivity[layer.name].flatten(1).sum(1) for layer in plan.layers}),
-        "smallest summed connection sensitivity removed",
-    )
+    preference = _add_up(plan, {layer.name: sensitivity[layer.name].flatten(1).sum(1) for layer in plan.layers})
+    if kept is not None:
+        return _choose_over_layers(plan, preference, kept)
+    return plan.preferred(preference, "smallest summed connection sensitivity removed")
 
 
 def plan_by_activation(plan: cn.Plan, model: nn.Module, inputs: Any) -> cn.Plan:
@@ -95,8 +104,7 @@ def mask_connections(
     By the names of module and parameter, for `torch.nn.utils.prune`, as `plan.as_masks` gives them. Biases and batch
     norms are not masked and do not count.
     """
-    if isinstance(kept, bool) or not isinstance(kept, Real) or not 0 < kept <= 1:
-        raise InvalidSettingError(f"mask_connections: kept={kept!r}. Accepted: a share above 0 and up to 1.")
+    _check_share("mask_connections", kept)
     source = unwrap(model)
     sensitivity = measure_sensitivity(source, inputs, labels)
     flat = torch.cat([values.flatten() for values in sensitivity.values()])
@@ -165,6 +173,30 @@ def share_as_published(model: nn.Module, plan: cn.Plan) -> float:
 def share_of_parameters(model: nn.Module, plan: cn.Plan, example: Any) -> float:
     """Parameters that `cn.prune` really removes."""
     return 1 - count_parameters(cn.prune(model, plan, example)) / count_parameters(unwrap(model))
+
+
+def _choose_over_layers(plan: cn.Plan, preference: Floats, kept: float) -> cn.Plan:
+    """A share of all units, but at least one of every block; counts are rounded up to as many of every block."""
+    groups = group_units(plan.layers, plan.groups)
+    secured = np.concatenate([choose_highest(preference[units], blocks, blocks) for units, blocks in groups])
+    count = max(int(secured.sum()), math.floor(kept * len(preference) + ROUNDING))
+    stays = np.append(choose_highest(np.where(secured, np.inf, preference), count), True)  # the last is NO_UNIT's
+    for units, blocks in groups:
+        wanted = blocks * math.ceil(stays[units].sum() / blocks)
+        stays[units] = choose_highest(preference[units], wanted, blocks)
+    rule = f"highest summed connection sensitivity, {kept:.4g} of the units kept, overall"
+    layers = tuple(
+        layer
+        if (layer.units == NO_UNIT).all()
+        else replace(layer, kept=np.flatnonzero(stays[layer.units]), reason=rule)
+        for layer in plan.layers
+    )
+    return replace(plan, layers=layers, rule=rule)
+
+
+def _check_share(where: str, kept: float) -> None:
+    if isinstance(kept, bool) or not isinstance(kept, Real) or not 0 < kept <= 1:
+        raise InvalidSettingError(f"{where}: kept={kept!r}. Accepted: a share above 0 and up to 1.")
 
 
 def _incoming(model: nn.Module, name: str) -> Tensor:
