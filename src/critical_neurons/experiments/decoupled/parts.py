@@ -1,0 +1,143 @@
+"""Parts: a sequential network cut behind every convolution, each part with a head that classifies its output."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from critical_neurons.errors import InvalidInputError, InvalidSettingError, UnreadableModelError
+
+SHRINK = 4
+"""How much smaller a head's first pooling makes the map, in each direction."""
+
+LEAST_SIDE = 2
+"""What a head's second pooling leaves of it, in each direction."""
+
+HIDDEN = 128
+"""Units of a head's hidden layer."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some modules of the network, under their names there, and the head behind them. That of the last part is empty:
+    it ends with the network's own classifier."""
+
+    body: nn.Sequential
+    head: nn.Sequential
+
+    @property
+    def name(self) -> str:
+        """That of its convolution."""
+        return next(name for name, module in self.body.named_children() if isinstance(module, nn.Conv2d))
+
+    @property
+    def network(self) -> nn.Sequential:
+        """Body and head as one network; the modules are shared, not copied."""
+        return nn.Sequential(OrderedDict(body=self.body, head=self.head))
+
+
+@dataclass(frozen=True, eq=False)
+class Decoupled:
+    """The network, and its parts in order. They share its modules: what trains a part trains the network."""
+
+    model: nn.Sequential
+    parts: tuple[Part, ...]
+
+
+def decouple(model: nn.Sequential, example: Tensor, *, hidden: int = HIDDEN, seed: int = 0) -> Decoupled:
+    """A copy of the network in parts, one per convolution with all that follows it up to the next one.
+
+    `example` is a batch of inputs. `hidden` are the units of the heads' hidden layers; `seed` gives the heads' weights.
+    """
+    if isinstance(hidden, bool) or not isinstance(hidden, int) or hidden < 1:
+        raise InvalidSettingError(f"hidden: found {hidden!r}. Accepted: a whole number of at least 1.")
+    whole = copy.deepcopy(_check_sequential(model))
+    bodies = _cut(whole)
+    *maps, logits = _run_bodies(bodies, example)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        heads = [build_head(tuple(values.shape[1:]), logits.shape[1], hidden=hidden) for values in maps]
+    weight = next(whole.parameters())
+    pairs = zip(bodies, [*heads, nn.Sequential()], strict=True)
+    return Decoupled(whole, tuple(Part(body, head.to(weight)) for body, head in pairs))
+
+
+def build_head(shape: tuple[int, ...], classes: int, *, hidden: int = HIDDEN) -> nn.Sequential:
+    """Average pooling, a 1x1 convolution with batch norm and ReLU, average pooling, a hidden layer with ReLU, logits.
+
+    `shape` (channels, height, width) is that of the map it reads. A pooling that would change nothing is left out.
+    """
+    if len(shape) != 3:
+        raise InvalidInputError(f"shape: found {shape}. Accepted: that of feature maps, (channels, height, width).")
+    channels, *sides = shape
+    shrunk = [max(1, side // SHRINK) for side in sides]
+    last = [min(LEAST_SIDE, side) for side in shrunk]
+    return nn.Sequential(
+        *_pool(sides, shrunk),
+        nn.Conv2d(channels, channels, 1),
+        nn.BatchNorm2d(channels),
+        nn.ReLU(),
+        *_pool(shrunk, last),
+        nn.Flatten(),
+        nn.Linear(channels * last[0] * last[1], hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, classes),
+    )
+
+
+def _pool(before: list[int], after: list[int]) -> list[nn.Module]:
+    return [] if before == after else [nn.AdaptiveAvgPool2d((after[0], after[1]))]
+
+
+def _check_sequential(model: nn.Sequential) -> nn.Sequential:
+    if type(model) is not nn.Sequential:
+        raise UnreadableModelError(
+            f"model: found {type(model).__name__}. Accepted: one nn.Sequential of layers, such as vgg16 and lenet5."
+        )
+    seen: set[nn.Module] = set()
+    for name, module in model._modules.items():  # named_children leaves out a module's second place
+        inner = [] if module is None else [*module.modules()][1:]
+        if any(isinstance(each, nn.Conv2d) for each in inner):
+            raise UnreadableModelError(
+                f"{name}: a convolution inside {type(module).__name__}. Accepted: convolutions that stand in the "
+                "nn.Sequential themselves. Put their layers there one by one."
+            )
+        if module in seen and any(True for _ in module.parameters()):
+            raise UnreadableModelError(f"{name}: a layer that stands in two places cannot be in two parts.")
+        seen.add(module)
+    if not any(isinstance(module, nn.Conv2d) for module in model):
+        raise UnreadableModelError("model: no convolution to cut behind. Score it as a whole.")
+    return model
+
+
+def _cut(model: nn.Sequential) -> list[nn.Sequential]:
+    """What stands before the first convolution goes with it."""
+    bodies: list[OrderedDict[str, nn.Module]] = [OrderedDict()]
+    for name, module in model._modules.items():
+        assert module is not None
+        if isinstance(module, nn.Conv2d) and any(isinstance(each, nn.Conv2d) for each in bodies[-1].values()):
+            bodies.append(OrderedDict())
+        bodies[-1][name] = module
+    return [nn.Sequential(body) for body in bodies]
+
+
+def _run_bodies(bodies: list[nn.Sequential], example: Tensor) -> list[Tensor]:
+    """What every part gives for the first of the examples."""
+    values, outputs = example[:1].to(next(bodies[0].parameters())), []
+    with torch.no_grad():
+        for body in copy.deepcopy(bodies):
+            try:
+                values = body.eval()(values)
+            except RuntimeError as error:
+                raise InvalidInputError(
+                    f"example: the model does not run on inputs of shape {tuple(example.shape)}: "
+                    f"{str(error).strip().splitlines()[0]}"
+                ) from error
+            outputs.append(values)
+    if values.ndim != 2:
+        raise InvalidInputError(f"model: it returns shape {tuple(values.shape)}. Accepted: logits (batch, classes).")
+    return outputs

@@ -1,0 +1,110 @@
+"""Scoring: one program per part, independent of the others; their scores put together into those of the network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import critical_neurons as cn
+from critical_neurons.batch import digest_rows, gather_batch
+from critical_neurons.errors import UnreadableModelError
+from critical_neurons.experiments.decoupled.parts import Decoupled, Part
+from critical_neurons.network import Network
+from critical_neurons.reading import copy_for_reading
+
+BODY = "body."
+"""What the names of the network's modules begin with in a part."""
+
+
+def score_parts(
+    decoupled: Decoupled,
+    inputs: Any,
+    labels: Any,
+    *,
+    score: Callable[..., cn.Scores] = cn.score,
+    progress: Callable[[str, cn.Scores], None] = lambda name, scores: None,
+) -> cn.Scores:
+    """Scores of the whole network: every convolution is scored by its part and head, the classifier's hidden layers by
+    the last part.
+
+    Inputs and labels as for `cn.score`. `score` is that, or a `functools.partial` of it with other settings, which
+    hold for every part, the time limit too. `parts` of what is returned keeps the scores of the parts, whose layers
+    are called `body.` and the name in the network. `progress` is called with the name and scores of each part done.
+    """
+    started = time.monotonic()
+    batch = gather_batch(inputs, labels)
+    entering = torch.from_numpy(batch.inputs)
+    network = cn.read_network(decoupled.model, entering)
+    singles: list[cn.Scores] = []
+    for part in decoupled.parts:
+        ignored = _find_ignored(part, network, entering)
+        if ignored is not None:
+            singles.append(score(part.network, entering, batch.labels, ignore=ignored))
+            progress(part.name, singles[-1])
+        entering = run_to(part, entering)
+    settings = {
+        **singles[0].settings,
+        "ignore": [],
+        "inputs": digest_rows(batch.inputs),
+        "input_shape": list(batch.inputs.shape[1:]),
+        "decoupled": True,
+    }
+    return join_scores(network, singles, settings=settings, seconds=time.monotonic() - started)
+
+
+def run_to(part: Part, entering: Tensor) -> Tensor:
+    """What the next part reads: the body's output in evaluation mode and float64, as programs compute it."""
+    with torch.no_grad():
+        leaving: Tensor = copy_for_reading(part.body)(entering)
+    return leaving
+
+
+def join_scores(
+    network: Network, singles: Sequence[cn.Scores], *, settings: dict[str, Any], seconds: float
+) -> cn.Scores:
+    """The scores of the parts as those of the network. They keep the worst status and the largest gap."""
+    found = {name.removeprefix(BODY): values for single in singles for name, values in single.items()}
+    wanted = [layer.name for layer in network.scored]
+    if set(found) != set(wanted):
+        raise UnreadableModelError(
+            f"the parts score {', '.join(found)}, the network {', '.join(wanted)}. Every convolution needs a ReLU "
+            "before the next one."
+        )
+    gaps = [single.gap for single in singles]
+    known = [gap for gap in gaps if gap is not None]
+    keys = dict.fromkeys(key for single in singles for key in single.sizes)
+    return cn.Scores(
+        values_by_layer={name: found[name] for name in wanted},
+        layers=network.layers,
+        groups=network.groups,
+        holds=network.holds,
+        wirings=network.wirings,
+        fingerprint=network.fingerprint,
+        status=max((single.status for single in singles), key=lambda status: status.rank),
+        objective=None,
+        bound=None,
+        gap=max(known) if len(known) == len(gaps) else None,
+        seconds=seconds,
+        settings=settings,
+        history=(),
+        sizes={key: sum(single.sizes.get(key, 0) for single in singles) for key in keys},
+        logit_error=max(single.logit_error for single in singles),
+        notes=(*network.notes, f"decoupled: {len(singles)} programs, one per part"),
+        parts=tuple(singles),
+    )
+
+
+def _find_ignored(part: Part, network: Network, entering: Tensor) -> list[str] | None:
+    """The part's layers that get no scores: those of its head, and those the network leaves alone.
+
+    None where nothing is left to score.
+    """
+    wanted = {BODY + layer.name for layer in network.scored}
+    layers = cn.read_network(part.network, entering).layers
+    if not any(layer.name in wanted and layer.scored for layer in layers):
+        return None
+    return [layer.name for layer in layers if layer.name not in wanted]
