@@ -51,7 +51,7 @@ class Decoupled:
 def decouple(model: nn.Sequential, example: Tensor, *, hidden: int = HIDDEN, seed: int = 0) -> Decoupled:
     """A copy of the network in parts, one per convolution with all that follows it up to the next one.
 
-    `example` is a batch of inputs. `hidden` are the units of the heads' hidden layers; `seed` gives the heads' weights.
+    `example` is a batch of inputs. `hidden` are the units of a head's hidden layer; `seed` gives the heads' weights.
     """
     if isinstance(hidden, bool) or not isinstance(hidden, int) or hidden < 1:
         raise InvalidSettingError(f"hidden: found {hidden!r}. Accepted: a whole number of at least 1.")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import critical_neurons as cn
 from critical_neurons.batch import digest_rows, gather_batch
-from critical_neurons.errors import UnreadableModelError
+from critical_neurons.errors import InvalidInputError, UnreadableModelError
 from critical_neurons.experiments.decoupled.parts import Decoupled, Part
 from critical_neurons.network import Network
 from critical_neurons.reading import copy_for_reading
@@ -23,22 +23,27 @@ BODY = "body."
 def score_parts(
     decoupled: Decoupled,
     inputs: Any,
-    labels: Any,
+    labels: Any = None,
     *,
     score: Callable[..., cn.Scores] = cn.score,
     progress: Callable[[str, cn.Scores], None] = lambda name, scores: None,
 ) -> cn.Scores:
-    """Scores of the whole network: every convolution is scored by its part and head, the classifier's hidden layers by
-    the last part.
+    """Scores of the whole network: of each convolution by its part and head, of the classifier's hidden layers by the
+    last part.
 
-    Inputs and labels as for `cn.score`. `score` is that, or a `functools.partial` of it with other settings, which
-    hold for every part, the time limit too. `parts` of what is returned keeps the scores of the parts, whose layers
-    are called `body.` and the name in the network. `progress` is called with the name and scores of each part done.
+    Inputs and labels as for `cn.score`, but there must be labels. `score` is that, or a `functools.partial` of it with
+    other settings, which hold for every part, the time limit too. `parts` of what is returned keeps the scores of the
+    parts, whose layers are called `body.` and the name in the network. `progress` is called with the name and scores
+    of each part done.
     """
     started = time.monotonic()
     batch = gather_batch(inputs, labels)
+    if batch.labels is None:
+        raise InvalidInputError("labels: found none. Every head would take its own predictions; give the labels.")
     entering = torch.from_numpy(batch.inputs)
     network = cn.read_network(decoupled.model, entering)
+    if not network.scored:
+        raise InvalidInputError(f"the network has nothing to score:\n{network}")
     singles: list[cn.Scores] = []
     for part in decoupled.parts:
         ignored = _find_ignored(part, network, entering)
@@ -47,7 +52,7 @@ def score_parts(
             progress(part.name, singles[-1])
         entering = run_to(part, entering)
     settings = {
-        **singles[0].settings,
+        **(singles[0].settings if singles else {}),
         "ignore": [],
         "inputs": digest_rows(batch.inputs),
         "input_shape": list(batch.inputs.shape[1:]),
@@ -71,8 +76,8 @@ def join_scores(
     wanted = [layer.name for layer in network.scored]
     if set(found) != set(wanted):
         raise UnreadableModelError(
-            f"the parts score {', '.join(found)}, the network {', '.join(wanted)}. Every convolution needs a ReLU "
-            "before the next one."
+            f"the parts score {', '.join(found) or 'nothing'}, the network {', '.join(wanted)}. Every convolution "
+            "needs a ReLU before the next one."
         )
     gaps = [single.gap for single in singles]
     known = [gap for gap in gaps if gap is not None]

@@ -9,6 +9,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,6 +27,8 @@ from critical_neurons.reading import fingerprint
 FORMAT = "critical_neurons decoupled training"
 FORMAT_VERSION = 1
 LEARNING_RATE = 1e-2
+DIGEST_ROWS = 1024
+"""Copied at once."""
 
 Losses: TypeAlias = tuple[float, ...]
 """The mean loss of every part over an epoch."""
@@ -65,36 +68,15 @@ def train_parts(
     """
     _check_settings(decoupled, epochs=epochs, batch_size=batch_size, buffer_size=buffer_size, threads=threads)
     _check_data(inputs, labels)
-    optimisers = [optimiser(part.network.parameters()) for part in decoupled.parts]
-    losses: list[Losses] = []
-    record: dict[str, Any] = {}
-    if checkpoint is not None:
-        check_writable(checkpoint)
-        record = {
-            "architecture": [fingerprint(part.network).architecture for part in decoupled.parts],
-            "data": _digest(inputs, labels),
-            "batch_size": batch_size,
-            "buffer_size": buffer_size,
-            "seed": seed,
-            "optimiser": f"{type(optimisers[0]).__name__} {sorted(optimisers[0].defaults.items())}",
-        }
-        losses = _resume(checkpoint, record, decoupled.parts, optimisers)
+    optimisers = tuple(optimiser(part.network.parameters()) for part in decoupled.parts)
+    task = _Task(decoupled.parts, optimisers, inputs, labels, batch_size, buffer_size, threads, seed)
+    record = {} if checkpoint is None else task.describe()
+    losses = [] if checkpoint is None else task.resume(checkpoint, record)
     for epoch in range(len(losses), epochs):
-        rng = np.random.default_rng((seed, epoch))
-        order = np.array_split(rng.permutation(len(labels)), max(1, len(labels) // batch_size))
-        batches = [torch.from_numpy(rows) for rows in order]
-        with torch.random.fork_rng(devices=[]), ThreadPoolExecutor(threads) as pool:
-            torch.manual_seed(int(rng.integers(2**31)))  # for dropout
-            run = map if threads == 1 else pool.map
-
-            def take_steps(chosen: Sequence[int], drawn: Sequence[Labelled], run: Any = run) -> list[Any]:
-                parts, own = ([each[index] for index in chosen] for each in (decoupled.parts, optimisers))
-                return list(run(train_part, parts, own, *zip(*drawn, strict=True)))
-
-            losses.append(_train_epoch(len(decoupled.parts), (inputs, labels), batches, buffer_size, rng, take_steps))
+        losses.append(task.train_epoch(epoch))
         _check_losses(decoupled.parts, losses)
         if checkpoint is not None:
-            _save(checkpoint, record, decoupled.parts, optimisers, losses)
+            task.save(checkpoint, record, losses)
         progress(epoch + 1, losses[-1])
     for part in decoupled.parts:
         part.network.eval()
@@ -114,28 +96,96 @@ def train_part(part: Part, optimiser: Optimizer, inputs: Tensor, labels: Tensor)
     return loss.item(), leaving.detach()
 
 
-def _train_epoch(
-    count: int,
-    data: Labelled,
-    batches: Sequence[Tensor],
-    buffer_size: int,
-    rng: np.random.Generator,
-    take_steps: Callable[[Sequence[int], Sequence[Labelled]], list[tuple[float, Tensor]]],
-) -> Losses:
-    """As many steps of every part as there are batches; part k begins k ticks later, when its buffer is no longer
-    empty. The steps of one tick read what was in the buffers before it, so their order does not matter."""
-    buffers: list[deque[Labelled]] = [deque(maxlen=buffer_size) for _ in range(count)]
-    totals = np.zeros(count)
-    for tick in range(len(batches) + count - 1):
-        chosen = [index for index in range(count) if 0 <= tick - index < len(batches)]
-        if tick < len(batches):
-            buffers[0] = deque([(data[0][batches[tick]], data[1][batches[tick]])])
-        drawn = [buffers[index][rng.integers(len(buffers[index]))] for index in chosen]
-        for index, (_, labels), (loss, leaving) in zip(chosen, drawn, take_steps(chosen, drawn), strict=True):
-            totals[index] += loss
-            if index + 1 < count:
-                buffers[index + 1].append((leaving, labels))
-    return tuple((totals / len(batches)).tolist())
+@dataclass(frozen=True)
+class _Task:
+    """What all epochs of one call have in common."""
+
+    parts: tuple[Part, ...]
+    optimisers: tuple[Optimizer, ...]
+    inputs: Tensor
+    labels: Tensor
+    batch_size: int
+    buffer_size: int
+    threads: int
+    seed: int
+
+    def train_epoch(self, epoch: int) -> Losses:
+        """As many steps of every part as there are batches; part k begins k ticks late, when its buffer has an entry.
+
+        The steps of one tick read what was in the buffers before it, so their order does not matter. Seed and epoch
+        decide all that is random, so there is no random state to keep.
+        """
+        rng = np.random.default_rng((self.seed, epoch))
+        batches = np.array_split(rng.permutation(len(self.labels)), max(1, len(self.labels) // self.batch_size))
+        count = len(self.parts)
+        buffers: list[deque[Labelled]] = [deque(maxlen=self.buffer_size) for _ in range(count)]
+        totals = np.zeros(count)
+        with torch.random.fork_rng(devices=[]), ThreadPoolExecutor(self.threads) as pool:
+            torch.manual_seed(int(rng.integers(2**31)))  # for dropout
+            run = map if self.threads == 1 else pool.map
+            for tick in range(len(batches) + count - 1):
+                if tick < len(batches):
+                    rows = torch.from_numpy(batches[tick])
+                    buffers[0] = deque([(self.inputs[rows], self.labels[rows])])
+                chosen = [index for index in range(count) if 0 <= tick - index < len(batches)]
+                drawn = [buffers[index][rng.integers(len(buffers[index]))] for index in chosen]
+                for index, labels, loss, leaving in run(self._take_step, chosen, drawn):
+                    totals[index] += loss
+                    if index + 1 < count:
+                        buffers[index + 1].append((leaving, labels))
+        return tuple((totals / len(batches)).tolist())
+
+    def _take_step(self, index: int, drawn: Labelled) -> tuple[int, Tensor, float, Tensor]:
+        inputs, labels = drawn
+        return index, labels, *train_part(self.parts[index], self.optimisers[index], inputs, labels)
+
+    def describe(self) -> dict[str, Any]:
+        """What a checkpoint must agree with for training to go on from it."""
+        first = self.optimisers[0]
+        return {
+            "architecture": [fingerprint(part.network).architecture for part in self.parts],
+            "data": _digest(self.inputs, self.labels),
+            "batch_size": self.batch_size,
+            "buffer_size": self.buffer_size,
+            "seed": self.seed,
+            "optimiser": f"{type(first).__name__} {sorted(first.defaults.items())}",
+        }
+
+    def save(self, path: str | os.PathLike[str], record: dict[str, Any], losses: Sequence[Losses]) -> None:
+        content = io.BytesIO()
+        state = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "record": record,
+            "parts": [dict(part.network.state_dict()) for part in self.parts],
+            "optimisers": [each.state_dict() for each in self.optimisers],
+            "losses": [list(each) for each in losses],
+        }
+        torch.save(state, content)
+        write_atomically(path, content.getvalue())
+
+    def resume(self, path: str | os.PathLike[str], record: dict[str, Any]) -> list[Losses]:
+        """Put parts and optimisers where the file left them; the losses so far, none where there is no file yet."""
+        check_writable(path)
+        if not Path(path).exists():
+            return []
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise InvalidFileError(f"{path}: not a checkpoint, or damaged. Remove it to start anew.") from error
+        if not isinstance(state, dict) or (state.get("format"), state.get("version")) != (FORMAT, FORMAT_VERSION):
+            raise InvalidFileError(f"{path}: not a file of {FORMAT}, version {FORMAT_VERSION}.")
+        others = [name for name, value in record.items() if state["record"].get(name) != value]
+        if others:
+            raise InvalidFileError(
+                f"{path}: the checkpoint of another training; it differs in {', '.join(others)}. Give what it was "
+                "begun with, or another file."
+            )
+        for part, weights in zip(self.parts, state["parts"], strict=True):
+            part.network.load_state_dict(weights)
+        for optimiser, steps in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(steps)
+        return [tuple(each) for each in state["losses"]]
 
 
 def _check_settings(decoupled: Decoupled, **numbers: int) -> None:
@@ -172,49 +222,6 @@ def _check_losses(parts: Sequence[Part], losses: Sequence[Losses]) -> None:
 def _digest(inputs: Tensor, labels: Tensor) -> str:
     digest = hashlib.sha256(f"{tuple(inputs.shape)} {inputs.dtype}".encode())
     for values in (inputs, labels):
-        digest.update(memoryview(np.ascontiguousarray(values.detach().cpu().numpy())))
+        for rows in torch.split(values.detach().cpu(), DIGEST_ROWS):
+            digest.update(rows.numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def _save(
-    path: str | os.PathLike[str],
-    record: dict[str, Any],
-    parts: Sequence[Part],
-    optimisers: Sequence[Optimizer],
-    losses: Sequence[Losses],
-) -> None:
-    content = io.BytesIO()
-    state = {
-        "format": FORMAT,
-        "version": FORMAT_VERSION,
-        "record": record,
-        "parts": [dict(part.network.state_dict()) for part in parts],
-        "optimisers": [each.state_dict() for each in optimisers],
-        "losses": [list(each) for each in losses],
-    }
-    torch.save(state, content)
-    write_atomically(path, content.getvalue())
-
-
-def _resume(
-    path: str | os.PathLike[str], record: dict[str, Any], parts: Sequence[Part], optimisers: Sequence[Optimizer]
-) -> list[Losses]:
-    """Put parts and optimisers where the file left them; the losses so far. Nothing, where there is no file yet."""
-    if not Path(path).exists():
-        return []
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise InvalidFileError(f"{path}: not a checkpoint, or damaged. Remove it to start anew.") from error
-    if not isinstance(state, dict) or (state.get("format"), state.get("version")) != (FORMAT, FORMAT_VERSION):
-        raise InvalidFileError(f"{path}: not a file of {FORMAT}, version {FORMAT_VERSION}.")
-    others = [name for name, value in record.items() if state["record"].get(name) != value]
-    if others:
-        raise InvalidFileError(
-            f"{path}: the checkpoint of another training; {', '.join(others)} differ. Give those it was begun with, "
-            "or another file."
-        )
-    for part, optimiser, weights, steps in zip(parts, optimisers, state["parts"], state["optimisers"], strict=True):
-        part.network.load_state_dict(weights)
-        optimiser.load_state_dict(steps)
-    return [tuple(each) for each in state["losses"]]

@@ -1,0 +1,400 @@
+import copy
+import functools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import critical_neurons as cn
+from critical_neurons.batch import digest_rows
+from critical_neurons.errors import (
+    InvalidFileError,
+    InvalidInputError,
+    InvalidSettingError,
+    OutputError,
+    UnreadableModelError,
+)
+from critical_neurons.experiments.decoupled import (
+    Decoupled,
+    adam,
+    build_head,
+    decouple,
+    join_scores,
+    run_to,
+    score_parts,
+    train_part,
+    train_parts,
+)
+from critical_neurons.experiments.demo import split_digits
+from critical_neurons.experiments.models import fc3, lenet5, vgg16
+
+SCORE_TOLERANCE = 2e-6
+"""Scores are rounded to six decimals."""
+
+BATCH = 32
+
+
+def tiny_network(*extra: nn.Module) -> nn.Sequential:
+    """Three convolutions, with and without batch norm and pooling, on digits of 8x8 pixels."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(6, 8, 3, padding=1),
+        nn.ReLU(),
+        *extra,
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32, 16),
+        nn.ReLU(),
+        nn.Linear(16, 10),
+    )
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    (inputs, labels), _ = split_digits(0)
+    return inputs[:320], labels[:320]
+
+
+@pytest.fixture(scope="module")
+def trained(digits) -> Decoupled:
+    decoupled = decouple(tiny_network(), digits[0], hidden=16)
+    train_parts(decoupled, *digits, epochs=6, batch_size=BATCH, optimiser=gentle)
+    return decoupled
+
+
+@pytest.fixture(scope="module")
+def scored(trained, digits) -> cn.Scores:
+    return score_parts(trained, digits[0][:10], digits[1][:10])
+
+
+def gentle(parameters):
+    return torch.optim.Adam(parameters, lr=3e-3)
+
+
+def states(decoupled: Decoupled) -> list[dict[str, torch.Tensor]]:
+    return [copy.deepcopy(dict(part.network.state_dict())) for part in decoupled.parts]
+
+
+def same(first, second) -> bool:
+    return all(torch.equal(first[name], second[name]) for name in first.keys() | second.keys())
+
+
+@pytest.mark.parametrize("factory", [lenet5, vgg16])
+def test_one_part_per_convolution_and_together_they_are_the_network(factory):
+    model, example = factory(), torch.randn(2, 3, 32, 32)
+    decoupled = decouple(model.eval(), example)
+    names = [name for name, module in model.named_children() if isinstance(module, nn.Conv2d)]
+    assert [part.name for part in decoupled.parts] == names
+    assert [name for part in decoupled.parts for name, _ in part.body.named_children()] == [
+        name for name, _ in model.named_children()
+    ]
+    values = example
+    with torch.no_grad():
+        for part in decoupled.parts:
+            assert part.network.eval()(values).shape == (2, 10)
+            values = part.body(values)
+        assert torch.equal(values, model(example))
+    assert len(decoupled.parts[-1].head) == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "sides"),
+    [
+        ((64, 32, 32), [8, 2]),
+        ((64, 16, 16), [4, 2]),
+        ((256, 8, 8), [2]),
+        ((512, 4, 4), [1]),
+        ((512, 2, 2), [1]),
+        ((120, 1, 1), []),
+        ((6, 14, 14), [3, 2]),
+    ],
+)
+def test_a_head_shrinks_the_map_by_four_and_then_to_two_as_far_as_it_goes(shape, sides):
+    head = build_head(shape, 7, hidden=5)
+    assert [module.output_size for module in head if isinstance(module, nn.AdaptiveAvgPool2d)] == [
+        (side, side) for side in sides
+    ]
+    last = (sides or [1])[-1]
+    linear = [tuple(module.weight.shape) for module in head if isinstance(module, nn.Linear)]
+    assert linear == [(5, shape[0] * last * last), (7, 5)]
+    assert head.eval()(torch.randn(3, *shape)).shape == (3, 7)
+
+
+def test_heads_follow_from_the_seed_and_the_given_model_stays_as_it_is(digits):
+    model = tiny_network().eval()
+    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    first, again, other = (decouple(model, digits[0], seed=seed) for seed in (1, 1, 2))
+    train_parts(first, *digits, epochs=1, batch_size=BATCH)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert same(model.state_dict(), before)
+    assert not model.training
+    fresh = decouple(model, digits[0], seed=1)
+    assert all(map(same, states(again), states(fresh)))
+    assert not same(again.parts[0].network.state_dict(), other.parts[0].network.state_dict())
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_step_of_one_part_leaves_the_others_bit_identical(index, digits):
+    decoupled = decouple(tiny_network(), digits[0])
+    before, values = states(decoupled), digits[0][:BATCH]
+    with torch.no_grad():
+        for part in decoupled.parts[:index]:
+            values = copy.deepcopy(part.body)(values)
+    part = decoupled.parts[index]
+    _, leaving = train_part(part, adam(part.network.parameters()), values, digits[1][:BATCH])
+    assert not leaving.requires_grad
+    assert [same(*pair) for pair in zip(before, states(decoupled), strict=True)] == [
+        other != index for other in range(3)
+    ]
+
+
+@pytest.mark.parametrize("buffer_size", [1, 3])
+def test_no_part_depends_on_a_later_one(buffer_size, digits):
+    first, second = (decouple(tiny_network(), digits[0]) for _ in range(2))
+    with torch.no_grad():
+        for values in second.parts[1].network.parameters():
+            values.mul_(1.5)
+    for decoupled in (first, second):
+        train_parts(decoupled, *digits, epochs=2, batch_size=BATCH, buffer_size=buffer_size)
+    assert [same(*pair) for pair in zip(states(first), states(second), strict=True)] == [True, False, False]
+
+
+def test_a_buffer_of_one_is_one_batch_after_another_through_all_parts(digits):
+    decoupled, expected = (decouple(tiny_network(), digits[0]) for _ in range(2))
+    train_parts(decoupled, *digits, epochs=2, batch_size=BATCH, seed=3)
+    optimisers = [adam(part.network.parameters()) for part in expected.parts]
+    for epoch in range(2):
+        order = np.random.default_rng((3, epoch)).permutation(len(digits[1]))
+        for rows in np.split(order, len(order) // BATCH):
+            values, labels = digits[0][rows], digits[1][rows]
+            for part, optimiser in zip(expected.parts, optimisers, strict=True):
+                optimiser.zero_grad()
+                leaving = part.body.train()(values)
+                functional.cross_entropy(part.head.train()(leaving), labels).backward()
+                optimiser.step()
+                values = leaving.detach()
+    assert all(map(same, states(decoupled), states(expected)))
+
+
+def test_a_larger_buffer_trains_otherwise_and_threads_change_nothing(digits):
+    plain, replayed, threaded = (decouple(tiny_network(), digits[0]) for _ in range(3))
+    train_parts(plain, *digits, epochs=1, batch_size=BATCH)
+    train_parts(replayed, *digits, epochs=1, batch_size=BATCH, buffer_size=4)
+    train_parts(threaded, *digits, epochs=1, batch_size=BATCH, buffer_size=4, threads=2)
+    assert [same(*pair) for pair in zip(states(plain), states(replayed), strict=True)] == [True, False, False]
+    assert all(map(same, states(replayed), states(threaded)))
+
+
+@pytest.mark.parametrize("buffer_size", [1, 3])
+def test_parts_learn(buffer_size, digits):
+    decoupled, told = decouple(tiny_network(), digits[0]), []
+    losses = train_parts(
+        decoupled,
+        *digits,
+        epochs=5,
+        batch_size=BATCH,
+        buffer_size=buffer_size,
+        progress=lambda epoch, losses: told.append((epoch, losses)),
+    )
+    assert told == list(enumerate(losses, 1))
+    assert all(last < 0.7 * first for first, last in zip(losses[0], losses[-1], strict=True))
+    assert not any(module.training for module in decoupled.model.modules())
+
+
+@pytest.mark.parametrize("buffer_size", [1, 3])
+def test_training_resumes_bit_identical(tmp_path, buffer_size, digits):
+    path = tmp_path / "training.pt"
+    model = tiny_network(nn.Dropout(0.2))
+    settings = {"batch_size": BATCH, "buffer_size": buffer_size, "seed": 5}
+    whole, begun, resumed = (decouple(model, digits[0]) for _ in range(3))
+    expected = train_parts(whole, *digits, epochs=3, **settings)
+    train_parts(begun, *digits, epochs=1, **settings, checkpoint=path)
+    torch.rand(7)
+    assert train_parts(resumed, *digits, epochs=3, **settings, checkpoint=path) == expected
+    assert all(map(same, states(resumed), states(whole)))
+    assert torch.load(path, weights_only=True)["losses"] == [list(each) for each in expected]
+    done = decouple(model, digits[0], seed=9)
+    assert train_parts(done, *digits, epochs=3, **settings, checkpoint=path) == expected
+    assert all(map(same, states(done), states(whole)))
+    assert [each.name for each in tmp_path.iterdir()] == ["training.pt"]
+
+
+def test_a_checkpoint_of_another_training_is_refused(tmp_path, digits):
+    path = tmp_path / "training.pt"
+    train = functools.partial(train_parts, epochs=1, batch_size=BATCH, checkpoint=path)
+    train(decouple(tiny_network(), digits[0]), *digits)
+    before = path.read_bytes()
+    decoupled = decouple(tiny_network(), digits[0])
+    initial = states(decoupled)
+    for change, name in [
+        ({"seed": 1}, "seed"),
+        ({"buffer_size": 2}, "buffer_size"),
+        ({"optimiser": gentle}, "optim"),
+    ]:
+        with pytest.raises(InvalidFileError, match=f"differs in {name}"):
+            train(decoupled, *digits, **change)
+    with pytest.raises(InvalidFileError, match="differs in data"):
+        train(decoupled, digits[0] + 1, digits[1])
+    with pytest.raises(InvalidFileError, match="differs in architecture"):
+        train(decouple(tiny_network(), digits[0], hidden=3), *digits)
+    assert all(map(same, states(decoupled), initial))
+    assert path.read_bytes() == before
+    path.write_bytes(before[:100])
+    with pytest.raises(InvalidFileError, match="damaged"):
+        train(decoupled, *digits)
+    torch.save({"weights": torch.zeros(1)}, path)
+    with pytest.raises(InvalidFileError, match="not a file of"):
+        train(decoupled, *digits)
+    with pytest.raises(OutputError, match="does not exist"):
+        train(decoupled, *digits, checkpoint=tmp_path / "missing" / "training.pt")
+
+
+def test_scores_put_together_are_those_of_the_parts(trained, scored, digits):
+    inputs, labels = digits[0][:10].double(), digits[1][:10]
+    assert list(scored) == ["0", "4", "6", "11"]
+    assert len(scored.parts) == 3
+    for part, single in zip(trained.parts, scored.parts, strict=True):
+        layers = cn.inspect(part.network, inputs).layers
+        alone = cn.score(
+            part.network, inputs, labels, ignore=[layer.name for layer in layers if layer.name.startswith("head.")]
+        )
+        assert list(alone) == list(single)
+        for name in single:
+            assert np.array_equal(single[name], alone[name])
+            assert np.array_equal(scored[name.removeprefix("body.")], alone[name])
+        assert single.seconds > 0
+        inputs = run_to(part, inputs)
+    assert (scored.objective, scored.bound, scored.history) == (None, None, ())
+    assert scored.gap == max(single.gap for single in scored.parts)
+    assert any((scored[name] < 1).any() for name in ("0", "4", "6"))
+
+
+def test_the_last_part_is_the_span_of_the_network_that_begins_with_it(trained, scored, digits):
+    span = cn.score(trained.model, digits[0][:10], digits[1][:10], start="6")
+    for name in ("6", "11"):
+        assert np.allclose(scored[name], span[name], atol=SCORE_TOLERANCE, rtol=0)
+
+
+def test_scores_of_parts_plan_prune_and_travel_like_any_others(tmp_path, trained, scored, digits):
+    plan = cn.plan(scored, threshold=0.5)
+    smaller = cn.prune(trained.model, plan, digits[0][:4])
+    assert plan.scored_on == frozenset(digest_rows(digits[0][:10].numpy()))
+    sizes = [len(module.weight) for module in smaller if isinstance(module, nn.Conv2d | nn.Linear)]
+    assert sizes == [*(int((scored[name] >= 0.5).sum()) for name in scored), 10]
+    assert sum(sizes) < 6 + 8 + 8 + 16 + 10
+    scored.save(tmp_path / "scores.json")
+    loaded = cn.Scores.load(tmp_path / "scores.json")
+    assert loaded.to_dict() == scored.to_dict()
+
+
+def test_the_settings_of_score_hold_for_every_part_and_the_worst_status_is_kept(trained, digits):
+    told = []
+    found = score_parts(
+        trained,
+        digits[0][:10],
+        digits[1][:10],
+        score=functools.partial(cn.score, loss_weight=1.0, input_radius=1e-5, integer=False),
+        progress=lambda name, scores: told.append((name, scores)),
+    )
+    assert [name for name, _ in told] == ["0", "4", "6"]
+    assert tuple(scores for _, scores in told) == found.parts
+    assert {(part.settings["loss_weight"], part.settings["input_radius"]) for part in found.parts} == {(1.0, 1e-5)}
+    assert found.settings["loss_weight"] == 1.0
+    stopped = score_parts(trained, digits[0][:10], digits[1][:10], score=_stop_second())
+    assert [part.status for part in stopped.parts].count(cn.Status.OPTIMAL) == 2
+    assert stopped.status is cn.Status.FEASIBLE
+
+
+def _stop_second():
+    """`cn.score`, with no time for the second part."""
+    calls = iter([300.0, 1e-9, 300.0])
+
+    def score(*args, **settings):
+        return cn.score(*args, **settings, time_limit=next(calls))
+
+    return score
+
+
+def test_a_convolution_that_the_network_leaves_alone_is_not_scored_by_its_part(digits):
+    """A batch norm behind a ReLU and before zero padding: its constant could not be folded."""
+    model = tiny_network(nn.BatchNorm2d(8)).eval()
+    nn.init.normal_(model[6].bias)
+    found = score_parts(decouple(model, digits[0]), digits[0][:5], digits[1][:5])
+    assert list(found) == ["0", "7", "12"]
+    assert len(found.parts) == 2
+    assert list(found) == [layer.name for layer in cn.inspect(model, digits[0]).scored]
+
+
+def test_parts_that_do_not_cover_the_network_are_refused(trained, scored, digits):
+    network = cn.inspect(trained.model, digits[0])
+    with pytest.raises(UnreadableModelError, match="the parts score 0, 4, the network 0, 4, 6, 11"):
+        join_scores(network, scored.parts[:2], settings={}, seconds=0.0)
+
+
+def test_scoring_without_labels_or_units_is_refused(trained, digits):
+    with pytest.raises(InvalidInputError, match="give the labels"):
+        score_parts(trained, digits[0][:5])
+    linear = decouple(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 10)), digits[0])
+    with pytest.raises(InvalidInputError, match="nothing to score"):
+        score_parts(linear, digits[0][:5], digits[1][:5])
+
+
+def test_a_relu_that_stands_in_several_places_is_fine(digits):
+    relu = nn.ReLU()
+    layers = [nn.Conv2d(1, 2, 3), relu, nn.Conv2d(2, 2, 3), relu, nn.Flatten(), nn.Linear(32, 10)]
+    decoupled = decouple(nn.Sequential(*layers), digits[0])
+    assert [list(part.body._modules) for part in decoupled.parts] == [["0", "1"], ["2", "3", "4", "5"]]
+    assert list(score_parts(decoupled, digits[0][:5], digits[1][:5])) == ["0", "2"]
+
+
+def test_networks_that_cannot_be_cut_are_refused(digits):
+    with pytest.raises(UnreadableModelError, match="no convolution"):
+        decouple(fc3(), torch.zeros(1, 3, 32, 32))
+    with pytest.raises(UnreadableModelError, match="found Conv2d"):
+        decouple(nn.Conv2d(1, 1, 1), digits[0])
+    with pytest.raises(UnreadableModelError, match="0: a convolution inside Sequential"):
+        decouple(nn.Sequential(tiny_network()), digits[0])
+    shared = nn.Conv2d(1, 1, 3, padding=1)
+    with pytest.raises(UnreadableModelError, match="1: a layer that stands in two places"):
+        decouple(nn.Sequential(shared, shared, nn.Flatten()), digits[0])
+    with pytest.raises(InvalidInputError, match="does not run on inputs of shape"):
+        decouple(tiny_network(), torch.zeros(2, 3, 8, 8))
+    with pytest.raises(InvalidInputError, match=r"logits \(batch, classes\)"):
+        decouple(nn.Sequential(nn.Conv2d(1, 2, 3)), digits[0])
+    with pytest.raises(InvalidSettingError, match="hidden"):
+        decouple(tiny_network(), digits[0], hidden=0)
+    with pytest.raises(InvalidInputError, match="height, width"):
+        build_head((4,), 10)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epochs": -1}, "epochs: found -1"),
+        ({"batch_size": 1}, "batch_size: found 1"),
+        ({"buffer_size": 0}, "buffer_size: found 0"),
+        ({"threads": 2}, "6 .Dropout. draws at random"),
+        ({"optimiser": functools.partial(torch.optim.SGD, lr=1e30)}, "loss of part 0 is nan in epoch 1"),
+    ],
+)
+def test_bad_settings_are_refused(change, message, digits):
+    decoupled = decouple(tiny_network(nn.Dropout(0.1)), digits[0])
+    with pytest.raises(InvalidSettingError, match=message):
+        train_parts(decoupled, *digits, **{"epochs": 1, "batch_size": BATCH, **change})
+
+
+def test_labels_that_do_not_fit_are_refused(digits):
+    decoupled = decouple(tiny_network(), digits[0])
+    with pytest.raises(InvalidInputError, match="one per input"):
+        train_parts(decoupled, digits[0], digits[1][:5], epochs=1)
+    with pytest.raises(InvalidInputError, match="two or more"):
+        train_parts(decoupled, digits[0][:1], digits[1][:1], epochs=1)
