@@ -228,6 +228,25 @@ def test_training_resumes_bit_identical(tmp_path, buffer_size, digits):
     assert [each.name for each in tmp_path.iterdir()] == ["training.pt"]
 
 
+@pytest.mark.parametrize("steps", [3, 13])
+def test_training_stopped_within_an_epoch_goes_on_from_where_that_began(tmp_path, steps, digits):
+    whole, stopped = (decouple(tiny_network(), digits[0]) for _ in range(2))
+    expected = train_parts(whole, *digits, epochs=2, batch_size=BATCH, buffer_size=2)
+    train = functools.partial(train_parts, epochs=2, batch_size=BATCH, buffer_size=2, checkpoint=tmp_path / "t.pt")
+    left = iter(range(steps))
+
+    def stop(*_):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+
+    hook = stopped.parts[1].body[0].register_forward_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        train(stopped, *digits)
+    hook.remove()
+    assert train(stopped, *digits) == expected
+    assert all(map(same, states(stopped), states(whole)))
+
+
 def test_a_checkpoint_of_another_training_is_refused(tmp_path, digits):
     path = tmp_path / "training.pt"
     train = functools.partial(train_parts, epochs=1, batch_size=BATCH, checkpoint=path)

@@ -31,7 +31,7 @@ def score_parts(
     """Scores of the whole network: of each convolution by its part and head, of the classifier's hidden layers by the
     last part.
 
-    Inputs and labels as for `cn.score`, but there must be labels. `score` is that, or a `functools.partial` of it with
+    Inputs and labels as for `cn.score`, but labels must be given. `score` is that or a `functools.partial` of it with
     other settings, which hold for every part, the time limit too. `parts` of what is returned keeps the scores of the
     parts, whose layers are called `body.` and the name in the network. `progress` is called with the name and scores
     of each part done.

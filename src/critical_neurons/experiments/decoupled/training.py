@@ -62,7 +62,7 @@ def train_parts(
       its steps, and makes as many steps as there are batches. With 1, every batch goes through all parts in turn.
     * `threads`: parts that make their steps at the same time. It changes nothing in the result.
     * `batch_size`: the fewest data points of a batch; what is left over is spread.
-    * `checkpoint`: a file written after every epoch. Called again with it, training goes on from there, to the same
+    * `checkpoint`: a file written before the first epoch and after each. Called again with it, training goes on from there, to the same
       weights, bit by bit, as in one go. Buffers start every epoch empty, so it holds none.
     * `progress` is called after every epoch, with its number from 1 and its losses.
     """
@@ -72,6 +72,8 @@ def train_parts(
     task = _Task(decoupled.parts, optimisers, inputs, labels, batch_size, buffer_size, threads, seed)
     record = {} if checkpoint is None else task.describe()
     losses = [] if checkpoint is None else task.resume(checkpoint, record)
+    if checkpoint is not None and not losses:
+        task.save(checkpoint, record, losses)  # the first epoch can be begun again, too
     for epoch in range(len(losses), epochs):
         losses.append(task.train_epoch(epoch))
         _check_losses(decoupled.parts, losses)
