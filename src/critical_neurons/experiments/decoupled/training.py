@@ -62,8 +62,8 @@ def train_parts(
       its steps, and makes as many steps as there are batches. With 1, every batch goes through all parts in turn.
     * `threads`: parts that make their steps at the same time. It changes nothing in the result.
     * `batch_size`: the fewest data points of a batch; what is left over is spread.
-    * `checkpoint`: a file written before the first epoch and after each. Called again with it, training goes on from there, to the same
-      weights, bit by bit, as in one go. Buffers start every epoch empty, so it holds none.
+    * `checkpoint`: a file written before the first epoch and after each. Called again with it, training goes on from
+      there, to the same weights, bit by bit, as in one go. Buffers start every epoch empty, so it holds none.
     * `progress` is called after every epoch, with its number from 1 and its losses.
     """
     _check_settings(decoupled, epochs=epochs, batch_size=batch_size, buffer_size=buffer_size, threads=threads)
