@@ -401,6 +401,7 @@ def test_networks_that_cannot_be_cut_are_refused(digits):
         ({"epochs": -1}, "epochs: found -1"),
         ({"batch_size": 1}, "batch_size: found 1"),
         ({"buffer_size": 0}, "buffer_size: found 0"),
+        ({"seed": -1}, "seed: found -1"),
         ({"threads": 2}, "6 .Dropout. draws at random"),
         ({"optimiser": functools.partial(torch.optim.SGD, lr=1e30)}, "loss of part 0 is nan in epoch 1"),
     ],
@@ -415,5 +416,11 @@ def test_labels_that_do_not_fit_are_refused(digits):
     decoupled = decouple(tiny_network(), digits[0])
     with pytest.raises(InvalidInputError, match="one per input"):
         train_parts(decoupled, digits[0], digits[1][:5], epochs=1)
+    with pytest.raises(InvalidInputError, match="Accepted: 0 to 9"):
+        train_parts(decoupled, digits[0], digits[1] + 1, epochs=1)
+    with pytest.raises(InvalidInputError, match=r"found torch.int32"):
+        train_parts(decoupled, digits[0], digits[1].int(), epochs=1)
+    with pytest.raises(InvalidInputError, match="does not run on shape"):
+        train_parts(decoupled, digits[0][:, :, :2, :2], digits[1], epochs=1)
     with pytest.raises(InvalidInputError, match="two or more"):
         train_parts(decoupled, digits[0][:1], digits[1][:1], epochs=1)

@@ -35,6 +35,9 @@ def score_parts(
     other settings, which hold for every part, the time limit too. `parts` of what is returned keeps the scores of the
     parts, whose layers are called `body.` and the name in the network. `progress` is called with the name and scores
     of each part done.
+
+    The paper's rows hold the head's ReLUs to their pattern, too, at every position, which leaves the maps in front of
+    it hardly any room: expect scores near 1. `formulation="linearised"` has no rows, and tells maps apart.
     """
     started = time.monotonic()
     batch = gather_batch(inputs, labels)

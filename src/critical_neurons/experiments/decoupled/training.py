@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
+from critical_neurons.batch import check_classes
 from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError
 from critical_neurons.experiments.decoupled.parts import Decoupled, Part
 from critical_neurons.files import check_writable, write_atomically
+from critical_neurons.measuring import count_classes
 from critical_neurons.reading import fingerprint
 
 FORMAT = "critical_neurons decoupled training"
@@ -66,8 +68,9 @@ def train_parts(
       there, to the same weights, bit by bit, as in one go. Buffers start every epoch empty, so it holds none.
     * `progress` is called after every epoch, with its number from 1 and its losses.
     """
-    _check_settings(decoupled, epochs=epochs, batch_size=batch_size, buffer_size=buffer_size, threads=threads)
-    _check_data(inputs, labels)
+    _check_numbers(epochs=epochs, batch_size=batch_size, buffer_size=buffer_size, threads=threads, seed=seed)
+    _check_threads(decoupled.model, threads)
+    _check_data(decoupled.model, inputs, labels)
     optimisers = tuple(optimiser(part.network.parameters()) for part in decoupled.parts)
     task = _Task(decoupled.parts, optimisers, inputs, labels, batch_size, buffer_size, threads, seed)
     record = {} if checkpoint is None else task.describe()
@@ -190,26 +193,29 @@ class _Task:
         return [tuple(each) for each in state["losses"]]
 
 
-def _check_settings(decoupled: Decoupled, **numbers: int) -> None:
+def _check_numbers(**numbers: int) -> None:
     for name, value in numbers.items():
-        least = {"epochs": 0, "batch_size": 2}.get(name, 1)  # batch norm wants two data points
+        least = {"epochs": 0, "seed": 0, "batch_size": 2}.get(name, 1)  # batch norm wants two data points
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InvalidSettingError(f"{name}: found {value!r}. Accepted: a whole number of at least {least}.")
-    if numbers["threads"] > 1:
-        for name, module in decoupled.model.named_modules():
-            if "Dropout" in type(module).__name__:
-                raise InvalidSettingError(
-                    f"threads: found {numbers['threads']}; {name} ({type(module).__name__}) draws at random, in an "
-                    "order that threads would change. Give 1."
-                )
 
 
-def _check_data(inputs: Tensor, labels: Tensor) -> None:
-    if labels.ndim != 1 or len(inputs) != len(labels) or len(labels) < 2:
+def _check_threads(model: nn.Module, threads: int) -> None:
+    for name, module in model.named_modules() if threads > 1 else ():
+        if "Dropout" in type(module).__name__:
+            raise InvalidSettingError(
+                f"threads: found {threads}; {name} ({type(module).__name__}) draws at random, in an order that "
+                "threads would change. Give 1."
+            )
+
+
+def _check_data(model: nn.Module, inputs: Tensor, labels: Tensor) -> None:
+    if labels.ndim != 1 or len(inputs) != len(labels) or len(labels) < 2 or labels.dtype != torch.int64:
         raise InvalidInputError(
-            f"labels: found shape {tuple(labels.shape)} for inputs {tuple(inputs.shape)}. Accepted: one per input, "
-            "and two or more of them."
+            f"labels: found {labels.dtype} of shape {tuple(labels.shape)} for inputs {tuple(inputs.shape)}. "
+            "Accepted: torch.int64, one per input, and two or more of them."
         )
+    check_classes(labels.cpu().numpy(), count_classes(model, inputs))
 
 
 def _check_losses(parts: Sequence[Part], losses: Sequence[Losses]) -> None:
