@@ -171,7 +171,12 @@ def write_page() -> None:
         "",
         f"The same plan without refitting: {others['none']:.2%}; with biases and batch-norm statistics alone: "
         f"{others['bias']:.2%}. As many units removed at random, refitted by least squares: "
-        f"{others['random, least_squares']:.2%}.",
+        f"{others['random, least_squares']:.2%}"
+        + (
+            ": once weights are refitted, the choice of units by these scores is no better than chance here."
+            if others["random, least_squares"] >= comparison.after.accuracy
+            else "."
+        ),
         "",
         "## 784-300-100-10 on Fashion-MNIST, the same share of units removed in both hidden layers",
         "",
