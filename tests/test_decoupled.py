@@ -306,7 +306,7 @@ def test_the_last_part_is_the_span_of_the_network_that_begins_with_it(trained, s
 def test_scores_of_parts_plan_prune_and_travel_like_any_others(tmp_path, trained, scored, digits):
     plan = cn.plan(scored, threshold=0.5)
     smaller = cn.prune(trained.model, plan, digits[0][:4])
-    assert plan.scored_on == frozenset(digest_rows(digits[0][:10].numpy()))
+    assert plan.seen == frozenset(digest_rows(digits[0][:10].numpy()))
     sizes = [len(module.weight) for module in smaller if isinstance(module, nn.Conv2d | nn.Linear)]
     assert sizes == [*(int((scored[name] >= 0.5).sum()) for name in scored), 10]
     assert sum(sizes) < 6 + 8 + 8 + 16 + 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -55,3 +56,17 @@ class LinearEngine(Protocol):
 
     def solve_integer(self, seconds: float, gap: float, start: Floats | None, watch: Watch) -> LinearResult:
         """`watch` is called in the caller's thread."""
+
+
+def run_in_thread(action: Callable[[], None]) -> threading.Event:
+    """Start it; the event is set when it has ended. Waiting for the thread itself would forget it on Ctrl-C."""
+    ended = threading.Event()
+
+    def run() -> None:
+        try:
+            action()
+        finally:
+            ended.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    return ended

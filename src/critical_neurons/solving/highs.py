@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,7 @@ from critical_neurons.program import Program, Rows
 from critical_neurons.solution import Solution
 from critical_neurons.solving.base import Capability, Limits, Report, refuse_settled
 from critical_neurons.solving.branching import choose_loop
-from critical_neurons.solving.engine import FEASIBILITY, LOOK_SECONDS, LinearResult, Outcome, Watch
+from critical_neurons.solving.engine import FEASIBILITY, LOOK_SECONDS, LinearResult, Outcome, Watch, run_in_thread
 
 _OUTCOMES = {
     highspy.HighsModelStatus.kOptimal: Outcome.OPTIMAL,
@@ -162,20 +161,18 @@ class _Highs:
         """In a thread of its own, so that Ctrl-C can stop it. highspy's own would be one for the whole process."""
         self._set("time_limit", time_limit)
         self._stop = False
-        thread = threading.Thread(target=self._run_here, daemon=True)
-        thread.start()
+        ended = run_in_thread(self._run_here)
         try:
-            while thread.is_alive():
-                thread.join(LOOK_SECONDS)
+            while not ended.wait(LOOK_SECONDS):
                 look()
         except BaseException:
             self._stop = True
-            thread.join()
+            ended.wait()
             raise
 
     def _run_here(self) -> None:
         self._highs.run()
-        highspy.Highs.resetGlobalScheduler(False)  # its threads end with this one
+        highspy.Highs.resetGlobalScheduler(True)  # its threads end before this one does
 
     def _interrupt(self, event: Any) -> None:
         if self._stop:

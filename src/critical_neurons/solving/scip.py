@@ -7,7 +7,6 @@ are those of the branch and bound.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
@@ -21,7 +20,7 @@ from critical_neurons.program import Program, Rows, stack_rows
 from critical_neurons.solution import Solution
 from critical_neurons.solving.base import Capability, Limits, Report, refuse_settled
 from critical_neurons.solving.branching import choose_loop
-from critical_neurons.solving.engine import FEASIBILITY, LOOK_SECONDS, LinearResult, Outcome, Watch
+from critical_neurons.solving.engine import FEASIBILITY, LOOK_SECONDS, LinearResult, Outcome, Watch, run_in_thread
 
 _OUTCOMES = {
     "optimal": Outcome.OPTIMAL,
@@ -214,14 +213,13 @@ class _Search:
             except Exception as error:
                 failures.append(error)
 
-        thread = threading.Thread(target=optimise, daemon=True)
-        thread.start()
+        ended = run_in_thread(optimise)
         try:
-            while thread.is_alive():
-                thread.join(LOOK_SECONDS)
+            while not ended.wait(LOOK_SECONDS):
+                pass
         except KeyboardInterrupt:
             self._model.interruptSolve()
-            thread.join()
+            ended.wait()
             result = self._result()
             watch(result.bound, result.point)
             raise
