@@ -4,11 +4,14 @@ python benchmarks/exact.py --data FOLDER [--widths 10 20 40] [--searches tree ga
 
 Searches: `tree`, what score does: branch and bound on the scores with rows of the convex hull; `no hulls`, without
 those; `no incumbents`, without better masks by trial; `gates`, the solver's own branch and bound on scores and gates.
+
+python benchmarks/exact.py --page     the table of docs/exact.md from the stored results
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,18 +25,24 @@ from critical_neurons.measuring import measure_accuracy
 from speed import SEED, store_line
 
 RESULTS = Path(__file__).parent / "results" / "exact.jsonl"
+PAGE = Path(__file__).parent.parent / "docs" / "exact.md"
+HEAD = "| network | test accuracy | search | objective, unpruned | best | bound | gap | seconds |"
 EPOCHS = 12
 SEARCHES = ("tree", "no hulls", "no incumbents", "gates")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="folder or id of a Hugging Face data set of 28x28 images")
+    parser.add_argument("--page", action="store_true", help="write the table of docs/exact.md")
+    parser.add_argument("--data", help="folder or id of a Hugging Face data set of 28x28 images")
     parser.add_argument("--widths", type=int, nargs="+", default=[10, 20, 40], help="units of the first hidden layer")
     parser.add_argument("--searches", nargs="+", default=["tree"], choices=SEARCHES)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--solver", default="highs")
     arguments = parser.parse_args()
+    if arguments.page:
+        write_table()
+        return
     look = Look(channels=1, resize=28)
     inputs, labels = load_batch(arguments.data, split="train", look=look)
     held_out = load_batch(arguments.data, split="test", look=look)
@@ -98,6 +107,25 @@ def solve(
         "sizes": dict(solution.sizes),
         "units_kept": [round(float(part.sum())) for part in scores],
     }
+
+
+def write_table() -> None:
+    """The newest line of every network and search, in place of the table there is."""
+    newest = {}
+    for line in RESULTS.read_text().splitlines():
+        record = json.loads(line)
+        if "search" in record:
+            newest[record["case"], record["search"]] = record
+    rows = [
+        f"| {case.removeprefix('exact ')} | {record['test_accuracy']:.1%} | {search} | {record['unpruned']:.4f} "
+        f"| {record['objective']:.4f} | {record['bound']:.4f} | {record['gap']:.2g} | {record['seconds']:.1f}"
+        f"{'' if record['status'] == 'optimal' else ', stopped'} |"
+        for (case, search), record in sorted(newest.items(), key=lambda item: (item[1]["sizes"]["columns"], item[0]))
+    ]
+    text = PAGE.read_text()
+    before, _, after = text.partition(HEAD)
+    rest = after[after.index("\n\n") :]
+    PAGE.write_text("\n".join([before + HEAD, "|---|---|---|---|---|---|---|---|", *rows]) + rest)
 
 
 if __name__ == "__main__":

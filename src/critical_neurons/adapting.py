@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from critical_neurons.errors import InvalidSettingError, MissingExtraError, PlanMismatchError, PruningError
 from critical_neurons.network import NO_UNIT, Bools, Floats, Layer
 from critical_neurons.plans import Plan, choose_highest, group_units
-from critical_neurons.reading import fingerprint, unwrap
+from critical_neurons.reading import check_architecture, unwrap
 from critical_neurons.scores import Scores
 
 STEP = 2.0**-40
@@ -41,7 +41,7 @@ def as_masks(plan: Plan, model: nn.Module) -> dict[tuple[str, str], Tensor]:
     of parameters takes away: an error. Constants behind the ReLU stay, as they do under `cn.mask`.
     """
     source = unwrap(model)
-    _check_architecture(source, plan.architecture, "the plan was")
+    check_architecture(source, plan.architecture, "the plan was")
     stays = plan.stays
     held = {layer.name: layer.units for layer in plan.layers} | {hold.module: hold.units for hold in plan.holds}
     masks: dict[tuple[str, str], Tensor] = {}
@@ -99,7 +99,7 @@ def as_torch_pruning(
     if model is None:
         return LateImportance(scores, max_pruning_ratio)
     source = unwrap(model)
-    _check_architecture(source, scores.fingerprint.architecture, "the scores were")
+    check_architecture(source, scores.fingerprint.architecture, "the scores were")
     return TorchPruningImportance(
         source,
         {source.get_submodule(layer.name): layer for layer in scores.layers},
@@ -247,11 +247,3 @@ def _rank(scores: Scores, max_pruning_ratio: float) -> Floats:
     for (units, blocks), part in zip(groups, np.split(ranked, np.cumsum([len(w) for w in wanted])[:-1]), strict=True):
         values[units] = np.tile(part, blocks)
     return values
-
-
-def _check_architecture(model: nn.Module, architecture: str, subject: str) -> None:
-    if fingerprint(model).architecture != architecture:
-        raise PlanMismatchError(
-            f"{subject} made for another network: names or shapes of the parameters differ from this model's. "
-            "Score this model anew."
-        )

@@ -12,12 +12,12 @@ from torch import Tensor, fx, nn
 
 from critical_neurons.batch import CALIBRATED_ON, digest_rows, gather_batch
 from critical_neurons.compensating import Refit, Stop, refit_modules
-from critical_neurons.errors import InvalidInputError, InvalidSettingError, PlanMismatchError
+from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.network import Bools, Network
 from critical_neurons.plans import Plan
 from critical_neurons.program import Program
 from critical_neurons.pruning import check_removal, hold_at_zero, remove_units, units_that_stay
-from critical_neurons.reading import copy_for_reading, fingerprint, read_network, trace_model, unwrap
+from critical_neurons.reading import check_architecture, copy_for_reading, read_network, trace_model, unwrap
 from critical_neurons.settings import as_names
 from critical_neurons.solution import Solution, Step
 from critical_neurons.solving import Limits, find_solver, ignore_progress
@@ -81,7 +81,7 @@ def prune(
     """
     check_compensation(compensate)
     source = unwrap(model)
-    _check_architecture(fingerprint(source).architecture, plan)
+    check_architecture(source, plan.architecture, "the plan was")
     given = torch.from_numpy(gather_batch(example).inputs)
     rows = given[:4]
     network = read_network(source, rows, start=plan.span.start, stop=plan.span.stop)
@@ -139,13 +139,5 @@ def _refit(
 def mask(model: nn.Module, plan: Plan) -> nn.Module:
     """A copy of the model, of the same size, with the activations of the removed units held at zero."""
     source = unwrap(model)
-    _check_architecture(fingerprint(source).architecture, plan)
+    check_architecture(source, plan.architecture, "the plan was")
     return hold_at_zero(source, plan)
-
-
-def _check_architecture(architecture: str, plan: Plan) -> None:
-    if architecture != plan.architecture:
-        raise PlanMismatchError(
-            "the plan was made for another network: names or shapes of the parameters differ from this model's. "
-            "Score this model and plan anew."
-        )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import platform
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import Any, Literal
 
 import numpy as np
@@ -27,6 +25,7 @@ from critical_neurons.scores import Scores, average_scores
 from critical_neurons.settings import BUDGETS, BoundsName, FormulationName, ObjectiveName, Settings, as_names
 from critical_neurons.solution import Status, Step
 from critical_neurons.solving import Capability, Limits, Solver, find_solver, ignore_progress
+from critical_neurons.surroundings import describe_versions
 
 LEAST_LOSS_WEIGHT, MOST_LOSS_WEIGHT = 1e-4, 1e4
 SHARE_STEPS = 14
@@ -320,10 +319,7 @@ class _Task:
             "inputs": points.digests.tolist(),
             "input_shape": list(self.input_shape),
             "labels_from": "user" if self.labelled else "model",
-            "versions": {
-                "python": platform.python_version(),
-                **{name: version(name) for name in ("critical_neurons", "torch", "numpy", "scipy", "highspy")},
-            },
+            "versions": describe_versions("torch", "numpy", "scipy", "highspy"),
         }
 
 

@@ -18,7 +18,14 @@ from critical_neurons.reading.registry import (
     reads,
 )
 from critical_neurons.reading.running import Passage, run_model
-from critical_neurons.reading.tracing import copy_for_reading, fingerprint, read_network, trace_model, unwrap
+from critical_neurons.reading.tracing import (
+    check_architecture,
+    copy_for_reading,
+    fingerprint,
+    read_network,
+    trace_model,
+    unwrap,
+)
 
 __all__ = [
     "Adds",
@@ -35,6 +42,7 @@ __all__ = [
     "Rectifies",
     "Reshapes",
     "Scales",
+    "check_architecture",
     "copy_for_reading",
     "fingerprint",
     "read_network",

@@ -14,6 +14,7 @@ from critical_neurons.errors import (
     CriticalNeuronsError,
     InvalidInputError,
     InvalidSettingError,
+    PlanMismatchError,
     UnreadableModelError,
 )
 from critical_neurons.network import Fingerprint, Network
@@ -134,6 +135,15 @@ def fingerprint(model: nn.Module) -> Fingerprint:
             data = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             weights.update(f"{name} {values.dtype};".encode() + data.numpy().tobytes())
     return Fingerprint(architecture.hexdigest()[:16], weights.hexdigest()[:16])
+
+
+def check_architecture(model: nn.Module, architecture: str, subject: str) -> None:
+    """Whether the model is the one that the subject, a plan or scores, was made for."""
+    if fingerprint(model).architecture != architecture:
+        raise PlanMismatchError(
+            f"{subject} made for another network: names or shapes of the parameters differ from this model's. "
+            "Score this model anew."
+        )
 
 
 class _Tracer(fx.Tracer):
