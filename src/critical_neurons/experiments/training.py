@@ -34,6 +34,9 @@ OPTIMISERS: Mapping[str, type[torch.optim.Optimizer]] = {
 INITIAL, CHECKPOINT = "initial.safetensors", "checkpoint.pt"
 """What training writes into its folder."""
 
+EPOCH = "epoch-{:03}.safetensors"
+"""The weights after an epoch, counted from one, where they are asked for."""
+
 VERSION = 1
 """Of the checkpoint."""
 
@@ -110,12 +113,14 @@ def train(
     *,
     seed: int,
     folder: str | os.PathLike[str],
+    keep_epochs: bool = False,
     progress: Callable[[Epoch], None] = lambda epoch: None,
 ) -> Training:
     """Train a copy of the model; the model and the global random state stay as they are.
 
     The folder keeps the initial weights and, after every epoch and before `progress` hears of it, a checkpoint, which
     `load_model` reads as well. Called again with the same arguments, training goes on from there, or is done at once.
+    `keep_epochs` writes the weights after every epoch into files of their own.
     On the CPU, with the same number of threads, the result is the same to the last bit, interrupted or not.
     """
     _check_fit(model, data)
@@ -144,6 +149,8 @@ def train(
             )
         accuracy = measure_accuracy(trained, data.validation.inputs, data.validation.labels)
         epochs.append(Epoch(number, recipe.epochs, loss, accuracy))
+        if keep_epochs:
+            write_atomically(directory / EPOCH.format(number), save(_copy_weights(trained)))
         _write_checkpoint(path, origin, epochs, trained, optimiser, random_state)
         progress(epochs[-1])
     return Training(trained.eval(), tuple(epochs))
