@@ -237,7 +237,7 @@ class TestRefusals:
 
     def test_a_folder_that_cannot_be_made(self, digits, tmp_path):
         (tmp_path / "file").write_text("")
-        with pytest.raises(OutputError, match=r"file/in: cannot be made"):
+        with pytest.raises(OutputError, match=r"file/in: cannot be written"):
             train(start(), digits, RECIPE, seed=1, folder=tmp_path / "file" / "in")
 
     def test_a_loss_that_is_no_number(self, digits, tmp_path):

@@ -50,6 +50,14 @@ def write_atomically(
         draft.unlink(missing_ok=True)
 
 
+def make_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder at `path`, made with those above it where it is not there."""
+    target = _resolve(path)
+    with _refusing(path):
+        target.mkdir(parents=True, exist_ok=True)
+    return target
+
+
 def check_folder(path: str | os.PathLike[str], names: Collection[str], *, overwrite: bool) -> None:
     """Raise `OutputError` unless a folder of files with these names can be made at `path`.
 

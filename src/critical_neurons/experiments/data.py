@@ -20,8 +20,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn import functional
 
-from critical_neurons.errors import InvalidFileError, InvalidInputError, OutputError
-from critical_neurons.files import check_writable, write_atomically
+from critical_neurons.errors import InvalidFileError, InvalidInputError
+from critical_neurons.files import check_writable, make_folder, write_atomically
 from critical_neurons.loading.batches import LABEL_COLUMN, check_labels, open_data_set, read_pixels
 
 HUB_IDS = {
@@ -93,7 +93,7 @@ def load_dataset(source: str | os.PathLike[str], *, cache: str | os.PathLike[str
     name = os.fspath(source)
     if not Path(name).expanduser().exists():
         name = HUB_IDS.get(name, name)
-    kept = _make_folder(Path(cache or CACHE).expanduser()) / f"{_name_cache(name)}.safetensors"
+    kept = make_folder(Path(cache or CACHE).expanduser()) / f"{_name_cache(name)}.safetensors"
     tensors = _read_cache(kept) or _fill_cache(kept, name)
     labels = tensors["train_labels"]
     training, held_out = _hold_out(name, labels.numpy())
@@ -108,14 +108,6 @@ def load_dataset(source: str | os.PathLike[str], *, cache: str | os.PathLike[str
         Part(_resize(images[held_out]), labels[held_out]),
         Part(_resize(tensors["test_images"]), tensors["test_labels"]),
     )
-
-
-def _make_folder(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot be made ({error.strerror or error}). Give another cache.") from error
-    return folder
 
 
 def _name_cache(name: str) -> str:

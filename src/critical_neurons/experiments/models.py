@@ -45,18 +45,19 @@ def lenet5(*, classes: int = 10, channels: int = 3, size: int = 32) -> nn.Sequen
     )
 
 
-def vgg16(*, classes: int = 10, channels: int = 3, size: int = 32) -> nn.Sequential:
-    """VGG-16 with batch norm and average pooling, and two fully connected layers."""
+def vgg16(*, classes: int = 10, channels: int = 3, size: int = 32, narrow: int = 1) -> nn.Sequential:
+    """VGG-16 with batch norm and average pooling, and two fully connected layers. Widths are divided by `narrow`."""
     side = size // 2 ** len(VGG16_GROUPS)
     if side < 1:
         raise InvalidSettingError(f"size: VGG-16 takes images of 32 or more pixels on a side, got {size}.")
     layers: list[nn.Module] = []
     for group in VGG16_GROUPS:
-        for width in group:
+        for width in (full // narrow for full in group):
             layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
             channels = width
         layers.append(nn.AvgPool2d(2))
-    layers += [nn.Flatten(), nn.Linear(channels * side * side, 512), nn.ReLU(), nn.Linear(512, classes)]
+    hidden = 512 // narrow
+    layers += [nn.Flatten(), nn.Linear(channels * side * side, hidden), nn.ReLU(), nn.Linear(hidden, classes)]
     return nn.Sequential(*layers)
 
 

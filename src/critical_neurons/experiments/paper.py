@@ -24,7 +24,7 @@ def _read_table(title: str, headings: tuple[str, ...], columns: tuple[str, ...],
 
 
 TABLES: dict[str, Published] = {
-    "table1": _read_table(
+    "table-1": _read_table(
         "All classes at once or class by class: LeNet-5, λ = 1, threshold 0.01",
         ("data", "method"),
         ("accuracy", "prune"),
@@ -41,7 +41,7 @@ TABLES: dict[str, Published] = {
         "IDP: one image per class, a program per class, scores averaged. IMIDP: a random number of images per class. "
         "SIM: one program for all.",
     ),
-    "appendix": _read_table(
+    "table-1-appendix": _read_table(
         "All classes at once or class by class, by threshold: LeNet-5, λ = 1",
         ("data", "method", "threshold"),
         ("accuracy", "prune"),
@@ -58,7 +58,7 @@ TABLES: dict[str, Published] = {
         Fashion-MNIST | SIM | 0.01 | 87.9±0.1  | 18.8±1.3
         """,
     ),
-    "table2": _read_table(
+    "table-2": _read_table(
         "Removal by score, at random and of the critical units: 10 images, one per class, λ = 5",
         ("data", "network", "threshold"),
         ("Ref", "RP", "CP", "Ours", "Ours + FT", "prune"),
@@ -76,7 +76,7 @@ TABLES: dict[str, Published] = {
         "fine-tuning; for VGG-16 all but Ref have it.",
         "The paper prints 44.5±7.2 twice in its first row, as CP and as prune; one of them is suspect.",
     ),
-    "table3": _read_table(
+    "table-3": _read_table(
         "Masks that transfer: scored on one data set, retrained from the same initial weights on another",
         ("network", "source", "target"),
         ("Ref", "masked", "prune"),

@@ -17,9 +17,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
 
-from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError, OutputError
+from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError
 from critical_neurons.experiments.data import Dataset, Part
-from critical_neurons.files import write_atomically
+from critical_neurons.files import make_folder, write_atomically
 from critical_neurons.loading.models import read_checkpoint
 from critical_neurons.measuring import count_classes, measure_accuracy
 
@@ -126,7 +126,7 @@ def train(
     _check_fit(model, data)
     trained = copy.deepcopy(model)
     optimiser = OPTIMISERS[recipe.optimiser](trained.parameters(), lr=recipe.learning_rate)  # type: ignore[call-arg]
-    directory = _make_folder(Path(folder))
+    directory = make_folder(folder)
     path = directory / CHECKPOINT
     origin = _describe_origin(model, data, recipe, seed)
     random_state, epochs = _start_random(seed), list[Epoch]()
@@ -180,14 +180,6 @@ def _check_fit(model: nn.Module, data: Dataset) -> None:
     outputs = count_classes(model, data.training.inputs)
     if outputs < data.classes:
         raise InvalidInputError(f"model: found {outputs} outputs for {data.classes} classes of data.")
-
-
-def _make_folder(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot be made ({error.strerror or error}). Give another folder.") from error
-    return folder
 
 
 def _copy_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -1,0 +1,1 @@
+"""Reproducing: every cell of the tables and figures, run, stored and rendered."""

@@ -1,0 +1,201 @@
+"""Removing: a cell that scores a trained network to what is left of its accuracy without the low-scored units."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import critical_neurons as cn
+from critical_neurons.experiments.baselines import (
+    plan_by_norm,
+    share_as_published,
+    share_of_parameters,
+    share_of_units,
+)
+from critical_neurons.experiments.data import Dataset, Part
+from critical_neurons.experiments.decoupled import score_parts
+from critical_neurons.experiments.reproducing.cells import Settings, find_recipe
+from critical_neurons.experiments.reproducing.runs import Runs
+from critical_neurons.experiments.sampling import draw_batch
+from critical_neurons.experiments.store import Cell
+from critical_neurons.experiments.training import Recipe
+from critical_neurons.measuring import measure_accuracy
+from critical_neurons.reading import unwrap
+
+RANDOM_DRAWS = 10
+"""Random removals are averaged: one draw alone can be lucky."""
+
+CANDIDATES = tuple(round(0.02 * step, 2) for step in range(1, 51))
+"""Thresholds to choose from on validation images."""
+
+VGG16_FINE_TUNING = Recipe("adam", 1e-3, epochs=1)
+"""The whole network at once: the rate at which its parts are trained, ten times this, would undo them."""
+
+
+def run_removal(cell: Cell, runs: Runs) -> Settings:
+    """Score, remove by every threshold, measure on the test images."""
+    model, data, scores = score_reference(cell.settings, runs)
+    plans = [cn.plan(scores, threshold=threshold) for threshold in cell.settings["thresholds"]]
+    return {
+        "reference": measure(model, data.test),
+        "solver": describe_solver(scores),
+        "removals": [
+            {"threshold": threshold, **measure_removal(model, plan, data.test)}
+            for threshold, plan in zip(cell.settings["thresholds"], plans, strict=True)
+        ],
+    }
+
+
+def run_comparison(cell: Cell, runs: Runs) -> Settings:
+    """The same beside random, critical and small-norm units removed, at the paper's threshold and at one chosen on
+    validation images; then an epoch of fine-tuning."""
+    settings, (model, data, scores) = cell.settings, score_reference(cell.settings, runs)
+    chosen = choose_threshold(model, scores, data.validation, **settings["goal"])
+    recipe = find_recipe(settings["network"], settings["data"]).shortened(1)
+    removals = []
+    for rule, threshold in (("paper", settings["thresholds"][0]), ("validation", chosen)):
+        plan = cn.plan(scores, threshold=threshold)
+        smaller = cn.prune(model, plan, data.test.inputs[:1])
+        names = ("cells", cell.key, rule)
+        tuned = runs.train(smaller, settings["data"], recipe, settings["seed"], *names)
+        removals.append(
+            {
+                "rule": rule,
+                "threshold": threshold,
+                **measure_removal(model, plan, data.test),
+                "random": [measure_without(model, plan.random(seed=draw), data.test) for draw in range(RANDOM_DRAWS)],
+                "critical": measure_without(model, plan.critical(scores), data.test),
+                "L1": measure_without(model, plan_by_norm(plan, model, norm=1), data.test),
+                "L2": measure_without(model, plan_by_norm(plan, model, norm=2), data.test),
+                "fine_tuned": measure(tuned, data.test),
+            }
+        )
+    return {"reference": measure(model, data.test), "solver": describe_solver(scores), "removals": removals}
+
+
+def run_decoupled(cell: Cell, runs: Runs) -> Settings:
+    """One program per part of a network trained in parts; random and critical removal are fine-tuned too."""
+    settings, data = cell.settings, runs.load(cell.settings["data"])
+    model, scores = score_decoupled(settings, runs)
+    threshold = settings["thresholds"][0]
+    plan = cn.plan(scores, threshold=threshold)
+    tuned = {}
+    for name, each in (("ours", plan), ("random", plan.random(seed=0)), ("critical", plan.critical(scores))):
+        smaller = cn.prune(model, each, data.test.inputs[:1])
+        names = ("cells", cell.key, name)
+        found = runs.train(smaller, settings["data"], VGG16_FINE_TUNING, settings["seed"], *names)
+        tuned[name] = measure(found, data.test)
+    removal = {
+        "rule": "paper",
+        "threshold": threshold,
+        **measure_removal(model, plan, data.test),
+        "L1": measure_without(model, plan_by_norm(plan, model, norm=1), data.test),
+        "L2": measure_without(model, plan_by_norm(plan, model, norm=2), data.test),
+        "random": [tuned["random"]],
+        "critical": tuned["critical"],
+        "fine_tuned": tuned["ours"],
+    }
+    return {"reference": measure(model, data.test), "solver": describe_solver(scores), "removals": [removal]}
+
+
+def score_reference(settings: Settings, runs: Runs) -> tuple[nn.Module, Dataset, cn.Scores]:
+    """The network as the paper trains it, its data, and its scores on a batch of validation images."""
+    data = runs.load(settings["data"])
+    model = runs.train_reference(settings["network"], settings["data"], settings["seed"])
+    return model, data, score_on(model, data, settings)
+
+
+def score_on(model: nn.Module, data: Dataset, settings: Settings) -> cn.Scores:
+    batch = draw(settings, data, model)
+    return cn.score(model, batch.inputs, batch.labels, threads=1, **settings["score"])
+
+
+def score_decoupled(settings: Settings, runs: Runs) -> tuple[nn.Module, cn.Scores]:
+    """A network trained in parts, and its scores by them."""
+    data, seed = settings["data"], settings["seed"]
+    names = (data, settings["network"], f"seed-{seed}")
+    decoupled = runs.train_decoupled(runs.build(settings["network"], seed), data, seed, *names)
+    batch = draw(settings, runs.load(data), decoupled.model)
+    score = partial(cn.score, threads=1, **settings["score"])
+    return decoupled.model, score_parts(decoupled, batch.inputs, batch.labels, score=score)
+
+
+def draw(settings: Settings, data: Dataset, model: nn.Module) -> Part:
+    """The images that are scored on."""
+    batch = settings["batch"]
+    return draw_batch(
+        data.validation,
+        batch["per_class"],
+        seed=settings["seed"] if batch["seed"] is None else batch["seed"],
+        varying=batch["varying"],
+        correct_by=model if batch["correct"] else None,
+    )
+
+
+def choose_threshold(model: nn.Module, scores: cn.Scores, validation: Part, *, share: float, loss: float) -> float:
+    """The lowest threshold that removes the share of the parameters, as published, raised while no more than the loss
+    of accuracy is lost. Where none removes the share: the highest."""
+    least = measure(model, validation) - loss
+    chosen = CANDIDATES[-1]
+    stays = None
+    for threshold in CANDIDATES:
+        plan = cn.plan(scores, threshold=threshold)
+        if share_as_published(model, plan) < share:
+            continue
+        if stays is None:
+            chosen = threshold
+        elif np.array_equal(plan.stays, stays):
+            continue
+        stays = plan.stays
+        if measure_without(model, plan, validation) < least:
+            break
+        chosen = threshold
+    return chosen
+
+
+def measure_removal(model: nn.Module, plan: cn.Plan, test: Part) -> Settings:
+    return {
+        "units": share_of_units(plan),
+        "as_published": share_as_published(model, plan),
+        "parameters": share_of_parameters(model, plan, test.inputs[:1]),
+        "accuracy": measure_without(model, plan, test),
+        "biases_left": measure(mask_incoming(model, plan), test),
+    }
+
+
+def measure_without(model: nn.Module, plan: cn.Plan, part: Part) -> float:
+    return measure(cn.prune(model, plan, part.inputs[:1]), part)
+
+
+def measure(model: nn.Module, part: Part) -> float:
+    return measure_accuracy(model, part.inputs, part.labels)
+
+
+def mask_incoming(model: nn.Module, plan: cn.Plan) -> nn.Module:
+    """A copy masked as the authors' code does it: incoming weights of removed units are zero, their biases stay."""
+    masked = copy.deepcopy(unwrap(model))
+    with torch.no_grad():
+        for layer in plan.layers:
+            masked.get_submodule(layer.name).get_parameter("weight")[torch.from_numpy(layer.removed)] = 0
+    return masked
+
+
+def describe_solver(scores: cn.Scores) -> dict[str, Any]:
+    return {
+        "status": scores.status.value,
+        "objective": scores.objective,
+        "gap": scores.gap,
+        "seconds": scores.seconds,
+        "logit_error": scores.logit_error,
+        "scores": summarise_scores(scores),
+    }
+
+
+def summarise_scores(scores: cn.Scores) -> dict[str, list[float]]:
+    """Of every layer the least, the mean and the largest score."""
+    return {name: [float(at(values)) for at in (np.min, np.mean, np.max)] for name, values in scores.items()}

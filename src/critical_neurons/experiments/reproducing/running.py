@@ -1,0 +1,159 @@
+"""Running: cells to lines of the store, several at once, each on one thread, so that results are the same for any
+number of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from critical_neurons.errors import CriticalNeuronsError, InvalidSettingError, MissingExtraError, OutputError
+from critical_neurons.experiments.reproducing.cells import Settings
+from critical_neurons.experiments.reproducing.following import run_epochs
+from critical_neurons.experiments.reproducing.removing import run_comparison, run_decoupled, run_removal
+from critical_neurons.experiments.reproducing.runs import Runs, Tell, find_data
+from critical_neurons.experiments.reproducing.transferring import run_transfer
+from critical_neurons.experiments.store import Cell, Store
+from critical_neurons.measuring import on_threads
+
+Runner: TypeAlias = Callable[[Cell, Runs], Settings]
+
+RUNNERS: Mapping[str, Runner] = {
+    "removal": run_removal,
+    "comparison": run_comparison,
+    "decoupled": run_decoupled,
+    "transfer": run_transfer,
+    "epochs": run_epochs,
+}
+"""By the kind of a cell."""
+
+Failure: TypeAlias = str | None
+"""Why something could not be run."""
+
+
+@dataclass(frozen=True, order=True)
+class Reference:
+    """A trained network that cells begin with."""
+
+    network: str
+    data: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.data}/{self.network}/seed-{self.seed}"
+
+
+def run_cells(
+    cells: Collection[Cell],
+    store: Store,
+    runs: Runs,
+    *,
+    jobs: int = 1,
+    finished: Callable[[str], None] = lambda name: None,
+) -> list[str]:
+    """Run the cells that the store has not, and add each as it is done. Gives those that failed, with the reason.
+
+    The networks they begin with are trained first. `finished` is told of all that is done, `runs.tell` of every
+    epoch. A result that cannot be written ends the run.
+    """
+    if not jobs >= 1:
+        raise InvalidSettingError(f"--jobs: found {jobs}. Accepted: at least one.")
+    missing = [cell for cell in cells if store.find(cell) is None]
+    references = list(dict.fromkeys(each for cell in missing for each in find_references(cell.settings)))
+    if runs.data is not None:
+        for data in {each.data for each in references} | {cell.settings["data"] for cell in missing}:
+            find_data(runs.data, data)
+    tasks = {each.name: partial(_train, each) for each in references}
+    failures = _run_all(tasks, runs, jobs, finished)
+    tasks = {f"{cell.table} {cell.name}": partial(_run_cell, cell, store) for cell in missing}
+    return failures + _run_all(tasks, runs, jobs, finished)
+
+
+def find_references(settings: Settings) -> Iterator[Reference]:
+    """What is trained before a cell can be run."""
+    if not settings.get("initial"):
+        yield Reference(settings["network"], settings["data"], settings["seed"])
+    if "target" in settings:
+        yield Reference(settings["network"], settings["target"], settings["seed"])
+
+
+def count_workers(jobs: int) -> int:
+    """No more than there are cores."""
+    return min(jobs, os.cpu_count() or 1)
+
+
+def _train(reference: Reference, runs: Runs) -> None:
+    runs.train_reference(reference.network, reference.data, reference.seed)
+
+
+def _run_cell(cell: Cell, store: Store, runs: Runs) -> None:
+    started = time.perf_counter()
+    result = RUNNERS[cell.settings["kind"]](cell, runs)
+    store.add(cell, {**result, "seconds": time.perf_counter() - started})
+
+
+def _run_all(
+    tasks: Mapping[str, Callable[[Runs], None]], runs: Runs, jobs: int, finished: Callable[[str], None]
+) -> list[str]:
+    try:
+        from joblib import Parallel, delayed
+    except ImportError as error:
+        raise MissingExtraError("joblib", "reproduce") from error
+    failures = []
+    workers = min(count_workers(jobs), max(1, len(tasks)))
+    with _hearing(runs.tell, workers) as tell:
+        told = replace(runs, tell=tell)
+        work = Parallel(n_jobs=workers, return_as="generator_unordered")
+        for name, failure in work(delayed(_attempt)(name, task, told) for name, task in tasks.items()):
+            if failure is None:
+                finished(name)
+            else:
+                failures.append(f"{name}: {failure}")
+    return failures
+
+
+def _attempt(name: str, task: Callable[[Runs], None], runs: Runs) -> tuple[str, Failure]:
+    from threadpoolctl import threadpool_limits
+
+    try:
+        with on_threads(1), threadpool_limits(1):
+            task(runs)
+    except OutputError:
+        raise
+    except CriticalNeuronsError as error:
+        return name, str(error)
+    return name, None
+
+
+@contextmanager
+def _hearing(tell: Tell, workers: int) -> Iterator[Tell]:
+    """What other processes can call in place of `tell`, which is then called in this one."""
+    if workers == 1:
+        yield tell
+        return
+    from multiprocessing import Manager
+
+    with Manager() as manager:
+        news: Any = manager.Queue()
+        listener = threading.Thread(target=_pass_on, args=(news, tell), daemon=True)
+        listener.start()
+        try:
+            yield partial(_put, news)
+        finally:
+            news.put(None)
+            listener.join()
+
+
+def _put(news: Any, what: str, done: int, of: int) -> None:
+    news.put((what, done, of))
+
+
+def _pass_on(news: Any, tell: Tell) -> None:
+    while (heard := news.get()) is not None:
+        tell(*heard)

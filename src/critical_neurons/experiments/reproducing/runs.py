@@ -1,0 +1,132 @@
+"""Runs: where cells are run: the data, the folder that keeps trained networks, and how far trainings are cut down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from critical_neurons.errors import InvalidInputError
+from critical_neurons.experiments.data import HUB_IDS, Dataset, Part, load_dataset
+from critical_neurons.experiments.decoupled import Decoupled, decouple, train_parts
+from critical_neurons.experiments.models import MODELS, vgg16
+from critical_neurons.experiments.reproducing.cells import FOLDERS, WHOLE, Schedule, find_recipe
+from critical_neurons.experiments.training import EPOCH, OPTIMISERS, Recipe, build_model, train
+from critical_neurons.files import make_folder
+from critical_neurons.loading.models import load_model
+
+Tell: TypeAlias = Callable[[str, int, int], None]
+"""What is trained, epochs done, epochs there will be."""
+
+DECOUPLED = "decoupled.pt"
+"""The checkpoint of a network trained in parts, in the folder of its training."""
+
+KEPT_EPOCHS = ("lenet5", "fashion")
+"""The network and data of the figure over epochs."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """`folder` keeps the trainings, which go on where they were stopped; those cut down have places of their own.
+    `data` is a folder of data sets, None for those of the hub."""
+
+    folder: Path
+    data: Path | None = None
+    schedule: Schedule = WHOLE
+    cache: Path | None = None
+    tell: Tell = lambda what, done, of: None
+
+    def load(self, data: str) -> Dataset:
+        source = HUB_IDS[FOLDERS[data]] if self.data is None else str(find_data(self.data, data))
+        return _load(source, self.cache, self.schedule.images, self.schedule.measured)
+
+    def build(self, network: str, seed: int) -> nn.Module:
+        """The untrained network. The same seed gives the same weights."""
+        narrow = self.schedule.narrow if network == "vgg16" else 1
+        return build_model(MODELS[network].factory if narrow == 1 else partial(vgg16, narrow=narrow), seed)
+
+    def train_reference(self, network: str, data: str, seed: int) -> nn.Module:
+        """The network as the paper trains it on the data set."""
+        if network == "vgg16":
+            return self.train_decoupled(self.build(network, seed), data, seed, data, network, f"seed-{seed}").model
+        keep = (network, data) == KEPT_EPOCHS
+        recipe = find_recipe(network, data)
+        names = (data, network, f"seed-{seed}")
+        return self.train(self.build(network, seed), data, recipe, seed, *names, keep_epochs=keep)
+
+    def load_epoch(self, number: int, seed: int) -> nn.Module:
+        """The network of the figure over epochs after one of them; `train_reference` has kept it."""
+        network, data = KEPT_EPOCHS
+        return load_model(network, self._place(data, network, f"seed-{seed}") / EPOCH.format(number))
+
+    def train(
+        self, model: nn.Module, data: str, recipe: Recipe, seed: int, *names: str, keep_epochs: bool = False
+    ) -> nn.Module:
+        """The model, trained; `names` are those of the folder it is kept in."""
+        return train(
+            model,
+            self.load(data),
+            self.schedule.shorten(recipe),
+            seed=seed,
+            folder=self._place(*names),
+            keep_epochs=keep_epochs,
+            progress=lambda epoch: self.tell("/".join(names), epoch.number, epoch.of),
+        ).model
+
+    def train_decoupled(self, model: nn.Module, data: str, seed: int, *names: str) -> Decoupled:
+        """The same in parts, each with a head of its own."""
+        assert isinstance(model, nn.Sequential)
+        training = self.load(data).training
+        recipe = self.schedule.shorten(find_recipe("vgg16", data))
+        found = decouple(model, training.inputs[:1], seed=seed)
+        folder = make_folder(self._place(*names))
+
+        def make_optimiser(parameters: object) -> Optimizer:
+            return OPTIMISERS[recipe.optimiser](parameters, lr=recipe.learning_rate)  # type: ignore[call-arg, arg-type]
+
+        train_parts(
+            found,
+            training.inputs,
+            training.labels,
+            epochs=recipe.epochs,
+            batch_size=recipe.batch_size,
+            seed=seed,
+            optimiser=make_optimiser,
+            checkpoint=folder / DECOUPLED,
+            progress=lambda epoch, losses: self.tell("/".join(names), epoch, recipe.epochs),
+        )
+        return found
+
+    def _place(self, *names: str) -> Path:
+        shortened = [f"{name}-{value}" for name, value in vars(self.schedule).items() if value not in (None, 1)]
+        return self.folder.joinpath(*(["-".join(shortened)] if shortened else []), *names)
+
+
+def find_data(folder: Path, data: str) -> Path:
+    """The folder of one data set in a folder of several."""
+    found = folder.expanduser() / FOLDERS[data]
+    if not found.is_dir():
+        there = "no such folder" if not folder.expanduser().is_dir() else f"no folder {FOLDERS[data]} in it"
+        raise InvalidInputError(
+            f"--data {folder}: {there}. Accepted: a folder with {', '.join(FOLDERS.values())} in it, as far as they "
+            f"are needed. To fetch this one: hf download {HUB_IDS[FOLDERS[data]]} --repo-type dataset --local-dir "
+            f"{folder / FOLDERS[data]}"
+        )
+    return found
+
+
+@lru_cache(maxsize=2)
+def _load(source: str, cache: Path | None, images: int | None, measured: int | None) -> Dataset:
+    """Kept while a process goes from cell to cell."""
+    whole = load_dataset(source, cache=cache)
+    return Dataset(_first(whole.training, images), _first(whole.validation, measured), _first(whole.test, measured))
+
+
+def _first(part: Part, count: int | None) -> Part:
+    return part if count is None or count >= len(part) else part.select(torch.arange(count))
