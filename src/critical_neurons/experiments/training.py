@@ -7,7 +7,7 @@ import hashlib
 import io
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -43,12 +43,15 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained: torch's optimiser of that name with nothing but the learning rate set."""
+    """How a network is trained: torch's optimiser of that name with nothing but the learning rate set, and for sgd
+    the momentum. `augmented` images are flipped at random and moved by up to `SHIFT` pixels."""
 
     optimiser: Optimiser
     learning_rate: float
     epochs: int
     batch_size: int = 128
+    momentum: float = 0.0
+    augmented: bool = False
 
     def __post_init__(self) -> None:
         if self.optimiser not in OPTIMISERS:
@@ -60,6 +63,19 @@ class Recipe:
         for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):
             if value < 1:
                 raise InvalidSettingError(f"{name}: found {value}. Accepted: at least one.")
+        if not 0 <= self.momentum < 1 or (self.momentum and self.optimiser != "sgd"):
+            raise InvalidSettingError(
+                f"momentum: found {self.momentum} for {self.optimiser}. Accepted: from 0 to below 1, for sgd alone."
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, without what few recipes have."""
+        given = asdict(self)
+        return {name: value for name, value in given.items() if value or name not in ("momentum", "augmented")}
+
+    def build_optimiser(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        further: Mapping[str, Any] = {"momentum": self.momentum} if self.momentum else {}
+        return OPTIMISERS[self.optimiser](parameters, lr=self.learning_rate, **further)
 
     def shortened(self, epochs: int) -> Recipe:
         """The same for another number of epochs; one of them is the paper's fine-tuning."""
@@ -69,8 +85,12 @@ class Recipe:
 SETTINGS = ("seed", *(field.name for field in fields(Recipe)))
 """What the result follows from and a message can show."""
 
+SHIFT = 4
+
 SMALL = Recipe("rmsprop", 1e-3, epochs=30)
-LENET5_CIFAR10 = Recipe("sgd", 1e-2, epochs=256)
+LENET5_CIFAR10 = Recipe("sgd", 1e-2, epochs=256, momentum=0.9, augmented=True)
+"""The paper names SGD, rate and epochs. Without momentum and augmentation its reference is out of reach."""
+
 VGG16 = Recipe("adam", 1e-2, epochs=30)
 
 RECIPES: Mapping[tuple[str, str], Recipe] = {
@@ -125,7 +145,7 @@ def train(
     """
     _check_fit(model, data)
     trained = copy.deepcopy(model)
-    optimiser = OPTIMISERS[recipe.optimiser](trained.parameters(), lr=recipe.learning_rate)  # type: ignore[call-arg]
+    optimiser = recipe.build_optimiser(trained.parameters())
     directory = make_folder(folder)
     path = directory / CHECKPOINT
     origin = _describe_origin(model, data, recipe, seed)
@@ -140,7 +160,7 @@ def train(
         # Only the epoch itself draws from this stream, so that nothing progress does can change the result.
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(random_state)
-            loss = _train_epoch(trained, data.training, optimiser, recipe.batch_size)
+            loss = _train_epoch(trained, data.training, optimiser, recipe)
             random_state = torch.get_rng_state()
         if not math.isfinite(loss):
             raise InvalidSettingError(
@@ -156,18 +176,30 @@ def train(
     return Training(trained.eval(), tuple(epochs))
 
 
-def _train_epoch(model: nn.Module, part: Part, optimiser: torch.optim.Optimizer, batch_size: int) -> float:
+def _train_epoch(model: nn.Module, part: Part, optimiser: torch.optim.Optimizer, recipe: Recipe) -> float:
     model.train()
     like = next(model.parameters())
     total = torch.zeros((), dtype=torch.float64, device=like.device)
-    for rows in torch.split(torch.randperm(len(part)), batch_size):
+    for rows in torch.split(torch.randperm(len(part)), recipe.batch_size):
         inputs, labels = part.inputs[rows].to(like), part.labels[rows].to(like.device)
+        if recipe.augmented:
+            inputs = _augment(inputs)
         optimiser.zero_grad()
         loss: Tensor = functional.cross_entropy(model(inputs), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         total += loss.detach().double() * len(rows)
     return float(total) / len(part)
+
+
+def _augment(images: Tensor) -> Tensor:
+    """Every image by itself: flipped or not, and moved, with zeros where nothing is left of it."""
+    count, _, height, width = images.shape
+    flipped = torch.where((torch.rand(count) < 0.5).to(images.device)[:, None, None, None], images.flip(3), images)
+    rows, columns = (torch.randint(0, 2 * SHIFT + 1, (count, 1)) + torch.arange(size) for size in (height, width))
+    padded = functional.pad(flipped, (SHIFT,) * 4)
+    which = torch.arange(count)[:, None, None]
+    return padded.movedim(1, -1)[which, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)
 
 
 def _start_random(seed: int) -> Tensor:
@@ -199,7 +231,7 @@ def _describe_origin(model: nn.Module, data: Dataset, recipe: Recipe, seed: int)
         "training images": data.training.digest,
         "validation images": data.validation.digest,
         "seed": seed,
-        **asdict(recipe),
+        **recipe.to_dict(),
     }
 
 

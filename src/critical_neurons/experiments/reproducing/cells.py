@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, TypeAlias
 
@@ -99,7 +99,7 @@ def find_recipe(network: str, data: str) -> Recipe:
 
 def _start(kind: str, data: str, network: str, **further: Any) -> Settings:
     """What the settings of every cell begin with."""
-    recipe = asdict(find_recipe(network, data))
+    recipe = find_recipe(network, data).to_dict()
     return {"kind": kind, "data": data, "network": network, "recipe": recipe, **further}
 
 
@@ -159,7 +159,7 @@ def _table_3() -> Iterator[tuple[str, Settings]]:
                 source,
                 network,
                 target=target,
-                retraining=asdict(find_recipe(network, target)),
+                retraining=find_recipe(network, target).to_dict(),
                 method="scores",
                 initial=False,
                 batch=_batch(),
@@ -177,7 +177,7 @@ def _initial(source: str, target: str, method: str) -> Settings:
         "data": source,
         "network": "lenet5",
         "target": target,
-        "retraining": asdict(find_recipe("lenet5", target)),
+        "retraining": find_recipe("lenet5", target).to_dict(),
         "method": method,
         "initial": True,
         # an untrained network classifies hardly anything correctly

@@ -10,14 +10,13 @@ from typing import TypeAlias
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from critical_neurons.errors import InvalidInputError
 from critical_neurons.experiments.data import HUB_IDS, Dataset, Part, load_dataset
 from critical_neurons.experiments.decoupled import Decoupled, decouple, train_parts
 from critical_neurons.experiments.models import MODELS, vgg16
 from critical_neurons.experiments.reproducing.cells import FOLDERS, WHOLE, Schedule, find_recipe
-from critical_neurons.experiments.training import EPOCH, OPTIMISERS, Recipe, build_model, train
+from critical_neurons.experiments.training import EPOCH, Recipe, build_model, train
 from critical_neurons.files import make_folder
 from critical_neurons.loading.models import load_model
 
@@ -87,9 +86,6 @@ class Runs:
         found = decouple(model, training.inputs[:1], seed=seed)
         folder = make_folder(self._place(*names))
 
-        def make_optimiser(parameters: object) -> Optimizer:
-            return OPTIMISERS[recipe.optimiser](parameters, lr=recipe.learning_rate)  # type: ignore[call-arg, arg-type]
-
         train_parts(
             found,
             training.inputs,
@@ -97,7 +93,7 @@ class Runs:
             epochs=recipe.epochs,
             batch_size=recipe.batch_size,
             seed=seed,
-            optimiser=make_optimiser,
+            optimiser=recipe.build_optimiser,
             checkpoint=folder / DECOUPLED,
             progress=lambda epoch, losses: self.tell("/".join(names), epoch, recipe.epochs),
         )
