@@ -16,12 +16,17 @@ if TYPE_CHECKING:
     from critical_neurons.comparison import Comparison
     from critical_neurons.compressing import Compression
     from critical_neurons.experiments.demo import Demo, Removal
+    from critical_neurons.experiments.store import State
+    from critical_neurons.experiments.tables import Table as Figures
     from critical_neurons.network import Network
     from critical_neurons.plans import Plan
     from critical_neurons.scores import Scores
 
 LABELS_SHOWN = 40
 """Labels written one by one; of a larger batch the number per class is."""
+
+CELLS_SHOWN = 12
+"""Missing cells written one by one; JSON has all."""
 
 ROUNDING = 1e-9
 """Of means of accuracies."""
@@ -49,6 +54,29 @@ def report_network(network: Network) -> RenderableType:
         )
     scored = f"{network.unit_count} units in {len(network.scored)} of {len(network.layers)} layers get scores."
     return Group(table, Text(scored), *_notes(network.notes))
+
+
+def report_figures(figures: Figures) -> RenderableType:
+    """A table of the reproduction, ours above the paper's."""
+    header, *rows = figures.pair_up()
+    count = len(figures.headings)
+    table = _table(*header[:count], *(f">{name}" for name in header[count:]))
+    for row in rows:
+        table.add_row(*row)
+    return Group(Text(figures.title), table, *_notes(figures.notes))
+
+
+def report_states(states: Sequence[State]) -> RenderableType:
+    """How many cells of every table are done, and which are not."""
+    table = _table("Table", ">Done", ">Shortened", ">Missing", "Schedules")
+    for name in dict.fromkeys(state.table for state in states):
+        mine = [state for state in states if state.table == name]
+        counts = Counter(state.state for state in mine)
+        schedules = ", ".join(dict.fromkeys(state.schedule for state in mine if state.schedule))
+        table.add_row(name, *(str(counts[each]) for each in ("done", "shortened", "missing")), schedules)
+    missing = [f"{state.table} {state.cell}" for state in states if state.state == "missing"]
+    shown = ", ".join(missing[:CELLS_SHOWN]) + (", ..." if len(missing) > CELLS_SHOWN else "")
+    return Group(table, *([Text(f"Missing: {shown}")] if missing else []))
 
 
 def report_scores(scores: Scores) -> RenderableType:

@@ -1,6 +1,7 @@
 """Command line: arguments in, one call, table out. What needs torch is imported inside the commands."""
 
 from critical_neurons.cli import removing as _removing  # noqa: F401  adds its commands
+from critical_neurons.cli import reproducing as _reproducing  # noqa: F401  adds its command
 from critical_neurons.cli import smaller as _smaller  # noqa: F401  adds its commands
 from critical_neurons.cli.commands import app
 

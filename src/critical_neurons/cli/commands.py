@@ -55,7 +55,8 @@ app = typer.Typer(
     "  critical-neurons score lenet5 ylecun/mnist --weights lenet5.pt --resize 32 --channels 3 --output scores.json\n"
     "  critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --threshold 0.1 --save smaller\n"
     "  critical-neurons evaluate lenet5 smaller --weights lenet5.pt --data test.npz\n"
-    "  critical-neurons export lenet5 smaller --output smaller.onnx",
+    "  critical-neurons export lenet5 smaller --output smaller.onnx\n"
+    "  critical-neurons reproduce table-2 --data data --jobs 2",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

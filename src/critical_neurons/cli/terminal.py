@@ -78,6 +78,46 @@ def show_progress() -> Iterator[Callable[[object], None]]:
     yield tell
 
 
+@contextmanager
+def show_bars(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[str, int, int], None]]]:
+    """A bar for the whole and one for everything under way, as trainings; in a log file, lines.
+
+    Gives what to call with the name of each piece that is finished, and with the steps of one that is not: its name,
+    steps done and steps there will be.
+    """
+    console = _console(stderr=True)
+    if not console.is_terminal:
+        done = 0
+
+        def finish(name: str) -> None:
+            nonlocal done
+            done += 1
+            note(f"{done} of {total}: {name}")
+
+        with show_progress() as tell:
+            yield finish, lambda name, step, of: tell(f"{name}: {step} of {of}")
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    ) as bars:
+        whole = bars.add_task("all", total=total)
+        under_way: dict[str, Any] = {}
+
+        def advance(name: str) -> None:
+            bars.advance(whole)
+
+        def step_on(name: str, step: int, of: int) -> None:
+            if name not in under_way:
+                under_way[name] = bars.add_task(name, total=of)
+            bars.update(under_way[name], completed=step)
+            if step == of:
+                bars.remove_task(under_way.pop(name))
+
+        yield advance, step_on
+
+
 def _console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 

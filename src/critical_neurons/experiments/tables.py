@@ -161,6 +161,19 @@ class Table:
             writer.writerow([*line, row.schedule or ""] if shortened else line)
         return content.getvalue()
 
+    def pair_up(self) -> list[list[str]]:
+        """Header and rows as texts, with the paper's figure in a second line under ours: for a narrow screen."""
+        compared, shortened = self._compared(), self._shortened()
+        lines = [[*self.headings, *self.columns, *(["schedule"] if shortened else [])]]
+        for row in self.rows:
+            line = [*row.labels]
+            for column in self.columns:
+                ours, paper = row.ours.get(column), row.paper.get(column)
+                text = ours.show(self.seeds) if ours else _say_none(row.ours, column)
+                line.append(f"{text}\npaper {paper.show()}" if column in compared and paper else text)
+            lines.append([*line, *([row.schedule or ""] if shortened else [])])
+        return lines
+
     def _lay_out(self) -> list[list[str]]:
         """Header and rows as texts, the paper's figure behind ours in the columns that have one."""
         compared, shortened = self._compared(), self._shortened()

@@ -75,7 +75,7 @@ class Recipe:
 
     def build_optimiser(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         further: Mapping[str, Any] = {"momentum": self.momentum} if self.momentum else {}
-        return OPTIMISERS[self.optimiser](parameters, lr=self.learning_rate, **further)
+        return OPTIMISERS[self.optimiser](parameters, lr=self.learning_rate, **further)  # type: ignore[call-arg]
 
     def shortened(self, epochs: int) -> Recipe:
         """The same for another number of epochs; one of them is the paper's fine-tuning."""

@@ -11,7 +11,7 @@ import critical_neurons as cn
 from critical_neurons.experiments.baselines import share_as_published, share_of_units
 from critical_neurons.experiments.data import Dataset
 from critical_neurons.experiments.reproducing.cells import Settings, find_recipe
-from critical_neurons.experiments.reproducing.removing import measure, measure_without, score_on
+from critical_neurons.experiments.reproducing.removing import describe_solver, measure, measure_without, score_on
 from critical_neurons.experiments.reproducing.runs import Runs
 from critical_neurons.experiments.store import Cell
 
@@ -28,11 +28,13 @@ def run_epochs(cell: Cell, runs: Runs) -> Settings:
 def _follow_whole(cell: Cell, runs: Runs, data: Dataset) -> list[Settings]:
     settings = cell.settings
     runs.train_reference(settings["network"], settings["data"], settings["seed"])
-    epochs = []
+    epochs = list[Settings]()
     for number in range(1, _count_epochs(settings, runs) + 1):
         model = runs.load_epoch(number, settings["seed"])
-        plan = _plan(model, data, settings)
-        epochs.append(_describe(number, model, model, plan, plan, data))
+        scores = score_on(model, data, settings)
+        plan = cn.plan(scores, threshold=settings["thresholds"][0])
+        removed, solver = _count_removed(model, plan), describe_solver(scores)
+        epochs.append({"epoch": number, **_measure(model, plan, data), **removed, "solver": solver})
     return epochs
 
 
@@ -42,32 +44,27 @@ def _follow_smaller(cell: Cell, runs: Runs, data: Dataset) -> list[Settings]:
     recipe = find_recipe(settings["network"], settings["data"]).shortened(1)
     whole = model = runs.build(settings["network"], seed)
     kept: cn.Plan | None = None
-    epochs = []
+    epochs = list[Settings]()
     for number in range(1, _count_epochs(settings, runs) + 1):
         names = ("cells", cell.key, f"epoch-{number:03}")
         trained = runs.train(model, settings["data"], recipe, SEEDS * seed + number, *names)
-        plan = _plan(trained, data, settings)
+        scores = score_on(trained, data, settings)
+        plan = cn.plan(scores, threshold=settings["thresholds"][0])
         kept = plan if kept is None else _combine(kept, plan)
-        epochs.append(_describe(number, whole, trained, kept, plan, data))
+        removed = _count_removed(whole, kept)
+        epochs.append(
+            {"epoch": number, **_measure(trained, plan, data), **removed, "solver": describe_solver(scores)}
+        )
         model = cn.prune(trained, plan, data.test.inputs[:1])
     return epochs
 
 
-def _plan(model: nn.Module, data: Dataset, settings: Settings) -> cn.Plan:
-    return cn.plan(score_on(model, data, settings), threshold=settings["thresholds"][0])
+def _measure(model: nn.Module, plan: cn.Plan, data: Dataset) -> Settings:
+    return {"reference": measure(model, data.test), "accuracy": measure_without(model, plan, data.test)}
 
 
-def _describe(
-    number: int, whole: nn.Module, model: nn.Module, kept: cn.Plan, plan: cn.Plan, data: Dataset
-) -> Settings:
-    """`kept` is the plan as one of the whole network."""
-    return {
-        "epoch": number,
-        "reference": measure(model, data.test),
-        "accuracy": measure_without(model, plan, data.test),
-        "units": share_of_units(kept),
-        "as_published": share_as_published(whole, kept),
-    }
+def _count_removed(model: nn.Module, plan: cn.Plan) -> Settings:
+    return {"units": share_of_units(plan), "as_published": share_as_published(model, plan)}
 
 
 def _combine(first: cn.Plan, then: cn.Plan) -> cn.Plan:

@@ -64,8 +64,7 @@ def run_cells(
     """
     if not jobs >= 1:
         raise InvalidSettingError(f"--jobs: found {jobs}. Accepted: at least one.")
-    missing = [cell for cell in cells if store.find(cell) is None]
-    references = list(dict.fromkeys(each for cell in missing for each in find_references(cell.settings)))
+    references, missing = find_work(cells, store)
     if runs.data is not None:
         for data in {each.data for each in references} | {cell.settings["data"] for cell in missing}:
             find_data(runs.data, data)
@@ -73,6 +72,12 @@ def run_cells(
     failures = _run_all(tasks, runs, jobs, finished)
     tasks = {f"{cell.table} {cell.name}": partial(_run_cell, cell, store) for cell in missing}
     return failures + _run_all(tasks, runs, jobs, finished)
+
+
+def find_work(cells: Collection[Cell], store: Store) -> tuple[list[Reference], list[Cell]]:
+    """The cells that the store has not, and the networks they begin with."""
+    missing = [cell for cell in cells if store.find(cell) is None]
+    return list(dict.fromkeys(each for cell in missing for each in find_references(cell.settings))), missing
 
 
 def find_references(settings: Settings) -> Iterator[Reference]:

@@ -1,0 +1,116 @@
+"""The command for the paper's tables and figures: reproduce."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from critical_neurons.cli.commands import app
+from critical_neurons.cli.options import Json
+from critical_neurons.cli.terminal import note, reports_errors, show, show_bars, show_json
+
+RESULTS, RUNS, PAGE = Path("results"), Path("runs"), Path("docs/reproduction.md")
+
+
+@app.command()
+@reports_errors
+def reproduce(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="table-1, table-1-appendix, table-2, table-3, snip, snip-transfer, rescale, batches, training, "
+            "lambda, differences, or all of them; status; page.",
+            metavar="TABLE",
+        ),
+    ],
+    profile: Annotated[
+        Literal["quick", "full"],
+        typer.Option(help="The paper's schedule, or minutes for everything, to see that it runs."),
+    ] = "full",
+    seeds: Annotated[int, typer.Option(help="Initialisations, from seed 0 on.")] = 3,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Cells with these parts in their names, as fashion/lenet5; or repeat.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A folder with mnist, fashion_mnist, cifar10. By default the Hugging Face hub is asked."),
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Cells run at once, each on one thread. Results are the same.")] = 1,
+    epochs: Annotated[int | None, typer.Option(help="Train for no more than so many epochs.")] = None,
+    images: Annotated[int | None, typer.Option(help="Train on the first so many images.")] = None,
+    results: Annotated[Path, typer.Option(help="Folder of the results, one line a cell, and tables.")] = RESULTS,
+    runs: Annotated[Path, typer.Option(help="Folder of trainings, which go on where they stopped.")] = RUNS,
+    output: Annotated[Path, typer.Option(help="Where page writes the page.")] = PAGE,
+    as_json: Json = False,
+) -> None:
+    """Run the paper's experiments and set our figures beside the paper's.
+
+    Cells that are done are skipped, and an interrupted run goes on where it stopped. Tables (Markdown, CSV, LaTeX)
+    and figures (PNG, SVG) are written next to the results, and made from these alone. status tells what is done;
+    page writes all of it as one page.
+
+    \b
+    Examples:
+      critical-neurons reproduce table-2 --only fashion/lenet5 --data data --jobs 2
+      critical-neurons reproduce table-2 --only cifar10/vgg16 --epochs 2 --images 10000
+      critical-neurons reproduce status --json
+    """
+    from critical_neurons.experiments.reproducing import (
+        QUICK,
+        TABLES,
+        Runs,
+        Schedule,
+        build_tables,
+        find_work,
+        list_cells,
+        run_cells,
+        select_cells,
+        write_page,
+        write_tables,
+    )
+    from critical_neurons.experiments.store import Store
+    from critical_neurons.reporting import report_figures, report_states
+
+    store = Store(results)
+    named = list(TABLES) if what in ("all", "status", "page") else [what]
+    schedule = QUICK if profile == "quick" else Schedule(epochs, images)
+    cells = [
+        cell for table in named for cell in list_cells(table, seeds=range(seeds), profile=profile, schedule=schedule)
+    ]
+    cells = select_cells(cells, only or [])
+    for problem in store.find_problems():
+        note(f"Skipped: {problem}")
+    if what == "status":
+        states = store.report_status(cells)
+        if as_json:
+            show_json([asdict(state) for state in states])
+        else:
+            show(report_states(states))
+        return
+    if what == "page":
+        write_page(cells, store, output)
+        note(f"Written: {output}")
+        return
+    references, missing = find_work(cells, store)
+    try:
+        with show_bars(len(references) + len(missing)) as (finished, tell):
+            place = Runs(runs, data, schedule, tell=tell)
+            failures = run_cells(cells, store, place, jobs=jobs, finished=finished)
+    except KeyboardInterrupt:
+        note("What is finished is kept: the same command goes on from there.")
+        raise
+    if profile == "full":
+        written = write_tables(cells, store, results / "tables")
+        note(f"Written: {len(written)} files in {results / 'tables'}")
+    if as_json:
+        show_json({"cells": [asdict(state) for state in store.report_status(cells)], "failures": failures})
+    else:
+        for table in build_tables(cells, store).values():
+            show(report_figures(table))
+    for failure in failures:
+        note(f"Failed: {failure}")
+    if failures:
+        raise typer.Exit(1)
