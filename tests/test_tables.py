@@ -123,25 +123,25 @@ def test_rows_and_columns_that_are_not_there():
 
 def test_the_papers_tables():
     assert {name: len(table.figures) for name, table in TABLES.items()} == {
-        "table1": 8,
-        "appendix": 10,
-        "table2": 8,
-        "table3": 4,
+        "table-1": 8,
+        "table-1-appendix": 10,
+        "table-2": 8,
+        "table-3": 4,
         "snip": 2,
         "snip-transfer": 4,
         "rescale": 6,
     }
-    assert TABLES["table2"].figures["MNIST", "FC-3", "0.1"]["Ours"] == Figure(95.9, 0.87)
-    assert TABLES["table2"].figures["CIFAR-10", "VGG-16", "0.3"]["Ours"] is None
-    assert "prune" not in TABLES["table1"].figures["MNIST", "Ref"]
+    assert TABLES["table-2"].figures["MNIST", "FC-3", "0.1"]["Ours"] == Figure(95.9, 0.87)
+    assert TABLES["table-2"].figures["CIFAR-10", "VGG-16", "0.3"]["Ours"] is None
+    assert "prune" not in TABLES["table-1"].figures["MNIST", "Ref"]
     assert TABLES["snip"].figures[("SNIP",)]["prune"] == Figure(55.0)
-    for name in ("table1", "appendix"):
-        assert set(TABLES[name].figures["MNIST", "Ref", *([""] if name == "appendix" else [])]) == {"accuracy"}
+    for name in ("table-1", "table-1-appendix"):
+        assert set(TABLES[name].figures["MNIST", "Ref", *([""] if name == "table-1-appendix" else [])]) == {"accuracy"}
 
 
-@pytest.mark.parametrize("row", [row for row in TABLES["table1"].figures if row[1] in ("IDP", "SIM")])
+@pytest.mark.parametrize("row", [row for row in TABLES["table-1"].figures if row[1] in ("IDP", "SIM")])
 def test_the_appendix_repeats_table_1(row):
-    assert TABLES["appendix"].figures[*row, "0.01"] == TABLES["table1"].figures[row]
+    assert TABLES["table-1-appendix"].figures[*row, "0.01"] == TABLES["table-1"].figures[row]
 
 
 @pytest.mark.parametrize("name", TABLES)

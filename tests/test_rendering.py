@@ -1,0 +1,217 @@
+"""Rendering, plotting and the page, from stores filled by hand."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from critical_neurons.experiments.reproducing import TABLES, build_tables, list_cells, write_page, write_tables
+from critical_neurons.experiments.reproducing.cells import FIGURE_THRESHOLD, QUICK, Schedule
+from critical_neurons.experiments.reproducing.rendering import FIGURES, LAYOUTS
+from critical_neurons.experiments.store import Store
+
+SEEDS = range(2)
+SOLVER = {"status": "optimal", "objective": -1.5, "gap": 2e-5, "seconds": 2, "logit_error": 0, "scores": {}}
+
+
+def removal(threshold, seed, rule="paper"):
+    """Accuracies that tell rules, thresholds and seeds apart."""
+    accuracy = 0.8 + 0.1 * threshold + 0.01 * seed + 0.001 * (rule == "validation")
+    return {
+        "rule": rule,
+        "threshold": threshold,
+        "units": 0.25,
+        "as_published": 0.5,
+        "parameters": 0.75,
+        "accuracy": accuracy,
+        "biases_left": 0.7,
+        "random": [0.2, 0.4],
+        "critical": 0.1,
+        "L1": 0.6,
+        "L2": 0.61,
+        "fine_tuned": 0.9,
+    }
+
+
+def invent(cell):
+    """A result of the right form."""
+    settings = cell.settings
+    seed = settings["seed"]
+    match settings["kind"]:
+        case "removal":
+            removals = [removal(threshold, seed) for threshold in settings["thresholds"]]
+            return {"reference": 0.95, "solver": SOLVER, "removals": removals, "seconds": 3}
+        case "comparison" | "decoupled":
+            rules = ("paper", "validation") if settings["kind"] == "comparison" else ("paper",)
+            removals = [removal(settings["thresholds"][0], seed, rule) for rule in rules]
+            return {"reference": 0.95, "solver": SOLVER, "removals": removals, "seconds": 3}
+        case "transfer":
+            shares = {"units": 0.25, "as_published": 0.5, "parameters": 0.75}
+            solver = {"solver": SOLVER} if settings["method"] == "scores" else {}
+            return {"reference": 0.95, "accuracy": 0.9, **shares, **solver, "seconds": 3}
+        case "epochs":
+            point = {"reference": 0.95, "accuracy": 0.9, "units": 0.25, "as_published": 0.5, "solver": SOLVER}
+            return {"epochs": [{"epoch": number, **point} for number in (1, 2, 3)], "seconds": 3}
+
+
+@pytest.fixture
+def cells():
+    return [cell for table in TABLES for cell in list_cells(table, seeds=SEEDS)]
+
+
+@pytest.fixture
+def store(cells, tmp_path):
+    found = Store(tmp_path / "results")
+    for cell in cells:
+        found.add(cell, invent(cell))
+    return found
+
+
+def read_csv(table):
+    return list(csv.DictReader(io.StringIO(table.to_csv())))
+
+
+def find_row(table, *labels):
+    return next(row for row in table.rows if row.labels == labels)
+
+
+def test_every_table_has_a_layout():
+    assert set(LAYOUTS) == set(TABLES)
+
+
+def test_nothing_is_missing_of_a_full_store(cells, store):
+    for name, table in build_tables(cells, store).items():
+        assert table.rows, name
+        lines = [line for line in table.to_markdown().splitlines() if "Ref |" not in line]
+        assert not any("missing" in line or " seeds)" in line for line in lines), name
+
+
+def test_everything_is_missing_of_an_empty_store(cells, tmp_path):
+    tables = build_tables(cells, Store(tmp_path))
+    assert find_row(tables["table-2"], "MNIST", "FC-3", "0.1").ours.get("Ours") is None
+    assert "missing" in tables["table-2"].to_markdown()
+    assert not tables["batches"].rows
+
+
+def test_table_1_tells_methods_apart_and_percent_from_shares(cells, store):
+    table = build_tables(cells, store)["table-1"]
+    for method in ("IDP", "IMIDP", "SIM"):
+        row = find_row(table, "Fashion-MNIST", method)
+        assert row.ours["accuracy"].mean == pytest.approx(100 * (0.8 + 0.1 * 0.01 + 0.005))
+        assert row.ours["prune"].mean == 50
+        assert row.ours["units"].mean == 25
+    assert find_row(table, "MNIST", "Ref").ours["accuracy"].seeds == len(SEEDS)
+
+
+def test_the_appendix_has_both_thresholds(cells, store):
+    table = build_tables(cells, store)["table-1-appendix"]
+    means = [find_row(table, "MNIST", "SIM", each).ours["accuracy"].mean for each in ("0.1", "0.01")]
+    assert means == pytest.approx([81.5, 80.6])
+
+
+def test_table_2_by_both_rules_and_both_programs_of_vgg16(cells, store):
+    tables = build_tables(cells, store)
+    paper, chosen = (find_row(tables[name], "MNIST", "FC-3", "0.1") for name in ("table-2", "table-2-chosen"))
+    assert paper.ours["Ours"].mean + 0.1 == pytest.approx(chosen.ours["Ours"].mean)
+    assert paper.ours["RP"].mean == pytest.approx(30)
+    assert paper.ours["threshold used"].mean == pytest.approx(0.1)
+    assert [row.labels[1] for row in tables["table-2-deep"].rows] == ["VGG-16"]
+    assert "VGG-16" not in {row.labels[1] for row in tables["table-2-chosen"].rows}
+
+
+def test_rescale_keeps_the_objectives_apart(cells, store, tmp_path):
+    (cell,) = [each for each in cells if each.name == "mnist/lenet5/paper/rescale-1/seed-0"]
+    lower = invent(cell) | {"reference": 0.5}
+    store.add(cell, lower)
+    tables = build_tables(cells, store)
+    assert find_row(tables["rescale-printed"], "MNIST", "s - 1").ours["Ref"].mean == pytest.approx(72.5)
+    assert find_row(tables["rescale"], "MNIST", "s - 1").ours["Ref"].mean == pytest.approx(95)
+
+
+def test_quick_cells_never_count(tmp_path):
+    store = Store(tmp_path)
+    quick = list_cells("lambda", seeds=[0], profile="quick", schedule=QUICK)
+    for cell in quick:
+        store.add(cell, invent(cell))
+    full = list_cells("lambda", seeds=[0])
+    assert not build_tables(full, store)["lambda"].rows
+    assert len(build_tables(quick, store)["lambda"].rows) == len(quick)
+    assert {state.state for state in store.report_status(full)} == {"missing"}
+
+
+def test_a_shortened_row_says_so(tmp_path):
+    store = Store(tmp_path)
+    shortened = list_cells("snip", seeds=[0], schedule=Schedule(epochs=2, images=100))
+    for cell in shortened:
+        store.add(cell, invent(cell))
+    row = find_row(build_tables(list_cells("snip", seeds=[0]), store)["snip"], "Ours")
+    assert row.schedule == "2 of 30 epochs, 100 training images"
+
+
+def test_files_of_all_formats(cells, store, tmp_path):
+    written = {path.name for path in write_tables(cells, store, tmp_path / "tables")}
+    names = {name for layouts in LAYOUTS.values() for name in layouts}
+    assert written == {f"{name}{suffix}" for name in names for suffix in (".md", ".csv", ".tex")} | {
+        f"{name}{suffix}" for name in FIGURES for suffix in (".png", ".svg")
+    }
+    assert (tmp_path / "tables" / "batches.png").read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in (tmp_path / "tables" / "training.svg").read_bytes()[:1000]
+
+
+def test_the_same_results_give_the_same_files(cells, store, tmp_path):
+    first, second = (write_tables(cells, store, tmp_path / name) for name in ("first", "second"))
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_figures_have_every_point(cells, store):
+    tables = build_tables(cells, store)
+    assert [row["λ"] for row in read_csv(tables["lambda"])] == ["0.1", "0.25", "0.5", "1", "2.5", "5", "10", "25"]
+    assert len(read_csv(tables["batches"])) == 25
+    assert [row.labels for row in tables["training"].rows][:4] == [
+        ("plain", "1"),
+        ("plain", "2"),
+        ("plain", "3"),
+        ("incremental", "1"),
+    ]
+
+
+def test_the_page_has_everything(cells, store, tmp_path):
+    path = tmp_path / "docs" / "reproduction.md"
+    path.parent.mkdir()
+    write_page(cells, store, path)
+    text = path.read_text()
+    for table in TABLES:
+        assert f"\n## {table}\n" in text
+    assert "../results/tables/batches.svg" in text
+    assert f"| fashion/lenet5 (50) | 5 | {FIGURE_THRESHOLD} | published | relaxed | 1e-05 | paper | optimal |" in text
+    assert "| SNIP |" in text
+
+
+def test_the_page_judges_by_the_figures(cells, store, tmp_path):
+    """MNIST FC-3 in the paper: 95.9 ± 0.87 ours, 44.5 removed, 97.8 fine-tuned, RP 83.6, CP 44.5."""
+    (cell,) = [each for each in cells if each.table == "table-2" and each.name == "mnist/fc3/seed-0"]
+    good = invent(cell)
+    good["removals"][1] |= {"accuracy": 0.97, "fine_tuned": 0.979, "critical": 0.5, "random": [0.9]}
+    (other,) = [each for each in cells if each.table == "table-2" and each.name == "mnist/fc3/seed-1"]
+    for each in (cell, other):
+        store.add(each, good)
+    path = tmp_path / "page.md"
+    write_page(cells, store, path)
+    text = path.read_text()
+    assert (
+        "- MNIST, FC-3: accuracy +1.1 (met); share +5.5 (met); fine-tuned +0.1 (met); "
+        "RP 7.0 below ours, **not met**; CP 47.0 below ours, met." in text
+    )
+    assert "accuracy -" in text
+
+
+def test_the_page_of_nothing(cells, tmp_path):
+    write_page(cells, Store(tmp_path), tmp_path / "page.md")
+    assert "Nothing has been run yet." in (tmp_path / "page.md").read_text()
+
+
+def test_status_is_plain_data(cells, store):
+    states = store.report_status(cells)
+    assert len(states) == len(cells)
+    assert json.dumps([vars(state) for state in states])
