@@ -136,7 +136,9 @@ def test_the_papers_tables():
     assert "prune" not in TABLES["table-1"].figures["MNIST", "Ref"]
     assert TABLES["snip"].figures[("SNIP",)]["prune"] == Figure(55.0)
     for name in ("table-1", "table-1-appendix"):
-        assert set(TABLES[name].figures["MNIST", "Ref", *([""] if name == "table-1-appendix" else [])]) == {"accuracy"}
+        assert set(TABLES[name].figures["MNIST", "Ref", *([""] if name == "table-1-appendix" else [])]) == {
+            "accuracy"
+        }
 
 
 @pytest.mark.parametrize("row", [row for row in TABLES["table-1"].figures if row[1] in ("IDP", "SIM")])

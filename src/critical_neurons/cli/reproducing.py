@@ -11,6 +11,7 @@ import typer
 from critical_neurons.cli.commands import app
 from critical_neurons.cli.options import Json
 from critical_neurons.cli.terminal import note, reports_errors, show, show_bars, show_json
+from critical_neurons.errors import InvalidSettingError
 
 RESULTS, RUNS, PAGE = Path("results"), Path("runs"), Path("docs/reproduction.md")
 
@@ -74,6 +75,10 @@ def reproduce(
     from critical_neurons.experiments.store import Store
     from critical_neurons.reporting import report_figures, report_states
 
+    if seeds < 1:
+        raise InvalidSettingError(f"--seeds: found {seeds}. Accepted: at least one.")
+    if profile == "quick" and (epochs is not None or images is not None):
+        raise InvalidSettingError("--epochs and --images: are those of --profile quick. Leave out one or the other.")
     store = Store(results)
     named = list(TABLES) if what in ("all", "status", "page") else [what]
     schedule = QUICK if profile == "quick" else Schedule(epochs, images)

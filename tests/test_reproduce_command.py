@@ -1,0 +1,164 @@
+"""The command reproduce, on data sets of a few images."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from critical_neurons.cli import app
+from critical_neurons.experiments.reproducing import TABLES, list_cells
+
+PER_CLASS, CLASSES = 12, 10
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """One data set, whose classes are stripes at different places."""
+    import datasets
+
+    folder = tmp_path_factory.mktemp("data") / "fashion_mnist"
+    folder.mkdir()
+    labels = np.tile(np.arange(CLASSES), PER_CLASS)
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 60, (len(labels), 28, 28), dtype=np.uint8)
+    for image, label in zip(pixels, labels, strict=True):
+        image[2 * label : 2 * label + 3] += 150
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    images = [Image.fromarray(image) for image in pixels]
+    whole = datasets.Dataset.from_dict({"image": images, "label": labels}, features=features)
+    whole.to_parquet(folder / "train-00000-of-00001.parquet")
+    whole.select(range(40)).to_parquet(folder / "test-00000-of-00001.parquet")
+    return folder.parent
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """From an empty directory that is home, too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "hugging_face")
+
+    def reproduce(*arguments):
+        return CliRunner().invoke(app, ["reproduce", *map(str, arguments)])
+
+    return reproduce
+
+
+QUICK_CELL = ("lambda", "--profile", "quick", "--seeds", "1", "--only", "lambda-5")
+
+
+def test_a_quick_cell_is_run_once_and_never_counts(run, data, tmp_path):
+    first = run(*QUICK_CELL, "--data", data)
+    assert first.exit_code == 0, first.output
+    assert "1 of 2: fashion/lenet5/seed-0" in first.stderr
+    assert "2 of 2: lambda fashion/lenet5/lambda-5/seed-0" in first.stderr
+    assert "Accuracy and share by λ" in first.stdout
+    (line,) = (tmp_path / "results" / "lambda.jsonl").read_text().splitlines()
+    result = json.loads(line)["result"]
+    assert 0 <= result["removals"][0]["accuracy"] <= 1
+
+    again = run(*QUICK_CELL, "--data", data, "--json")
+    assert again.exit_code == 0
+    assert " of " not in again.stderr
+    assert json.loads(again.stdout)["cells"][0]["cell"] == "fashion/lenet5/lambda-5/seed-0"
+
+    states = json.loads(run("status", "--json").stdout)
+    assert {state["state"] for state in states} == {"missing"}
+
+
+def test_a_shortened_cell_is_rendered_and_says_so(run, data, tmp_path):
+    done = run(
+        "snip", "--seeds", "1", "--only", "ours", "--epochs", "1", "--images", "60", "--data", data, "--jobs", "2"
+    )
+    assert done.exit_code == 0, done.output
+    assert "1 of 30 epochs, 60 training images" in (tmp_path / "results" / "tables" / "snip.md").read_text()
+    states = json.loads(run("status", "--seeds", "1", "--json", "--only", "ours").stdout)
+    (mine,) = [state for state in states if state["table"] == "snip"]
+    assert mine == {
+        "table": "snip",
+        "cell": "fashion/lenet5/ours/seed-0",
+        "state": "shortened",
+        "schedule": "1 of 30 epochs, 60 training images",
+    }
+    page = run("page", "--output", tmp_path / "page.md")
+    assert page.exit_code == 0
+    assert "1 of 30 epochs" in (tmp_path / "page.md").read_text()
+
+
+def test_status_lists_every_cell(run):
+    states = json.loads(run("status", "--json").stdout)
+    assert len(states) == sum(len(list_cells(table, seeds=range(3))) for table in TABLES)
+    assert states[0] == {
+        "table": "table-1",
+        "cell": "mnist/lenet5/idp/seed-0",
+        "state": "missing",
+        "schedule": None,
+    }
+    text = run("status").stdout
+    assert "table-1-appendix" in text
+    assert "Missing: table-1 mnist/lenet5/idp/seed-0" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("table-9",), "table-9: no such table or figure. Accepted: table-1, table-1-appendix"),
+        (("table-2", "--only", "fashion/lenet6"), "--only fashion/lenet6: no such cell. Accepted: parts of a name"),
+        (("lambda", "--jobs", "0"), "--jobs: found 0"),
+        (("lambda", "--seeds", "0"), "--seeds: found 0"),
+        (("lambda", "--epochs", "0"), "--epochs: found 0"),
+        (("lambda", "--profile", "quick", "--epochs", "3"), "--epochs and --images: are those of --profile quick"),
+        (
+            ("lambda", "--data", "nowhere"),
+            "--data nowhere: no such folder. Accepted: a folder with mnist",
+        ),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(run, arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_folder_without_the_data_set(run, tmp_path):
+    (tmp_path / "empty").mkdir()
+    result = run("lambda", "--data", "empty")
+    assert result.exit_code == 2
+    assert "--data empty: no folder fashion_mnist in it" in result.stderr
+    assert "hf download zalando-datasets/fashion_mnist" in result.stderr
+
+
+def test_a_folder_that_is_no_data_set(run, tmp_path):
+    (tmp_path / "data" / "fashion_mnist").mkdir(parents=True)
+    (tmp_path / "data" / "fashion_mnist" / "notes.txt").write_text("nothing here")
+    result = run(*QUICK_CELL, "--data", "data")
+    assert result.exit_code != 0
+    assert "Accepted: a folder that Hugging Face datasets reads" in result.stderr
+
+
+def test_torn_lines_are_named_and_kept(run, data, tmp_path):
+    path = tmp_path / "results" / "lambda.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"format": "critical_neurons cell", "vers')
+    result = run(*QUICK_CELL, "--data", data)
+    assert result.exit_code == 0, result.output
+    assert "Skipped: results/lambda.jsonl, line 1: not a whole line of JSON." in result.stderr
+    first, second = path.read_text().splitlines()
+    assert first == '{"format": "critical_neurons cell", "vers'
+    assert json.loads(second)["cell"]["name"] == "fashion/lenet5/lambda-5/seed-0"
+
+
+def test_a_checkpoint_of_another_network_is_left_alone(run, data, tmp_path):
+    assert run(*QUICK_CELL, "--data", data).exit_code == 0
+    (checkpoint,) = tmp_path.glob("runs/**/checkpoint.pt")
+    (tmp_path / "results" / "lambda.jsonl").unlink()
+    other = b"not a checkpoint"
+    checkpoint.write_bytes(other)
+    result = run(*QUICK_CELL, "--data", data)
+    assert result.exit_code == 1
+    assert "Failed: fashion/lenet5/seed-0:" in result.stderr
+    assert "Remove it to train anew" in result.stderr
+    assert checkpoint.read_bytes() == other
