@@ -70,8 +70,6 @@ def run_comparison(cell: Cell, runs: Runs) -> Settings:
                 **measure_removal(model, plan, data.test),
                 "random": [measure_without(model, plan.random(seed=draw), data.test) for draw in range(RANDOM_DRAWS)],
                 "critical": measure_without(model, plan.critical(scores), data.test),
-                "L1": measure_without(model, plan_by_norm(plan, model, norm=1), data.test),
-                "L2": measure_without(model, plan_by_norm(plan, model, norm=2), data.test),
                 "fine_tuned": measure(tuned, data.test),
             }
         )
@@ -94,8 +92,6 @@ def run_decoupled(cell: Cell, runs: Runs) -> Settings:
         "rule": "paper",
         "threshold": threshold,
         **measure_removal(model, plan, data.test),
-        "L1": measure_without(model, plan_by_norm(plan, model, norm=1), data.test),
-        "L2": measure_without(model, plan_by_norm(plan, model, norm=2), data.test),
         "random": [tuned["random"]],
         "critical": tuned["critical"],
         "fine_tuned": tuned["ours"],
@@ -159,12 +155,15 @@ def choose_threshold(model: nn.Module, scores: cn.Scores, validation: Part, *, s
 
 
 def measure_removal(model: nn.Module, plan: cn.Plan, test: Part) -> Settings:
+    """Beside it what the norms of the weights leave when they choose as many units of every layer."""
     return {
         "units": share_of_units(plan),
         "as_published": share_as_published(model, plan),
         "parameters": share_of_parameters(model, plan, test.inputs[:1]),
         "accuracy": measure_without(model, plan, test),
         "biases_left": measure(mask_incoming(model, plan), test),
+        "L1": measure_without(model, plan_by_norm(plan, model, norm=1), test),
+        "L2": measure_without(model, plan_by_norm(plan, model, norm=2), test),
     }
 
 

@@ -23,6 +23,12 @@ Entries: TypeAlias = Iterable[tuple[Labels, Values]]
 REMOVED = ("units", "parameters")
 """Units removed, and parameters really removed; `prune` is what the authors count."""
 
+NORMS = ("L1", "L2")
+"""As many units of every layer removed, those with the smallest norm of incoming weights."""
+
+FURTHER = (*REMOVED, *NORMS)
+"""What the paper's tables have not."""
+
 THRESHOLD = "threshold used"
 """The one column that is no percentage."""
 
@@ -37,7 +43,7 @@ class Layout:
 
     published: Published
     read: Callable[[Cell, Settings], Entries]
-    further: tuple[str, ...] = REMOVED
+    further: tuple[str, ...] = FURTHER
     notes: tuple[str, ...] = ()
 
 
@@ -94,7 +100,8 @@ def _build(layout: Layout, records: Iterable[Record], seeds: int) -> Table:
 
 
 def _removed(removal: Mapping[str, Any]) -> dict[str, float]:
-    return {"prune": removal["as_published"], "units": removal["units"], "parameters": removal["parameters"]}
+    columns = [*REMOVED, *(norm for norm in NORMS if norm in removal)]
+    return {"prune": removal["as_published"], **{column: removal[column] for column in columns}}
 
 
 def name_method(settings: Settings) -> str:
@@ -140,8 +147,6 @@ def _read_table_2(rule: str, *formulations: str | None) -> Callable[[Cell, Setti
                         "Ours": removal["accuracy"],
                         "Ours + FT": removal["fine_tuned"],
                         **_removed(removal),
-                        "L1": removal["L1"],
-                        "L2": removal["L2"],
                         THRESHOLD: removal["threshold"],
                     },
                 )
@@ -223,7 +228,7 @@ def _unpublished(title: str, headings: Labels, *columns: str) -> Published:
 
 
 POINT = ("reference", "accuracy", "prune")
-FURTHER_2 = (*REMOVED, "L1", "L2", THRESHOLD)
+FURTHER_2 = (*FURTHER, THRESHOLD)
 DEEP = {labels: figures for labels, figures in PUBLISHED["table-2"].figures.items() if labels[1] == NETWORKS["vgg16"]}
 SHALLOW = {labels: figures for labels, figures in PUBLISHED["table-2"].figures.items() if labels not in DEEP}
 
@@ -256,9 +261,9 @@ LAYOUTS: Mapping[str, Mapping[str, Layout]] = {
             ("VGG-16 with the paper's rows.",),
         ),
     },
-    "table-3": {"table-3": Layout(PUBLISHED["table-3"], _read_transfer)},
+    "table-3": {"table-3": Layout(PUBLISHED["table-3"], _read_transfer, REMOVED)},
     "snip": {"snip": Layout(PUBLISHED["snip"], _read_snip, (*REMOVED, "Ref"))},
-    "snip-transfer": {"snip-transfer": Layout(PUBLISHED["snip-transfer"], _read_snip_transfer)},
+    "snip-transfer": {"snip-transfer": Layout(PUBLISHED["snip-transfer"], _read_snip_transfer, REMOVED)},
     "rescale": {
         "rescale": Layout(PUBLISHED["rescale"], _read_rescale("published"), notes=("The objective of the code.",)),
         "rescale-printed": Layout(PUBLISHED["rescale"], _read_rescale("paper"), notes=("The objective as printed.",)),
