@@ -58,10 +58,13 @@ class Schedule:
     def shorten(self, recipe: Recipe) -> Recipe:
         return recipe if self.epochs is None else recipe.shortened(min(recipe.epochs, self.epochs))
 
+    def cuts(self, recipe: Recipe) -> bool:
+        return self.shorten(recipe) != recipe
+
     def describe(self, recipes: Collection[Recipe]) -> str | None:
         """None where trainings by these recipes are as long as in the paper."""
         parts = []
-        if any(self.shorten(recipe) != recipe for recipe in recipes):
+        if any(map(self.cuts, recipes)):
             parts.append(f"{self.epochs} of {max(recipe.epochs for recipe in recipes)} epochs")
         if self.images is not None and recipes:
             parts.append(f"{self.images} training images")

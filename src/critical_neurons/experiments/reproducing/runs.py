@@ -62,7 +62,8 @@ class Runs:
     def load_epoch(self, number: int, seed: int) -> nn.Module:
         """The network of the figure over epochs after one of them; `train_reference` has kept it."""
         network, data = KEPT_EPOCHS
-        return load_model(network, self._place(data, network, f"seed-{seed}") / EPOCH.format(number))
+        folder = self._place(find_recipe(network, data), data, network, f"seed-{seed}")
+        return load_model(network, folder / EPOCH.format(number))
 
     def train(
         self, model: nn.Module, data: str, recipe: Recipe, seed: int, *names: str, keep_epochs: bool = False
@@ -73,7 +74,7 @@ class Runs:
             self.load(data),
             self.schedule.shorten(recipe),
             seed=seed,
-            folder=self._place(*names),
+            folder=self._place(recipe, *names),
             keep_epochs=keep_epochs,
             progress=lambda epoch: self.tell("/".join(names), epoch.number, epoch.of),
         ).model
@@ -82,10 +83,10 @@ class Runs:
         """The same in parts, each with a head of its own."""
         assert isinstance(model, nn.Sequential)
         training = self.load(data).training
-        recipe = self.schedule.shorten(find_recipe("vgg16", data))
+        whole = find_recipe("vgg16", data)
+        recipe = self.schedule.shorten(whole)
         found = decouple(model, training.inputs[:1], seed=seed)
-        folder = make_folder(self._place(*names))
-
+        folder = make_folder(self._place(whole, *names))
         train_parts(
             found,
             training.inputs,
@@ -99,9 +100,16 @@ class Runs:
         )
         return found
 
-    def _place(self, *names: str) -> Path:
-        shortened = [f"{name}-{value}" for name, value in vars(self.schedule).items() if value not in (None, 1)]
-        return self.folder.joinpath(*(["-".join(shortened)] if shortened else []), *names)
+    def _place(self, recipe: Recipe, *names: str) -> Path:
+        """A folder for this training and no other."""
+        cut: dict[str, int | None] = {
+            "epochs": self.schedule.epochs if self.schedule.cuts(recipe) else None,
+            "images": self.schedule.images,
+            "measured": self.schedule.measured,
+            "narrow": self.schedule.narrow if self.schedule.narrow > 1 else None,
+        }
+        shortened = "-".join(f"{name}-{value}" for name, value in cut.items() if value is not None)
+        return self.folder.joinpath(*([shortened] if shortened else []), *names)
 
 
 def find_data(folder: Path, data: str) -> Path:
