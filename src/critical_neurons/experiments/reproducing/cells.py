@@ -28,6 +28,9 @@ AUTHORS: Settings = {"input_radius": 1e-5, "integer": False, "objective": "publi
 SEVERAL = 5
 """Most images of a class in IMIDP; the paper gives no number."""
 
+SHARE_SLACK = 5.0
+"""Points that the share removed may be below the paper's where the threshold is chosen on validation images."""
+
 BATCHES = 25
 LOSS_WEIGHTS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25)
 FIGURE_THRESHOLD = 0.2
@@ -139,7 +142,7 @@ def _table_2() -> Iterator[tuple[str, Settings]]:
         )
         reference, ours, prune = (figures[column] for column in ("Ref", "Ours", "prune"))
         if reference and ours and prune:
-            goal = {"share": prune.mean / 100, "loss": (reference.mean - ours.mean) / 100}
+            goal = {"share": (prune.mean - SHARE_SLACK) / 100, "loss": (reference.mean - ours.mean) / 100}
             yield f"{data}/{network}", {**settings, "goal": goal}
             continue
         for formulation in ("paper", "linearised"):
