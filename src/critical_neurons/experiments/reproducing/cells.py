@@ -25,6 +25,9 @@ FOLDERS: Mapping[str, str] = {"mnist": "mnist", "fashion": "fashion_mnist", "cif
 AUTHORS: Settings = {"input_radius": 1e-5, "integer": False, "objective": "published"}
 """How the authors' code solves: a box of 1e-5 around the images, gates relaxed."""
 
+LINEARISED: Settings = {"formulation": "linearised", "input_radius": 0}
+"""Which takes images as points."""
+
 SEVERAL = 5
 """Most images of a class in IMIDP; the paper gives no number."""
 
@@ -54,7 +57,7 @@ class Schedule:
     narrow: int = 1
 
     def __post_init__(self) -> None:
-        for name, value in (("epochs", self.epochs), ("images", self.images)):
+        for name, value in vars(self).items():
             if value is not None and value < 1:
                 raise InvalidSettingError(f"--{name}: found {value}. Accepted: at least one.")
 
@@ -89,14 +92,21 @@ def list_cells(
     """All cells of a table or figure."""
     if table not in TABLES:
         raise InvalidSettingError(f"{table}: no such table or figure. Accepted: {', '.join(TABLES)}, all.")
+    for seed in seeds:
+        if seed < 0:
+            raise InvalidSettingError(f"--seeds: found {seed}. Accepted: zero or above.")
     cells = []
     for seed, (name, paper) in product(seeds, TABLES[table]()):
         settings = {**paper, "seed": seed}
         if profile == "quick":  # hardly trained networks may have no correct image of a class
             settings["batch"] = {**paper["batch"], "correct": False}
-        recipes = [Recipe(**settings[each]) for each in ("recipe", "retraining") if each in settings]
-        cells.append(Cell(table, f"{name}/seed-{seed}", settings, profile, schedule.describe(recipes)))
+        cells.append(Cell(table, f"{name}/seed-{seed}", settings, profile, describe_schedule(settings, schedule)))
     return cells
+
+
+def describe_schedule(settings: Settings, schedule: Schedule) -> str | None:
+    """In what way a cell with these settings is cut down."""
+    return schedule.describe([Recipe(**settings[each]) for each in ("recipe", "retraining") if each in settings])
 
 
 def find_recipe(network: str, data: str) -> Recipe:
@@ -145,11 +155,8 @@ def _table_2() -> Iterator[tuple[str, Settings]]:
             goal = {"share": (prune.mean - SHARE_SLACK) / 100, "loss": (reference.mean - ours.mean) / 100}
             yield f"{data}/{network}", {**settings, "goal": goal}
             continue
-        for formulation in ("paper", "linearised"):
-            yield (
-                f"{data}/{network}/{formulation}",
-                {**settings, "score": {**settings["score"], "formulation": formulation}},
-            )
+        for form in ({"formulation": "paper"}, LINEARISED):
+            yield f"{data}/{network}/{form['formulation']}", {**settings, "score": {**settings["score"], **form}}
 
 
 def _table_3() -> Iterator[tuple[str, Settings]]:
@@ -170,7 +177,7 @@ def _table_3() -> Iterator[tuple[str, Settings]]:
                 initial=False,
                 batch=_batch(),
                 # with the paper's rows hardly anything of a part with a head scores below 1
-                score={**AUTHORS, "loss_weight": 5, **({"formulation": "linearised"} if deep else {})},
+                score={**AUTHORS, "loss_weight": 5, **(LINEARISED if deep else {})},
                 threshold=0.3 if deep else 0.2,
             ),
         )
@@ -254,7 +261,7 @@ DIFFERENCES: Mapping[str, Settings] = {
     "objective as printed": {"objective": "paper"},
     "integer gates": {"integer": True},
     "no box around the images": {"input_radius": 0},
-    "linearised": {"formulation": "linearised", "input_radius": 0},
+    "linearised": LINEARISED,
     "any images": {"batch": _batch(correct=False)},
 }
 """What the paper leaves open, one change at a time. Biases under masks are measured in every cell."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from critical_neurons.errors import CriticalNeuronsError, InvalidSettingError, MissingExtraError, OutputError
-from critical_neurons.experiments.reproducing.cells import Settings
+from critical_neurons.experiments.reproducing.cells import Schedule, Settings, describe_schedule
 from critical_neurons.experiments.reproducing.following import run_epochs
 from critical_neurons.experiments.reproducing.removing import run_comparison, run_decoupled, run_removal
 from critical_neurons.experiments.reproducing.runs import Runs, Tell, find_data
@@ -64,9 +64,10 @@ def run_cells(
     """
     if not jobs >= 1:
         raise InvalidSettingError(f"--jobs: found {jobs}. Accepted: at least one.")
+    _check_schedules(cells, runs.schedule)
     references, missing = find_work(cells, store)
     if runs.data is not None:
-        for data in {each.data for each in references} | {cell.settings["data"] for cell in missing}:
+        for data in sorted({each.data for each in references} | {cell.settings["data"] for cell in missing}):
             find_data(runs.data, data)
     tasks = {each.name: partial(_train, each) for each in references}
     failures = _run_all(tasks, runs, jobs, finished)
@@ -82,10 +83,20 @@ def find_work(cells: Collection[Cell], store: Store) -> tuple[list[Reference], l
 
 def find_references(settings: Settings) -> Iterator[Reference]:
     """What is trained before a cell can be run."""
-    if not settings.get("initial"):
+    if not (settings.get("initial") or settings.get("incremental")):
         yield Reference(settings["network"], settings["data"], settings["seed"])
     if "target" in settings:
         yield Reference(settings["network"], settings["target"], settings["seed"])
+
+
+def _check_schedules(cells: Collection[Cell], schedule: Schedule) -> None:
+    for cell in cells:
+        described = describe_schedule(cell.settings, schedule)
+        if cell.schedule != described:
+            raise InvalidSettingError(
+                f"{cell.table} {cell.name}: listed for {cell.schedule or 'the whole schedule'}, to be run by "
+                f"{described or 'the whole one'}. List and run cells by the same schedule."
+            )
 
 
 def count_workers(jobs: int) -> int:
@@ -107,9 +118,10 @@ def _run_all(
     tasks: Mapping[str, Callable[[Runs], None]], runs: Runs, jobs: int, finished: Callable[[str], None]
 ) -> list[str]:
     try:
+        import threadpoolctl  # noqa: F401
         from joblib import Parallel, delayed
     except ImportError as error:
-        raise MissingExtraError("joblib", "reproduce") from error
+        raise MissingExtraError(error.name or "joblib", "reproduce") from error
     failures = []
     workers = min(count_workers(jobs), max(1, len(tasks)))
     with _hearing(runs.tell, workers) as tell:

@@ -78,7 +78,7 @@ def _mask_connections(initial: nn.Module, source: Dataset, settings: Settings) -
     for (module, parameter), mask in masks.items():
         parametrize.register_parametrization(initial.get_submodule(module), parameter, _Mask(mask))
     removed = sum(int((mask == 0).sum()) for mask in masks.values()) / whole
-    return initial, {"units": 0, "as_published": removed, "parameters": 0}
+    return initial, {"solver": None, "units": 0, "as_published": removed, "parameters": 0}
 
 
 class _Mask(nn.Module):

@@ -1,0 +1,73 @@
+"""Tiny data, a shortened schedule, and cells that are run once for all tests that look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from critical_neurons.experiments.reproducing.cells import FOLDERS, Schedule, list_cells, select_cells
+from critical_neurons.experiments.reproducing.running import run_cells
+from critical_neurons.experiments.reproducing.runs import Runs
+from critical_neurons.experiments.store import Cell, Record, Store
+from critical_neurons.measuring import on_threads
+from tests.blocks import write_blocks
+
+TINY = Schedule(epochs=4, narrow=16)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As cells are run: what a test does by hand is then the same to the last bit."""
+    with on_threads(1):
+        yield
+
+
+@pytest.fixture(scope="session")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_blocks(tmp_path_factory.mktemp("blocks"))
+
+
+@pytest.fixture(scope="session")
+def cache(blocks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With all pictures decoded, so that other processes need not."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("hugging_face"))
+        for data in FOLDERS:
+            Runs(folder, blocks, cache=folder).load(data)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def runs(blocks: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Kept for the session: every network is trained once."""
+    return Runs(tmp_path_factory.mktemp("runs"), blocks, TINY, cache)
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("results"))
+
+
+@pytest.fixture(scope="session")
+def find() -> Callable[..., list[Cell]]:
+    def find_cells(table: str, *only: str, seed: int = 0, schedule: Schedule = TINY) -> list[Cell]:
+        return select_cells(list_cells(table, seeds=[seed], profile="quick", schedule=schedule), only)
+
+    return find_cells
+
+
+@pytest.fixture(scope="session")
+def finish(runs: Runs, store: Store, find: Callable[..., list[Cell]]) -> Callable[..., Record]:
+    """The result of one cell, run at the first call."""
+
+    def finish_cell(table: str, only: str) -> Record:
+        (cell,) = find(table, only)
+        assert run_cells([cell], store, runs) == []
+        record = store.find(cell)
+        assert record is not None
+        return record
+
+    return finish_cell
