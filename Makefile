@@ -10,7 +10,7 @@ demo: .venv/demo.installed  ## Train a small network, make it smaller, save and 
 test: .venv/dev.installed lint  ## What continuous integration runs.
 	$(BIN)/pytest --numprocesses 2
 
-slow: .venv/dev.installed  ## The tests that take minutes or need data outside the repository.
+slow: .venv/dev.installed  ## The tests that take minutes or need data outside the repository (DATA=folder).
 	$(BIN)/pytest -m slow
 
 lint: .venv/dev.installed

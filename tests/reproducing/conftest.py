@@ -14,7 +14,7 @@ from critical_neurons.experiments.store import Cell, Record, Store
 from critical_neurons.measuring import on_threads
 from tests.blocks import write_blocks
 
-TINY = Schedule(epochs=4, narrow=16)
+TINY = Schedule(epochs=4, narrow=32)
 
 
 @pytest.fixture(autouse=True)

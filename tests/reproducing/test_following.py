@@ -35,7 +35,7 @@ def test_plain_is_the_network_after_each_epoch(finish, runs):
     record = finish("training", "plain")
     data, epochs = runs.load("fashion"), record.result["epochs"]
     assert [each["epoch"] for each in epochs] == list(range(1, runs.schedule.epochs + 1))
-    for each in epochs:
+    for each in (epochs[0], epochs[-1]):
         model = runs.load_epoch(each["epoch"], 0)
         scores = score_on(model, data, record.cell.settings)
         plan = cn.plan(scores, threshold=0.2)

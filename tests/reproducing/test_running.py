@@ -268,7 +268,7 @@ class TestFailures:
         ]
         assert all("cannot be loaded as a data set" in failure for failure in failures)
 
-    @pytest.mark.parametrize("schedule", [WHOLE, QUICK, Schedule(epochs=3, narrow=16)])
+    @pytest.mark.parametrize("schedule", [WHOLE, QUICK, Schedule(epochs=3, narrow=32)])
     def test_cells_of_another_schedule(self, find, runs, store, schedule):
         """Their results would be taken for what they are not."""
         with pytest.raises(InvalidSettingError, match=r"fc3/seed-0: listed for .*, to be run by 4 of 30 epochs, VGG"):
