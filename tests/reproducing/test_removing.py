@@ -187,9 +187,9 @@ class TestComparison:
     def test_the_papers_threshold_and_one_chosen_on_validation(self, comparison):
         record, model, data, scores = comparison
         assert [each["rule"] for each in record.result["removals"]] == ["paper", "validation"]
-        least = accuracy_of(model, data.validation) - record.cell.settings["goal"]["loss"]
-        steps = list_steps(model, scores, data.validation)
-        expected = [0.1, choose_slowly(steps, share=0.445, least=least)]
+        goal, steps = record.cell.settings["goal"], list_steps(model, scores, data.validation)
+        least = accuracy_of(model, data.validation) - goal["loss"]
+        expected = [0.1, choose_slowly(steps, share=goal["share"], least=least)]
         assert [each["threshold"] for each in record.result["removals"]] == expected
 
     @pytest.mark.parametrize("rule", [0, 1])
