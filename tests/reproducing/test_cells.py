@@ -249,6 +249,6 @@ class TestSelecting:
 def test_unknown_tables_and_seeds():
     with pytest.raises(InvalidSettingError, match=r"table-4: no such table.*Accepted: table-1, .*, all\."):
         list_cells("table-4", seeds=[0])
-    with pytest.raises(InvalidSettingError, match=r"--seeds: found -1\. Accepted: zero or above"):
+    with pytest.raises(InvalidSettingError, match=r"seeds: found -1\. Accepted: zero or above"):
         list_cells("table-1", seeds=[0, -1])
     assert list_cells("table-1", seeds=[], schedule=WHOLE) == []

@@ -94,7 +94,7 @@ def list_cells(
         raise InvalidSettingError(f"{table}: no such table or figure. Accepted: {', '.join(TABLES)}, all.")
     for seed in seeds:
         if seed < 0:
-            raise InvalidSettingError(f"--seeds: found {seed}. Accepted: zero or above.")
+            raise InvalidSettingError(f"seeds: found {seed}. Accepted: zero or above.")
     cells = []
     for seed, (name, paper) in product(seeds, TABLES[table]()):
         settings = {**paper, "seed": seed}
