@@ -13,6 +13,7 @@ from critical_neurons.experiments.reproducing.cells import (
     DATA,
     NETWORKS,
     QUICK,
+    SHARE_SLACK,
     TABLES,
     WHOLE,
     Schedule,
@@ -74,7 +75,8 @@ class TestProtocol:
             assert found[name]["kind"] == "comparison"
             assert found[name]["thresholds"] == [threshold]
             goal = found[name]["goal"]
-            assert (goal["share"], goal["loss"]) == pytest.approx((removed / 100, lost / 100), abs=ROUNDING)
+            least = (removed - SHARE_SLACK) / 100
+            assert (goal["share"], goal["loss"]) == pytest.approx((least, lost / 100), abs=ROUNDING)
         for name, settings in found.items():
             assert settings["batch"] == {"per_class": 1, "varying": False, "correct": True, "seed": None}
             assert settings["score"]["loss_weight"] == 5

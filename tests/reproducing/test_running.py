@@ -43,8 +43,8 @@ SOME_OF_EVERY_TABLE = [
 ]
 
 SHARES = {"units", "as_published", "parameters"}
-REMOVAL = {"threshold", "accuracy", "biases_left", *SHARES}
-COMPARISON = {"rule", "random", "critical", "L1", "L2", "fine_tuned", *REMOVAL}
+REMOVAL = {"threshold", "accuracy", "biases_left", "L1", "L2", *SHARES}
+COMPARISON = {"rule", "random", "critical", "fine_tuned", *REMOVAL}
 SOLVER = {"status", "objective", "gap", "seconds", "logit_error", "scores"}
 FIELDS = {
     "removal": {"reference", "solver", "removals", "seconds"},
@@ -79,7 +79,7 @@ def check_result(record):
     for removal in result.get("removals", []):
         assert removal.keys() == (REMOVAL if kind == "removal" else COMPARISON)
     for epoch in result.get("epochs", []):
-        assert epoch.keys() == {"epoch", "reference", "accuracy", "units", "as_published"}
+        assert epoch.keys() == {"epoch", "reference", "accuracy", "units", "as_published", "solver"}
     if result.get("solver"):
         assert result["solver"].keys() == SOLVER
         assert all(0 <= least <= mean <= most <= 1 for least, mean, most in result["solver"]["scores"].values())

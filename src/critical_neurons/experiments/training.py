@@ -268,9 +268,9 @@ def _read_same(path: Path, origin: Mapping[str, Any]) -> Mapping[str, Any]:
     if content.get("version") != VERSION or not isinstance(there, Mapping):
         raise InvalidFileError(f"{path}: is no checkpoint of this training. Give another folder.")
     others = [
-        f"{name} ({there.get(name)} there, {value} here)" if name in SETTINGS else name
-        for name, value in origin.items()
-        if there.get(name) != value
+        f"{name} ({there.get(name)} there, {origin.get(name)} here)" if name in SETTINGS else name
+        for name in {**origin, **there}
+        if there.get(name) != origin.get(name)
     ]
     if others:
         raise InvalidFileError(

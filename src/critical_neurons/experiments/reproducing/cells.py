@@ -304,7 +304,7 @@ def _name_of(titles: Mapping[str, str], title: str) -> str:
 
 
 def select_cells(cells: Collection[Cell], only: Collection[str]) -> list[Cell]:
-    """Those whose name has all parts of one of the texts in it, such as fashion/lenet5."""
+    """Those whose name has all parts of one of the texts in it, in that order, such as fashion/lenet5."""
     if not only:
         return list(cells)
     chosen = [cell for cell in cells if any(_matches(cell, text) for text in only)]
@@ -319,4 +319,5 @@ def select_cells(cells: Collection[Cell], only: Collection[str]) -> list[Cell]:
 
 
 def _matches(cell: Cell, text: str) -> bool:
-    return {*text.strip("/").split("/")} <= {*cell.name.split("/")}
+    parts = iter(cell.name.split("/"))
+    return all(wanted in parts for wanted in text.strip("/").split("/"))

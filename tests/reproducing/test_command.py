@@ -2,35 +2,11 @@
 
 import json
 
-import numpy as np
 import pytest
-from PIL import Image
 from typer.testing import CliRunner
 
 from critical_neurons.cli import app
 from critical_neurons.experiments.reproducing import TABLES, list_cells
-
-PER_CLASS, CLASSES = 12, 10
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """One data set, whose classes are stripes at different places."""
-    import datasets
-
-    folder = tmp_path_factory.mktemp("data") / "fashion_mnist"
-    folder.mkdir()
-    labels = np.tile(np.arange(CLASSES), PER_CLASS)
-    generator = np.random.default_rng(0)
-    pixels = generator.integers(0, 60, (len(labels), 28, 28), dtype=np.uint8)
-    for image, label in zip(pixels, labels, strict=True):
-        image[2 * label : 2 * label + 3] += 150
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    images = [Image.fromarray(image) for image in pixels]
-    whole = datasets.Dataset.from_dict({"image": images, "label": labels}, features=features)
-    whole.to_parquet(folder / "train-00000-of-00001.parquet")
-    whole.select(range(40)).to_parquet(folder / "test-00000-of-00001.parquet")
-    return folder.parent
 
 
 @pytest.fixture
@@ -49,8 +25,8 @@ def run(tmp_path, monkeypatch):
 QUICK_CELL = ("lambda", "--profile", "quick", "--seeds", "1", "--only", "lambda-5")
 
 
-def test_a_quick_cell_is_run_once_and_never_counts(run, data, tmp_path):
-    first = run(*QUICK_CELL, "--data", data)
+def test_a_quick_cell_is_run_once_and_never_counts(run, blocks, tmp_path):
+    first = run(*QUICK_CELL, "--data", blocks)
     assert first.exit_code == 0, first.output
     assert "1 of 2: fashion/lenet5/seed-0" in first.stderr
     assert "2 of 2: lambda fashion/lenet5/lambda-5/seed-0" in first.stderr
@@ -59,7 +35,7 @@ def test_a_quick_cell_is_run_once_and_never_counts(run, data, tmp_path):
     result = json.loads(line)["result"]
     assert 0 <= result["removals"][0]["accuracy"] <= 1
 
-    again = run(*QUICK_CELL, "--data", data, "--json")
+    again = run(*QUICK_CELL, "--data", blocks, "--json")
     assert again.exit_code == 0
     assert " of " not in again.stderr
     assert json.loads(again.stdout)["cells"][0]["cell"] == "fashion/lenet5/lambda-5/seed-0"
@@ -68,9 +44,9 @@ def test_a_quick_cell_is_run_once_and_never_counts(run, data, tmp_path):
     assert {state["state"] for state in states} == {"missing"}
 
 
-def test_a_shortened_cell_is_rendered_and_says_so(run, data, tmp_path):
+def test_a_shortened_cell_is_rendered_and_says_so(run, blocks, tmp_path):
     done = run(
-        "snip", "--seeds", "1", "--only", "ours", "--epochs", "1", "--images", "60", "--data", data, "--jobs", "2"
+        "snip", "--seeds", "1", "--only", "ours", "--epochs", "1", "--images", "60", "--data", blocks, "--jobs", "2"
     )
     assert done.exit_code == 0, done.output
     assert "1 of 30 epochs, 60 training images" in (tmp_path / "results" / "tables" / "snip.md").read_text()
@@ -139,11 +115,11 @@ def test_a_folder_that_is_no_data_set(run, tmp_path):
     assert "Accepted: a folder that Hugging Face datasets reads" in result.stderr
 
 
-def test_torn_lines_are_named_and_kept(run, data, tmp_path):
+def test_torn_lines_are_named_and_kept(run, blocks, tmp_path):
     path = tmp_path / "results" / "lambda.jsonl"
     path.parent.mkdir()
     path.write_text('{"format": "critical_neurons cell", "vers')
-    result = run(*QUICK_CELL, "--data", data)
+    result = run(*QUICK_CELL, "--data", blocks)
     assert result.exit_code == 0, result.output
     assert "Skipped: results/lambda.jsonl, line 1: not a whole line of JSON." in result.stderr
     first, second = path.read_text().splitlines()
@@ -151,13 +127,13 @@ def test_torn_lines_are_named_and_kept(run, data, tmp_path):
     assert json.loads(second)["cell"]["name"] == "fashion/lenet5/lambda-5/seed-0"
 
 
-def test_a_checkpoint_of_another_network_is_left_alone(run, data, tmp_path):
-    assert run(*QUICK_CELL, "--data", data).exit_code == 0
+def test_a_checkpoint_of_another_network_is_left_alone(run, blocks, tmp_path):
+    assert run(*QUICK_CELL, "--data", blocks).exit_code == 0
     (checkpoint,) = tmp_path.glob("runs/**/checkpoint.pt")
     (tmp_path / "results" / "lambda.jsonl").unlink()
     other = b"not a checkpoint"
     checkpoint.write_bytes(other)
-    result = run(*QUICK_CELL, "--data", data)
+    result = run(*QUICK_CELL, "--data", blocks)
     assert result.exit_code == 1
     assert "Failed: fashion/lenet5/seed-0:" in result.stderr
     assert "Remove it to train anew" in result.stderr
