@@ -75,7 +75,8 @@ def test_results_of_another_method_stay_but_do_not_count(tmp_path, monkeypatch):
     store.add(shortened, {"accuracy": 0.8})
     monkeypatch.setattr(module, "METHOD_VERSION", module.METHOD_VERSION + 1)
     assert store.find(CELL) is None
-    assert store.find_best(CELL) is None
+    assert store.find_best(CELL) == [None]
+    assert store.find_missing([CELL]) == [CELL]
     assert store.find_problems() == []
     assert len((tmp_path / "table2.jsonl").read_text().splitlines()) == 2
 
@@ -97,9 +98,9 @@ def test_status_tells_done_from_shortened_from_missing(tmp_path):
         State("table2", "cell 0", "done"),
         State("table1", "idp", "missing"),
     ]
-    assert store.find_best(short).result == {"accuracy": 0.3}
-    assert store.find_best(replace(done, schedule="3 of 30 epochs")).result == {"accuracy": 0.4}
-    assert store.find_best(missing) is None
+    found = store.find_best(short, replace(done, schedule="3 of 30 epochs"), missing)
+    assert [record and record.result for record in found] == [{"accuracy": 0.3}, {"accuracy": 0.4}, None]
+    assert store.find_missing([done, missing]) == [missing]
 
 
 def test_damaged_lines_are_named_and_left_alone(tmp_path):

@@ -1,15 +1,27 @@
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.nn import functional
 
 from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError, OutputError
 from critical_neurons.experiments.data import Dataset, Part
 from critical_neurons.experiments.demo import split_digits
 from critical_neurons.experiments.models import MODELS
-from critical_neurons.experiments.training import CHECKPOINT, INITIAL, RECIPES, Recipe, build_model, train
+from critical_neurons.experiments.training import (
+    CHECKPOINT,
+    EPOCH,
+    INITIAL,
+    RECIPES,
+    SHIFT,
+    Recipe,
+    _augment,
+    build_model,
+    train,
+)
 from critical_neurons.loading.models import read_checkpoint
 from critical_neurons.measuring import measure_accuracy
 
@@ -266,15 +278,63 @@ class TestRefusals:
             ("learning_rate", float("nan")),
             ("epochs", 0),
             ("batch_size", 0),
+            ("momentum", 1.0),
         ],
     )
     def test_recipes(self, setting, value):
         with pytest.raises(InvalidSettingError, match=f"{setting}: found {value!r}. Accepted: "):
             Recipe(**{"optimiser": "sgd", "learning_rate": 0.1, "epochs": 1, setting: value})
 
+    def test_momentum_is_for_sgd(self):
+        with pytest.raises(InvalidSettingError, match=r"momentum: found 0\.9 for adam"):
+            Recipe("adam", 0.1, epochs=1, momentum=0.9)
+
+    def test_momentum_that_a_checkpoint_has_and_the_recipe_has_not(self, digits, tmp_path):
+        train(start(), digits, Recipe("sgd", 0.1, epochs=1, momentum=0.5), seed=1, folder=tmp_path)
+        with pytest.raises(InvalidFileError, match=r"differs in momentum \(0\.5 there, None here\)"):
+            train(start(), digits, Recipe("sgd", 0.1, epochs=1), seed=1, folder=tmp_path)
+
+
+class TestAugmentation:
+    def test_images_are_flipped_and_moved(self):
+        """Every image is the original, mirrored or not, at one of the places it can be moved to."""
+        images = torch.arange(1.0, 1 + 64 * 2 * 6 * 6).reshape(64, 2, 6, 6)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            augmented = _augment(images)
+        places = set()
+        for image, found in zip(images, augmented, strict=True):
+            matches = [
+                (flipped, row, column)
+                for flipped, either in enumerate((image, image.flip(2)))
+                for row in range(2 * SHIFT + 1)
+                for column in range(2 * SHIFT + 1)
+                if torch.equal(functional.pad(either, (SHIFT,) * 4)[:, row : row + 6, column : column + 6], found)
+            ]
+            assert matches
+            places.add(matches[0])
+        assert len(places) > 32
+
+    def test_training_goes_on_to_the_same_weights(self, digits, tmp_path):
+        recipe = Recipe("sgd", 0.05, epochs=2, momentum=0.9, augmented=True)
+        whole = train(start(), digits, recipe, seed=1, folder=tmp_path / "whole")
+        with pytest.raises(Interrupted):
+            train(start(), digits, recipe, seed=1, folder=tmp_path / "parts", progress=stop_after(1))
+        parts = train(start(), digits, recipe, seed=1, folder=tmp_path / "parts")
+        assert equal_states(whole.model.state_dict(), parts.model.state_dict())
+        plain = train(start(), digits, replace(recipe, augmented=False), seed=1, folder=tmp_path / "plain")
+        assert not equal_states(whole.model.state_dict(), plain.model.state_dict())
+
+
+def test_kept_epochs(digits, tmp_path):
+    trained = train(start(), digits, RECIPE, seed=1, folder=tmp_path, keep_epochs=True).model
+    kept = [load_file(tmp_path / EPOCH.format(number)) for number in (1, 2, 3)]
+    assert equal_states(kept[-1], trained.state_dict())
+    assert not equal_states(kept[0], kept[1])
+
 
 def test_the_papers_recipes():
     assert RECIPES["fc3", "mnist"] == Recipe("rmsprop", 1e-3, epochs=30, batch_size=128)
-    assert RECIPES["lenet5", "cifar10"] == Recipe("sgd", 1e-2, epochs=256, batch_size=128)
+    assert RECIPES["lenet5", "cifar10"] == Recipe("sgd", 1e-2, epochs=256, momentum=0.9, augmented=True)
     assert RECIPES["vgg16", "cifar10"] == Recipe("adam", 1e-2, epochs=30, batch_size=128)
     assert {model for model, _ in RECIPES} == set(MODELS)

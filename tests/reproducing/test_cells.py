@@ -228,8 +228,8 @@ class TestSelecting:
         ("only", "expected"),
         [
             (["fashion/lenet5"], ["fashion/lenet5/seed-0", "fashion/lenet5/seed-1"]),
-            (["lenet5/fashion/"], ["fashion/lenet5/seed-0", "fashion/lenet5/seed-1"]),
-            (["seed-1/fc4"], ["mnist/fc4/seed-1", "fashion/fc4/seed-1"]),
+            (["fashion/lenet5/"], ["fashion/lenet5/seed-0", "fashion/lenet5/seed-1"]),
+            (["fc4/seed-1"], ["mnist/fc4/seed-1", "fashion/fc4/seed-1"]),
             (["vgg16/paper/seed-0", "mnist/fc3/seed-0"], ["mnist/fc3/seed-0", "cifar10/vgg16/paper/seed-0"]),
         ],
     )
@@ -237,11 +237,16 @@ class TestSelecting:
         cells = list_cells("table-2", seeds=[0, 1])
         assert [cell.name for cell in select_cells(cells, only)] == expected
 
+    def test_in_order(self):
+        """A transfer from MNIST to CIFAR-10, not the other way."""
+        names = [cell.name for cell in select_cells(list_cells("table-3", seeds=[0]), ["mnist/cifar10"])]
+        assert names == ["mnist/cifar10/lenet5/seed-0"]
+
     def test_all_without_a_text(self):
         cells = list_cells("snip", seeds=[0])
         assert select_cells(cells, []) == cells
 
-    @pytest.mark.parametrize("text", ["fash", "fashion/vgg16", ""])
+    @pytest.mark.parametrize("text", ["fash", "fashion/vgg16", "lenet5/fashion", ""])
     def test_what_is_in_no_name(self, text):
         cells = list_cells("table-2", seeds=[0, 1])
         with pytest.raises(InvalidSettingError, match=rf"--only {text}: no such cell.*mnist/fc3, .* and 1 more\."):

@@ -144,9 +144,16 @@ class Store:
         """The result of exactly this cell."""
         return self._read(cell.table)[0].get(cell.key)
 
-    def find_best(self, cell: Cell) -> Record | None:
-        """The result by the paper's schedule, whatever that of the cell; else the newest by a shortened one."""
-        return _choose_best(cell, self._read(cell.table)[0])
+    def find_missing(self, cells: Iterable[Cell]) -> list[Cell]:
+        """Those without a result of exactly their settings."""
+        wanted = list(cells)
+        known = self._read_all(wanted)
+        return [cell for cell in wanted if cell.key not in known[cell.table]]
+
+    def find_best(self, *cells: Cell) -> list[Record | None]:
+        """Of each cell the result by the paper's schedule, whatever its own; else the newest by a shortened one."""
+        known = self._read_all(cells)
+        return [_choose_best(cell, known[cell.table]) for cell in cells]
 
     def add(self, cell: Cell, result: Mapping[str, Any]) -> Record:
         """Record a result, with versions, machine and time. It is on the disk when this returns."""
@@ -169,13 +176,16 @@ class Store:
     def report_status(self, cells: Iterable[Cell]) -> list[State]:
         """What is done, what is done by a shortened schedule and what is missing, in the order of the cells."""
         wanted = list(cells)
-        known = {table: self._read(table)[0] for table in {cell.table for cell in wanted}}
-        return [_judge(cell, _choose_best(cell, known[cell.table])) for cell in wanted]
+        return [_judge(cell, record) for cell, record in zip(wanted, self.find_best(*wanted), strict=True)]
 
     def find_problems(self) -> list[str]:
         """The lines of all tables that were skipped: file, number and why."""
         tables = sorted(path.stem for path in Path(self.folder).glob("*.jsonl"))
         return [problem for table in tables for problem in self._read(table)[1]]
+
+    def _read_all(self, cells: Iterable[Cell]) -> dict[str, dict[str, Record]]:
+        """The records of their tables, by table and key."""
+        return {table: self._read(table)[0] for table in {cell.table for cell in cells}}
 
     def _path(self, table: str) -> Path:
         return Path(self.folder, f"{table}.jsonl")

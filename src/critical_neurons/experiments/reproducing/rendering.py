@@ -49,8 +49,7 @@ class Layout:
 
 def find_records(cells: Iterable[Cell], store: Store) -> list[Record]:
     """What there is of the cells; of each the best, by the paper's schedule where it can be."""
-    found = (store.find_best(cell) for cell in cells)
-    return [record for record in found if record is not None]
+    return [record for record in store.find_best(*cells) if record is not None]
 
 
 def build_tables(cells: Collection[Cell], store: Store) -> dict[str, Table]:

@@ -77,7 +77,7 @@ def run_cells(
 
 def find_work(cells: Collection[Cell], store: Store) -> tuple[list[Reference], list[Cell]]:
     """The cells that the store has not, and the networks they begin with."""
-    missing = [cell for cell in cells if store.find(cell) is None]
+    missing = store.find_missing(cells)
     return list(dict.fromkeys(each for cell in missing for each in find_references(cell.settings))), missing
 
 
