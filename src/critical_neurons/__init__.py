@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from critical_neurons.reading import read_network, reads
     from critical_neurons.scores import Scores
     from critical_neurons.scoring import score
+    from critical_neurons.searching import search
     from critical_neurons.solution import Solution, Status, Step
 
 _HOMES = {
@@ -58,6 +59,7 @@ _HOMES = {
     "reads": "reading",
     "save": "keeping",
     "score": "scoring",
+    "search": "searching",
     "solve": "pipeline",
 }
 
@@ -91,6 +93,7 @@ __all__ = [
     "reads",
     "save",
     "score",
+    "search",
     "solve",
 ]
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn import functional
 
+from critical_neurons.compensating.unrolling import Convolution, by_group, unroll
 from critical_neurons.errors import PruningError
 
 Refit: TypeAlias = Literal["bias", "least_squares"]
-Convolution: TypeAlias = nn.Conv1d | nn.Conv2d
 BatchNorm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d
 
 ROWS_PER_COLUMN, LEAST_ROWS = 20, 100_000
@@ -140,8 +139,8 @@ class _Weights:
         module, groups = self._module, len(self._fitted.inputs)
         outputs = given.index_select(1, self._kept).flatten(2) if given.ndim > 2 else given[:, self._kept, None]
         positions = self._choose(outputs.shape[2])
-        rows = _by_group(_unroll(module, found, positions), groups)
-        wanted = _by_group(outputs[:, :, None, positions], groups)
+        rows = by_group(unroll(module, found, positions), groups)
+        wanted = by_group(outputs[:, :, None, positions], groups)
         weight = module.weight.reshape(groups, -1, rows.shape[2])
         bias = 0.0 if module.bias is None else module.bias.reshape(groups, 1, -1)
         missing = wanted - (rows @ weight.transpose(1, 2) + bias)
@@ -247,48 +246,6 @@ def _ridge(squares: Tensor, share: float) -> Tensor:
     """A diagonal of this share of the mean of the diagonal, and never nothing."""
     mean = squares.diagonal(dim1=1, dim2=2).mean(1).clamp(min=torch.finfo().tiny)
     return share * mean[:, None, None] * torch.eye(squares.shape[1], dtype=squares.dtype)
-
-
-def _unroll(module: nn.Linear | Convolution, inputs: Tensor, positions: Tensor) -> Tensor:
-    """What the module multiplies with its weights: (batch, inputs, kernel, positions)."""
-    if isinstance(module, nn.Linear):
-        return inputs[:, :, None, None]
-    padded = functional.pad(inputs, _padding(module)).contiguous()
-    stride, dilation, kernel = module.stride, module.dilation, module.kernel_size
-    counts = [
-        (size - dilation[axis] * (kernel[axis] - 1) - 1) // stride[axis] + 1
-        for axis, size in enumerate(padded.shape[2:])
-    ]
-    steps = padded.stride()[2:]
-    windows = padded.as_strided(
-        (*padded.shape[:2], *kernel, *counts),
-        (
-            *padded.stride()[:2],
-            *(step * each for step, each in zip(steps, dilation, strict=True)),
-            *(step * each for step, each in zip(steps, stride, strict=True)),
-        ),
-    )
-    index: tuple[Any, ...] = (..., *torch.unravel_index(positions, counts))
-    return windows[index].flatten(2, -2)
-
-
-def _padding(module: Convolution) -> list[int]:
-    """Zeros at both ends of every axis of positions, the last axis first, as `pad` wants it."""
-    if module.padding == "valid":
-        return [0] * (2 * len(module.kernel_size))
-    if module.padding == "same":
-        totals = [dilation * (size - 1) for dilation, size in zip(module.dilation, module.kernel_size, strict=True)]
-        ends = [(total // 2, total - total // 2) for total in totals]
-    else:
-        ends = [(int(size), int(size)) for size in module.padding]
-    return [zeros for pair in reversed(ends) for zeros in pair]
-
-
-def _by_group(values: Tensor, groups: int) -> Tensor:
-    """(batch, channels, kernel, positions) to (groups, batch * positions, channels of a group * kernel)."""
-    batch, _, _, positions = values.shape
-    dealt = values.reshape(batch, groups, -1, positions).permute(1, 0, 3, 2)
-    return dealt.reshape(groups, batch * positions, -1)
 
 
 def _shift_bias(module: nn.Linear | Convolution, shift: Tensor) -> None:

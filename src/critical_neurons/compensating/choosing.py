@@ -1,0 +1,180 @@
+"""Which units stay when the modules that read them are refitted: groups of units from the last to the first.
+
+The consumers of a group are to give what they give in the whole model, as far as what follows them needs it: what
+follows is already without its own removed units, and refitted. A draft of the model, in full size, carries that along.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from critical_neurons.compensating.eliminating import NONE, Consumer, Elimination, eliminate, refit
+from critical_neurons.compensating.gathering import Moments, gather_metrics, gather_moments
+from critical_neurons.network import Bools, Ints, Wiring
+
+METRIC_INPUTS = 256
+"""Inputs from which it is known how the loss feels errors, and by which a group's errors are measured."""
+
+TRIED_SHARES = (0.5, 0.75)
+"""Of the units of a group removed, to see what the errors are worth in terms of the loss."""
+
+PASS_SIZE = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Units that are chosen among each other, and in how many blocks of which as many must go."""
+
+    units: Ints
+    blocks: int
+
+
+class Choice:
+    """`model` is on the CPU in evaluation mode and is left as it is."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        wirings: Sequence[Wiring],
+        groups: Sequence[Group],
+        inputs: Tensor,
+        *,
+        seed: int = 0,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        self._model, self._groups, self._inputs, self._seed = model, groups, inputs, seed
+        self._unit_count = sum(len(group.units) for group in groups)
+        self._consumers = [wiring for wiring in wirings if reads_units(wiring)]
+        self._moments = gather_moments(model, [wiring.module for wiring in self._consumers], inputs, progress)
+        self._sample = inputs[:METRIC_INPUTS]
+
+    def trace(self, progress: Callable[[int, int], None] = lambda done, total: None) -> list[Elimination]:
+        """Every group by itself in the whole model: the order in which its units go, and what each costs.
+
+        The errors are scaled by what they are worth: the divergence of the model's outputs.
+        """
+        metrics = gather_metrics(self._model, [each.module for each in self._consumers], self._sample, self._seed)
+        whole = np.ones(self._unit_count + 1, dtype=bool)
+        found = []
+        for done, group in enumerate(self._groups):
+            progress(done, len(self._groups))
+            traced = self._eliminate(self._model, group, whole, metrics)
+            worths = []
+            for share in TRIED_SHARES:
+                count = int(share * len(group.units)) // group.blocks * group.blocks
+                error = float(traced.errors[count - 1]) if count else 0.0
+                if error > 0:
+                    stays = whole.copy()
+                    stays[group.units[traced.order[:count].numpy()]] = False
+                    worths.append(self._diverge(self._draft(stays), self._sample) / error)
+            worth = float(np.mean(worths)) if worths else 0.0
+            found.append(Elimination(traced.order, traced.errors * worth))
+        progress(len(self._groups), len(self._groups))
+        return found
+
+    def choose(
+        self, counts: Sequence[int], progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> tuple[list[Ints], float]:
+        """The units of every group in the order in which they go, of which the last `counts` stay, and by how much
+        the outputs of the draft then diverge from the model's."""
+        stays = np.ones(self._unit_count + 1, dtype=bool)  # the last entry answers for NO_UNIT
+        draft = copy.deepcopy(self._model)
+        orders: list[Ints] = [np.arange(len(group.units)) for group in self._groups]
+        places = sorted(range(len(self._groups)), key=self._find_last, reverse=True)
+        for done, place in enumerate(places):
+            progress(done, len(places))
+            group = self._groups[place]
+            modules = [each.module for each in self._consumers_of(group)]
+            metrics = gather_metrics(draft, modules, self._sample, self._seed) if modules else {}
+            orders[place] = self._eliminate(draft, group, stays, metrics).order.numpy()
+            stays[group.units[orders[place][: len(group.units) - counts[place]]]] = False
+            self._refit(draft, self._consumers_of(group), stays)
+        progress(len(places), len(places))
+        return orders, self._diverge(draft, self._inputs)
+
+    def _find_last(self, place: int) -> int:
+        """Where the last module stands that reads the group."""
+        readers = self._consumers_of(self._groups[place])
+        return max((self._consumers.index(reader) for reader in readers), default=len(self._consumers))
+
+    def _consumers_of(self, group: Group) -> list[Wiring]:
+        return [wiring for wiring in self._consumers if np.isin(wiring.inputs, group.units).any()]
+
+    def _eliminate(self, draft: nn.Module, group: Group, stays: Bools, metrics: Mapping[str, Tensor]) -> Elimination:
+        numbers = np.full(self._unit_count + 1, NONE)
+        numbers[group.units] = np.arange(len(group.units))
+        consumers = []
+        for wiring in self._consumers_of(group):
+            for part in _split(self._model, wiring):
+                left = torch.from_numpy(stays[part.units])
+                squares = self._moments[wiring.module].regularise(part.number)
+                weight = part.weight if left.all() else refit(squares, part.weight, left)[left]
+                squares = squares if left.all() else squares[left][:, left]
+                metric = metrics[wiring.module][part.outputs][:, part.outputs]
+                units = torch.from_numpy(numbers[part.units])[left]
+                if (units != NONE).any():
+                    consumers.append(Consumer(squares, weight, metric, units))
+        return eliminate(consumers, len(group.units), group.blocks)
+
+    def _draft(self, stays: Bools) -> nn.Module:
+        draft = copy.deepcopy(self._model)
+        self._refit(draft, [each for each in self._consumers if not stays[each.inputs].all()], stays)
+        return draft
+
+    @torch.no_grad()
+    def _refit(self, draft: nn.Module, consumers: Sequence[Wiring], stays: Bools) -> None:
+        """Weights of zero for what does not stay, and the others with it."""
+        for wiring in consumers:
+            module, moments = draft.get_submodule(wiring.module), self._moments[wiring.module]
+            weight = module.get_parameter("weight")
+            if module.bias is None:
+                module.bias = nn.Parameter(weight.new_zeros(len(weight)), requires_grad=False)
+            original = getattr(self._model.get_submodule(wiring.module), "bias", None)
+            for part in _split(self._model, wiring):
+                fitted = refit(moments.regularise(part.number), part.weight, torch.from_numpy(stays[part.units]))
+                weight[part.outputs] = fitted.T.reshape(weight[part.outputs].shape).to(weight)
+                shift = moments.mean[part.number].double() @ (part.weight - fitted)
+                old = 0.0 if original is None else original[part.outputs]
+                module.bias[part.outputs] = (old + shift).to(weight)
+
+    @torch.no_grad()
+    def _diverge(self, draft: nn.Module, inputs: Tensor) -> float:
+        total = 0.0
+        for part in inputs.split(PASS_SIZE):
+            found, wanted = (functional.log_softmax(each(part), dim=1) for each in (draft, self._model))
+            total += float(functional.kl_div(found, wanted, log_target=True, reduction="sum"))
+        return total / len(inputs)
+
+
+def reads_units(wiring: Wiring) -> bool:
+    """Whether the module could make up for the units it reads. A depthwise convolution carries them on."""
+    depthwise = wiring.groups > 1 and wiring.groups == len(wiring.inputs)
+    return bool(wiring.kernel) and not depthwise and bool((wiring.inputs >= 0).any())
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One group of a convolution, or all of another module: weights (columns, outputs), the unit of every column."""
+
+    number: int
+    weight: Tensor
+    outputs: Tensor
+    units: Ints
+
+
+def _split(model: nn.Module, wiring: Wiring) -> list[_Part]:
+    weight = model.get_submodule(wiring.module).get_parameter("weight").detach().double().flatten(1)
+    inputs = wiring.inputs.reshape(wiring.groups, -1)
+    outputs = torch.arange(len(weight)).reshape(wiring.groups, -1)
+    kernel = weight.shape[1] // inputs.shape[1]
+    return [
+        _Part(number, weight[rows].T, rows, np.repeat(units, kernel))
+        for number, (rows, units) in enumerate(zip(outputs, inputs, strict=True))
+    ]

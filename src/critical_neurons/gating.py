@@ -1,0 +1,184 @@
+"""Gating: model and inputs to gates: which units the network itself misses least.
+
+A gate in [0, 1] multiplies the activations of its unit. The loss is how far the gated network's outputs are from those
+the whole one gives (Kullback-Leibler divergence), so no labels are needed. Nothing is certified.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from critical_neurons.network import Bools, Floats, Hold, Ints
+
+TEMPERATURE = 0.5
+"""Outputs are compared sharper than they are: what changes a decision counts more than what changes its confidence."""
+
+STEPS, BATCH_SIZE = 400, 250
+STEP_SIZE = 0.05
+RAMP = 0.5
+"""Share of the steps during which the budget falls to what is wanted; in the others gates are driven to 0 or 1."""
+
+SHARPENING = 3.0
+"""What 1 - 2 s counts against the gradient, at the end."""
+
+MOMENTUM, SECOND_MOMENTUM = 0.9, 0.99
+BISECTIONS = 40
+EXCHANGED = 12
+"""Units of a group that may go, and that may come back, tried against each other: the first of both by gradient."""
+
+TRIALS = 200
+"""Exchanges tried at most."""
+
+PASS_SIZE = 500
+"""Inputs run at once where no gradient is wanted."""
+
+
+@dataclass(frozen=True, eq=False)
+class Limit:
+    """Units of which at most so much may stay: weights @ gates <= most, all of them at first."""
+
+    units: Ints
+    weights: Floats
+    most: float
+
+
+class GatedModel:
+    """A model whose units have gates."""
+
+    def __init__(self, model: nn.Module, holds: Iterable[Hold], unit_count: int) -> None:
+        self.unit_count = unit_count
+        self._model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
+        self._factors = torch.ones(unit_count + 1)
+        for hold in holds:
+            self._model.get_submodule(hold.module).register_forward_hook(self._make_hook(torch.from_numpy(hold.units)))
+
+    def _make_hook(self, units: Tensor) -> Callable[[nn.Module, object, Tensor], Tensor]:
+        def multiply(module: nn.Module, args: object, output: Tensor) -> Tensor:
+            return output * self._factors[units].reshape(-1, *[1] * (output.ndim - 2)).to(output.dtype)
+
+        return multiply
+
+    def run(self, inputs: Tensor, gates: Tensor) -> Tensor:
+        self._factors = torch.cat([gates, gates.new_ones(1)])  # the last entry answers for NO_UNIT
+        outputs: Tensor = self._model(inputs)
+        return outputs
+
+
+class GateSearch:
+    def __init__(self, model: GatedModel, inputs: Tensor, seed: int = 0) -> None:
+        self._model, self._inputs = model, inputs
+        self._generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            whole = torch.ones(model.unit_count)
+            self._wanted = torch.cat([model.run(part, whole) for part in inputs.split(PASS_SIZE)])
+
+    def descend(
+        self,
+        limit: Callable[[Floats, float], Sequence[Limit]],
+        steps: int = STEPS,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Floats:
+        """Gates (units) by projected gradient from all open.
+
+        `limit` gives what the gates are projected on: of the gates so far, and of how much of the way down to the
+        budget has been gone. Units under different limits must not overlap.
+        """
+        gates = torch.ones(self._model.unit_count)
+        first, second = torch.zeros_like(gates), torch.zeros_like(gates)
+        for step in range(steps):
+            progress(step, steps)
+            slope = self._differentiate(gates, self._draw())
+            first = MOMENTUM * first + (1 - MOMENTUM) * slope
+            second = SECOND_MOMENTUM * second + (1 - SECOND_MOMENTUM) * slope.square()
+            way = (step + 1) / steps
+            sharpening = SHARPENING * max(0.0, (way - RAMP) / (1 - RAMP)) * (1 - 2 * gates)
+            mean, square = first / (1 - MOMENTUM ** (step + 1)), second / (1 - SECOND_MOMENTUM ** (step + 1))
+            for part in limit(gates.double().numpy(), min(1.0, way / RAMP)):
+                units = torch.from_numpy(part.units)
+                scale = square[units].mean().sqrt().clamp(min=torch.finfo().tiny)
+                moved = gates[units] - STEP_SIZE * (mean[units] / scale + sharpening[units])
+                gates[units] = torch.from_numpy(project(moved.double().numpy(), part.weights, part.most)).float()
+        progress(steps, steps)
+        return gates.double().numpy()
+
+    def exchange(self, stays: Bools, groups: Sequence[Ints], trials: int = TRIALS) -> tuple[Bools, float]:
+        """Units of a group exchanged for others of it as long as the loss falls, and the loss then.
+
+        `stays` (units). The exchanges that promise most, to first order, are tried first, on all inputs.
+        """
+        best, least = stays.copy(), self.measure(stays)
+        tried: set[tuple[int, int]] = set()
+        while len(tried) < trials:
+            offers = [pair for pair in self._list_exchanges(best, groups) if pair not in tried]
+            better = None
+            for pair in offers[: trials - len(tried)]:
+                tried.add(pair)
+                further = best.copy()
+                further[list(pair)] = [False, True]
+                loss = self.measure(further)
+                if loss < least:
+                    better, least = further, loss
+                    break
+            if better is None:
+                break
+            best = better
+        return best, least
+
+    def differentiate(self, stays: Bools) -> Floats:
+        """The derivative of the loss on all inputs by every gate."""
+        slope = torch.zeros(len(stays))
+        for rows in torch.arange(len(self._inputs)).split(BATCH_SIZE):
+            slope += self._differentiate(torch.from_numpy(stays).float(), rows) * len(rows) / len(self._inputs)
+        return slope.double().numpy()
+
+    @torch.no_grad()
+    def measure(self, stays: Bools) -> float:
+        """The loss on all inputs of the network with these units alone."""
+        gates, total = torch.from_numpy(stays).float(), 0.0
+        for rows in torch.arange(len(self._inputs)).split(PASS_SIZE):
+            total += float(self._diverge(gates, rows)) * len(rows)
+        return total / len(self._inputs)
+
+    def _list_exchanges(self, stays: Bools, groups: Sequence[Ints]) -> list[tuple[int, int]]:
+        slope = self.differentiate(stays)
+        offers = []
+        for units in groups:
+            inside, outside = units[stays[units]], units[~stays[units]]
+            going = inside[np.argsort(-slope[inside], kind="stable")[:EXCHANGED]]
+            coming = outside[np.argsort(slope[outside], kind="stable")[:EXCHANGED]]
+            offers += [(slope[new] - slope[old], int(old), int(new)) for old in going for new in coming]
+        return [(old, new) for _, old, new in sorted(offers)]
+
+    def _differentiate(self, gates: Tensor, rows: Tensor) -> Tensor:
+        with torch.enable_grad():
+            free = gates.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(self._diverge(free, rows), free)
+        return slope
+
+    def _diverge(self, gates: Tensor, rows: Tensor) -> Tensor:
+        found = functional.log_softmax(self._model.run(self._inputs[rows], gates) / TEMPERATURE, dim=1)
+        wanted = functional.log_softmax(self._wanted[rows] / TEMPERATURE, dim=1)
+        return functional.kl_div(found, wanted, log_target=True, reduction="batchmean")
+
+    def _draw(self) -> Tensor:
+        return torch.randperm(len(self._inputs), generator=self._generator)[:BATCH_SIZE]
+
+
+def project(values: Floats, weights: Floats, most: float) -> Floats:
+    """The nearest point with 0 <= point <= 1 and weights @ point <= most; weights are positive, most at least 0."""
+    inside: Floats = np.clip(values, 0.0, 1.0)
+    if weights @ inside <= most:
+        return inside
+    low, high = 0.0, float((values / weights).max())
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        inside = np.clip(values - middle * weights, 0.0, 1.0)
+        low, high = (middle, high) if weights @ inside > most else (low, middle)
+    return np.clip(values - high * weights, 0.0, 1.0)

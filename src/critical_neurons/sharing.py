@@ -1,0 +1,65 @@
+"""Sharing: a budget and what the removal of units costs the loss, group by group, to how many units every group keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from critical_neurons.errors import InvalidSettingError
+from critical_neurons.network import Floats, Ints
+
+ROUNDING = 1e-9
+
+
+def share_budget(
+    groups: Sequence[tuple[Ints, int]],
+    losses: Sequence[Floats],
+    cost: Callable[[Floats], float],
+    slope: Callable[[Floats], Floats],
+    limit: float,
+) -> list[int]:
+    """Counts that keep the cost within the limit, at least one unit of every block.
+
+    `losses[g][n]`: what n + 1 units removed from group g cost the loss. `cost` and `slope`, its derivative, are those
+    of how much of every unit is kept, with a last entry for NO_UNIT. Where the loss rises least for the cost saved,
+    the next units go: of one group one of every block, the losses made convex before.
+    """
+    kept = np.ones(sum(len(units) for units, _ in groups) + 1)
+    counts = [len(units) for units, _ in groups]
+    rises = [np.diff(make_convex(np.concatenate([[0.0], loss]))) for loss in losses]
+    while cost(kept) > limit + ROUNDING:
+        saved = slope(kept)
+        best, least = None, np.inf
+        for place, (units, blocks) in enumerate(groups):
+            gone = len(units) - counts[place]
+            if counts[place] > blocks:
+                rise = rises[place][gone : gone + blocks].sum()
+                gain = blocks * saved[units].mean()
+                if rise / gain < least:
+                    best, least = place, rise / gain
+        if best is None:
+            raise InvalidSettingError(
+                f"search: the budget cannot be met; with one unit of every layer the cost is {cost(kept):.4g}, and "
+                f"{limit:.4g} is asked for."
+            )
+        units, blocks = groups[best]
+        counts[best] -= blocks
+        kept[units] = counts[best] / len(units)
+    return counts
+
+
+def make_convex(values: Floats) -> Floats:
+    """The largest convex sequence nowhere above the values."""
+    hull: list[int] = []
+    for index in range(len(values)):
+        while len(hull) > 1 and _lies_above(values, hull[-2], hull[-1], index):
+            hull.pop()
+        hull.append(index)
+    return np.interp(np.arange(len(values)), hull, values[hull])
+
+
+def _lies_above(values: Floats, first: int, middle: int, last: int) -> bool:
+    """Whether the middle one is on or above the line between the others."""
+    rise = (values[last] - values[first]) * (middle - first)
+    return bool((values[middle] - values[first]) * (last - first) >= rise)
