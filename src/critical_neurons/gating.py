@@ -1,7 +1,7 @@
 """Gating: model and inputs to gates: which units the network itself misses least.
 
-A gate in [0, 1] multiplies the activations of its unit. The loss is how far the gated network's outputs are from those
-the whole one gives (Kullback-Leibler divergence), so no labels are needed. Nothing is certified.
+A gate in [0, 1] multiplies the activations of its unit. The loss is how far the outputs of the gated network diverge
+from those of the whole one, so no labels are needed. Nothing is certified.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from torch.nn import functional
 from critical_neurons.network import Bools, Floats, Hold, Ints
 
 TEMPERATURE = 0.5
-"""Outputs are compared sharper than they are: what changes a decision counts more than what changes its confidence."""
+"""Outputs are compared sharper than they are: what changes a decision counts more than what changes confidence."""
 
-STEPS, BATCH_SIZE = 400, 250
-STEP_SIZE = 0.05
+STEPS, STEP_SIZE = 400, 0.05
+LEAST_BATCH, MOST_BATCH, BATCH_NUMBERS = 25, 250, 2 * 10**6
+"""Inputs of a step: as many as make so many numbers in a forward pass, within limits."""
+
 RAMP = 0.5
 """Share of the steps during which the budget falls to what is wanted; in the others gates are driven to 0 or 1."""
 
@@ -33,8 +35,11 @@ BISECTIONS = 40
 EXCHANGED = 12
 """Units of a group that may go, and that may come back, tried against each other: the first of both by gradient."""
 
-TRIALS = 200
-"""Exchanges tried at most."""
+MOST_TRIALS, TRIAL_NUMBERS = 200, 10**9
+"""Exchanges tried at most, and numbers in all their forward passes."""
+
+AJAR = 1e-6
+"""In place of a gate of 0, to differentiate: a ReLU of nothing has no slope."""
 
 PASS_SIZE = 500
 """Inputs run at once where no gradient is wanted."""
@@ -50,14 +55,16 @@ class Limit:
 
 
 class GatedModel:
-    """A model whose units have gates."""
+    """A model whose units have gates; a forward pass of one input makes `size` numbers."""
 
-    def __init__(self, model: nn.Module, holds: Iterable[Hold], unit_count: int) -> None:
-        self.unit_count = unit_count
+    def __init__(self, model: nn.Module, holds: Iterable[Hold], unit_count: int, size: int) -> None:
+        self.unit_count, self.size = unit_count, size
         self._model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
         self._factors = torch.ones(unit_count + 1)
         for hold in holds:
-            self._model.get_submodule(hold.module).register_forward_hook(self._make_hook(torch.from_numpy(hold.units)))
+            self._model.get_submodule(hold.module).register_forward_hook(
+                self._make_hook(torch.from_numpy(hold.units))
+            )
 
     def _make_hook(self, units: Tensor) -> Callable[[nn.Module, object, Tensor], Tensor]:
         def multiply(module: nn.Module, args: object, output: Tensor) -> Tensor:
@@ -75,14 +82,14 @@ class GateSearch:
     def __init__(self, model: GatedModel, inputs: Tensor, seed: int = 0) -> None:
         self._model, self._inputs = model, inputs
         self._generator = torch.Generator().manual_seed(seed)
+        self._batch_size = min(MOST_BATCH, max(LEAST_BATCH, BATCH_NUMBERS // model.size))
         with torch.no_grad():
             whole = torch.ones(model.unit_count)
-            self._wanted = torch.cat([model.run(part, whole) for part in inputs.split(PASS_SIZE)])
+            self._wanted = torch.cat([model.run(part, whole) for part in torch.split(inputs, PASS_SIZE)])
 
     def descend(
         self,
         limit: Callable[[Floats, float], Sequence[Limit]],
-        steps: int = STEPS,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Floats:
         """Gates (units) by projected gradient from all open.
@@ -92,12 +99,12 @@ class GateSearch:
         """
         gates = torch.ones(self._model.unit_count)
         first, second = torch.zeros_like(gates), torch.zeros_like(gates)
-        for step in range(steps):
-            progress(step, steps)
+        for step in range(STEPS):
+            progress(step, STEPS)
             slope = self._differentiate(gates, self._draw())
             first = MOMENTUM * first + (1 - MOMENTUM) * slope
             second = SECOND_MOMENTUM * second + (1 - SECOND_MOMENTUM) * slope.square()
-            way = (step + 1) / steps
+            way = (step + 1) / STEPS
             sharpening = SHARPENING * max(0.0, (way - RAMP) / (1 - RAMP)) * (1 - 2 * gates)
             mean, square = first / (1 - MOMENTUM ** (step + 1)), second / (1 - SECOND_MOMENTUM ** (step + 1))
             for part in limit(gates.double().numpy(), min(1.0, way / RAMP)):
@@ -105,15 +112,16 @@ class GateSearch:
                 scale = square[units].mean().sqrt().clamp(min=torch.finfo().tiny)
                 moved = gates[units] - STEP_SIZE * (mean[units] / scale + sharpening[units])
                 gates[units] = torch.from_numpy(project(moved.double().numpy(), part.weights, part.most)).float()
-        progress(steps, steps)
+        progress(STEPS, STEPS)
         return gates.double().numpy()
 
-    def exchange(self, stays: Bools, groups: Sequence[Ints], trials: int = TRIALS) -> tuple[Bools, float]:
+    def exchange(self, stays: Bools, groups: Sequence[Ints]) -> tuple[Bools, float]:
         """Units of a group exchanged for others of it as long as the loss falls, and the loss then.
 
         `stays` (units). The exchanges that promise most, to first order, are tried first, on all inputs.
         """
         best, least = stays.copy(), self.measure(stays)
+        trials = min(MOST_TRIALS, TRIAL_NUMBERS // (len(self._inputs) * self._model.size))
         tried: set[tuple[int, int]] = set()
         while len(tried) < trials:
             offers = [pair for pair in self._list_exchanges(best, groups) if pair not in tried]
@@ -134,7 +142,7 @@ class GateSearch:
     def differentiate(self, stays: Bools) -> Floats:
         """The derivative of the loss on all inputs by every gate."""
         slope = torch.zeros(len(stays))
-        for rows in torch.arange(len(self._inputs)).split(BATCH_SIZE):
+        for rows in torch.split(torch.arange(len(self._inputs)), self._batch_size):
             slope += self._differentiate(torch.from_numpy(stays).float(), rows) * len(rows) / len(self._inputs)
         return slope.double().numpy()
 
@@ -142,7 +150,7 @@ class GateSearch:
     def measure(self, stays: Bools) -> float:
         """The loss on all inputs of the network with these units alone."""
         gates, total = torch.from_numpy(stays).float(), 0.0
-        for rows in torch.arange(len(self._inputs)).split(PASS_SIZE):
+        for rows in torch.split(torch.arange(len(self._inputs)), PASS_SIZE):
             total += float(self._diverge(gates, rows)) * len(rows)
         return total / len(self._inputs)
 
@@ -158,7 +166,7 @@ class GateSearch:
 
     def _differentiate(self, gates: Tensor, rows: Tensor) -> Tensor:
         with torch.enable_grad():
-            free = gates.clone().requires_grad_()
+            free = gates.clamp(min=AJAR).requires_grad_()
             (slope,) = torch.autograd.grad(self._diverge(free, rows), free)
         return slope
 
@@ -168,7 +176,7 @@ class GateSearch:
         return functional.kl_div(found, wanted, log_target=True, reduction="batchmean")
 
     def _draw(self) -> Tensor:
-        return torch.randperm(len(self._inputs), generator=self._generator)[:BATCH_SIZE]
+        return torch.randperm(len(self._inputs), generator=self._generator)[: self._batch_size]
 
 
 def project(values: Floats, weights: Floats, most: float) -> Floats:

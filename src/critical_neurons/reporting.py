@@ -89,12 +89,17 @@ def report_scores(scores: Scores) -> RenderableType:
 
 def describe_solve(scores: Scores) -> list[Text]:
     sizes = scores.sizes
-    return [
+    lines = [
         Text(f"{scores.status.value}: {scores.status.sentence}"),
         Text(
             f"objective {_number(scores.objective)}   bound {_number(scores.bound)}   gap {_percent(scores.gap)}   "
             f"{scores.seconds:.1f} s"
         ),
+    ]
+    if not sizes:  # searched: there was no program
+        return lines
+    return [
+        *lines,
         Text(
             f"{sizes['columns']} columns, {sizes['rows_used']} of {sizes['rows']} rows used, {sizes['gates']} gates, "
             f"{sizes['cuts']} cuts; logits differ from the network's by {scores.logit_error:.1e}"

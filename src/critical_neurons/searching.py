@@ -1,12 +1,12 @@
-"""Searching: model and inputs to scores under a budget, the public `search`: which units the smaller model needs most."""
+"""Searching: model and inputs to scores under a budget, the public `search`: what the smaller model needs most."""
 
 from __future__ import annotations
 
 import copy
+import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from critical_neurons.batch import digest_rows, gather_batch
 from critical_neurons.compensating import MOST_COLUMNS, Choice, Group, check_inputs, reads_units
-from critical_neurons.costs import count_cost, count_new_biases, differentiate_cost
+from critical_neurons.costs import Measure, count_cost, count_new_biases, differentiate_cost
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.gating import GatedModel, GateSearch, Limit
 from critical_neurons.network import Bools, Floats, Ints, Network
@@ -128,7 +128,7 @@ class _Task:
         return group_units(self.network.scored, self.network.groups)
 
     @property
-    def measure(self) -> str:
+    def measure(self) -> Measure:
         return next(name for name in BUDGETS if name in self.budget)
 
     @property
@@ -160,7 +160,10 @@ class _Task:
 
     def descend(self) -> tuple[Floats, float]:
         """Scores by gates, what stays chosen again by exchanges, and the loss of what is left."""
-        found = GateSearch(GatedModel(self.model, self.network.holds, self.network.unit_count), self.inputs, self.seed)
+        network = self.network
+        size = sum(math.prod(op.shape) for op in network.ops)
+        gated = GatedModel(self.model, network.holds, network.unit_count, size)
+        found = GateSearch(gated, self.inputs, self.seed)
         gates = found.descend(self._limit_gates, progress=self._report("steps"))
         stays = self._select(gates)
         within = [part for units, blocks in self.groups for part in units.reshape(blocks, -1)]
@@ -213,19 +216,24 @@ class _Task:
         return [Limit(np.arange(len(gates)), slope / scale, max(room / scale, 0.0))]
 
     def _limit(self, way: float) -> float:
-        return self._cost(np.ones(self.network.unit_count + 1)) * (1 - way * (1 - float(self.budget[self.measure])))
+        """What may be left once so much of the way down to the budget has been gone."""
+        everything = np.ones(self.network.unit_count + 1)
+        whole = everything[:-1].sum() if self.measure == "units" else self._count(everything)
+        return float(whole * (1 - way * (1 - self.budget[self.measure])))
 
     def _cost(self, kept: Floats) -> float:
         if self.measure == "units":
             return float(kept[:-1].sum())
-        measure = "params" if self.measure == "params" else "macs"
-        return count_cost(self.network.wirings, kept, measure)
+        added = self.biases_added and self.measure == "params"
+        return self._count(kept) + (count_new_biases(self.network.wirings, kept, everywhere=True) if added else 0.0)
+
+    def _count(self, kept: Floats) -> float:
+        return count_cost(self.network.wirings, kept, self.measure)
 
     def _slope(self, kept: Floats) -> Floats:
         if self.measure == "units":
             return np.append(np.ones(len(kept) - 1), 0.0)
-        measure = "params" if self.measure == "params" else "macs"
-        return differentiate_cost(self.network.wirings, kept, measure)
+        return differentiate_cost(self.network.wirings, kept, self.measure)
 
     def _report(self, what: str) -> Callable[[int, int], None]:
         return lambda done, total: self.tell(f"{done} of {total} {what}")

@@ -1,4 +1,4 @@
-"""Sharing: a budget and what the removal of units costs the loss, group by group, to how many units every group keeps."""
+"""Sharing: a budget and what removal costs the loss, group by group, to how many units every group keeps."""
 
 from __future__ import annotations
 

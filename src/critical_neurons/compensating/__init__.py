@@ -4,4 +4,4 @@ from critical_neurons.compensating.choosing import Choice, Group, reads_units
 from critical_neurons.compensating.refitting import MOST_COLUMNS, Refit
 from critical_neurons.compensating.streaming import Stop, check_inputs, refit_modules
 
-__all__ = ["MOST_COLUMNS", "Choice", "Group", "Refit", "Stop", "check_inputs", "refit_modules", "reads_units"]
+__all__ = ["MOST_COLUMNS", "Choice", "Group", "Refit", "Stop", "check_inputs", "reads_units", "refit_modules"]

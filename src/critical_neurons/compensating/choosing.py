@@ -1,7 +1,7 @@
 """Which units stay when the modules that read them are refitted: groups of units from the last to the first.
 
 The consumers of a group are to give what they give in the whole model, as far as what follows them needs it: what
-follows is already without its own removed units, and refitted. A draft of the model, in full size, carries that along.
+follows is already without its own removed units, and refitted. A draft of the model in full size carries that along.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from critical_neurons.compensating.eliminating import NONE, Consumer, Elimination, eliminate, refit
-from critical_neurons.compensating.gathering import Moments, gather_metrics, gather_moments
+from critical_neurons.compensating.gathering import gather_metrics, gather_moments
 from critical_neurons.network import Bools, Ints, Wiring
 
 METRIC_INPUTS = 256
@@ -133,21 +133,18 @@ class Choice:
         """Weights of zero for what does not stay, and the others with it."""
         for wiring in consumers:
             module, moments = draft.get_submodule(wiring.module), self._moments[wiring.module]
-            weight = module.get_parameter("weight")
-            if module.bias is None:
-                module.bias = nn.Parameter(weight.new_zeros(len(weight)), requires_grad=False)
-            original = getattr(self._model.get_submodule(wiring.module), "bias", None)
+            weight, old = module.get_parameter("weight"), self._model.get_submodule(wiring.module).bias
+            bias = old.detach().clone() if isinstance(old, Tensor) else weight.new_zeros(len(weight))
             for part in _split(self._model, wiring):
                 fitted = refit(moments.regularise(part.number), part.weight, torch.from_numpy(stays[part.units]))
                 weight[part.outputs] = fitted.T.reshape(weight[part.outputs].shape).to(weight)
-                shift = moments.mean[part.number].double() @ (part.weight - fitted)
-                old = 0.0 if original is None else original[part.outputs]
-                module.bias[part.outputs] = (old + shift).to(weight)
+                bias[part.outputs] += (moments.mean[part.number].double() @ (part.weight - fitted)).to(bias)
+            module.bias = nn.Parameter(bias, requires_grad=False)
 
     @torch.no_grad()
     def _diverge(self, draft: nn.Module, inputs: Tensor) -> float:
         total = 0.0
-        for part in inputs.split(PASS_SIZE):
+        for part in torch.split(inputs, PASS_SIZE):
             found, wanted = (functional.log_softmax(each(part), dim=1) for each in (draft, self._model))
             total += float(functional.kl_div(found, wanted, log_target=True, reduction="sum"))
         return total / len(inputs)

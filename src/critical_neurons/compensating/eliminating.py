@@ -1,10 +1,10 @@
-"""Backward elimination: which inputs of linear maps go when the others take over their part in the least-squares sense.
+"""Backward elimination: which inputs of linear maps go first when the others take over their part.
 
 The error of a consumer that keeps the inputs S is the least, over weights V on S alone, of
 
     tr M (W - V)' G (W - V),
 
-W its weights (columns, outputs), G the covariance of its inputs with a ridge, M how much the loss feels an error of the
+W its weights (columns, outputs), G the covariance of its inputs with a ridge, M how much the loss feels errors of its
 outputs. With H = G⁻¹ on the inputs left and V the weights on them, taking away the inputs of a unit u adds exactly
 
     tr M V_u' (H_uu)⁻¹ V_u,
@@ -29,8 +29,8 @@ STEPS_PER_HALVING = 24
 
 @dataclass(frozen=True)
 class Consumer:
-    """G (columns, columns), W (columns, outputs), M (outputs, outputs), and the number in its group of the unit behind
-    every column, or `NONE`."""
+    """G (columns, columns), W (columns, outputs), M (outputs, outputs), and the unit behind every column: its number
+    in its group, or `NONE`."""
 
     squares: Tensor
     weight: Tensor
@@ -121,7 +121,7 @@ def _group_columns(units: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Units with as many columns each, and their columns (units, columns of one)."""
     order = units.argsort(stable=True)
     order = order[units[order] != NONE]
-    present, counts = units[order].unique_consecutive(return_counts=True)
+    present, counts = torch.unique(units[order], return_counts=True)
     starts = counts.cumsum(0) - counts
     found = []
     for size in counts.unique().tolist():
@@ -134,4 +134,5 @@ def _take_root(metric: Tensor) -> Tensor:
     """L (outputs, rank) with M = L L'. Directions that are noise beside the largest are left out."""
     values, vectors = torch.linalg.eigh(metric)
     used = values > torch.finfo(values.dtype).eps * len(values) * values[-1].clamp(min=0.0)
-    return vectors[:, used] * values[used].sqrt()
+    root: Tensor = vectors[:, used] * values[used].sqrt()
+    return root

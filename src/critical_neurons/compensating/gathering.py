@@ -1,4 +1,4 @@
-"""What consumers read, and how the loss feels an error of what they give: second moments over inputs and positions."""
+"""What modules read, and how the loss feels errors of what they give: second moments over inputs and positions."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def gather_moments(
     """What the modules read when the model runs on the inputs."""
     sums = {name: _Sums(model.get_submodule(name), len(inputs)) for name in modules}
 
-    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda module, args: sums[name].add(args[0])
+    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        return lambda module, args, output: sums[name].add(args[0], output)
 
-    handles = [model.get_submodule(name).register_forward_pre_hook(watch(name)) for name in modules]
+    handles = [model.get_submodule(name).register_forward_hook(watch(name)) for name in modules]
     try:
-        batches = inputs.split(BATCH_SIZE)
+        batches = torch.split(inputs, BATCH_SIZE)
         for done, batch in enumerate(batches):
             progress(done, len(batches))
             model(batch)
@@ -79,11 +79,9 @@ class _Sums:
         self._firsts = torch.zeros(self._groups, columns)
         self._squares = torch.zeros(self._groups, columns, columns)
 
-    def add(self, read: Tensor) -> None:
-        positions = torch.zeros(1, dtype=torch.int64)
-        if not isinstance(self._module, nn.Linear):
-            count = _count_positions(self._module, read)
-            positions = torch.randperm(count, generator=self._generator)[: self._rows_per_input]
+    def add(self, read: Tensor, given: Tensor) -> None:
+        count = given[0, 0].numel()
+        positions = torch.randperm(count, generator=self._generator)[: self._rows_per_input]
         rows = by_group(unroll(self._module, read, positions), self._groups).float()
         if self._origin is None:  # near the mean: far from it single precision would lose what varies
             self._origin = rows.mean(1, keepdim=True)
@@ -100,11 +98,6 @@ class _Sums:
         return Moments(self._origin[:, 0] + mean, covariance)
 
 
-def _count_positions(module: nn.Conv1d | nn.Conv2d, read: Tensor) -> int:
-    with torch.no_grad():
-        return int(module(read[:1])[0, 0].numel())
-
-
 def gather_metrics(model: nn.Module, modules: Sequence[str], inputs: Tensor, seed: int) -> dict[str, Tensor]:
     """How the loss feels errors of what the modules give: (outputs, outputs), summed over positions.
 
@@ -113,7 +106,7 @@ def gather_metrics(model: nn.Module, modules: Sequence[str], inputs: Tensor, see
     """
     generator = torch.Generator().manual_seed(seed)
     metrics: dict[str, Tensor] = {}
-    for batch in inputs.split(BATCH_SIZE):
+    for batch in torch.split(inputs, BATCH_SIZE):
         with torch.enable_grad(), _hold_outputs(model, modules) as held:
             logits = model(batch) / TEMPERATURE
             spread = functional.log_softmax(logits.detach().double(), dim=1).exp()

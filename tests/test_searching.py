@@ -1,0 +1,159 @@
+"""The public search: what a user may get wrong, what the scores say, and that the search finds what matters."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import critical_neurons as cn
+from critical_neurons import gating, searching
+from critical_neurons.errors import InvalidInputError, InvalidSettingError
+from critical_neurons.measuring import measure_accuracy
+from critical_neurons.reporting import describe_solve
+
+INPUTS = 80
+BETTER = 0.05
+"""Of accuracy."""
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A network for two spirals, and points of them it was not trained on."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 40), nn.ReLU(), nn.Linear(40, 20), nn.ReLU(), nn.Linear(20, 2))
+    inputs, labels = draw_spirals(300, seed=0)
+    optimiser = torch.optim.Adam(model.parameters(), 2e-2)
+    for _ in range(150):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimiser.step()
+    return model.eval(), *draw_spirals(600, seed=1)
+
+
+def draw_spirals(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 2
+    turn = 4 * torch.rand(count, generator=generator) + 1
+    angle = turn + torch.pi * labels
+    points = turn[:, None] * torch.stack([angle.cos(), angle.sin()], 1) / 2
+    return points + 0.05 * torch.randn(count, 2, generator=generator), labels
+
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 3)).eval()
+
+
+def draw(count=INPUTS):
+    return torch.randn(count, 4, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def few_steps(monkeypatch):
+    monkeypatch.setattr(gating, "STEPS", 20)
+
+
+@pytest.mark.parametrize("compensate", ["none", "least_squares"])
+def test_searched_units_are_better_than_random_ones(trained, monkeypatch, compensate):
+    monkeypatch.setattr(gating, "STEPS", 100)
+    model, inputs, labels = trained
+    plan = cn.plan(cn.search(model, inputs[:300], units=0.2, compensate=compensate))
+
+    def measure(plan):
+        return measure_accuracy(
+            cn.prune(model, plan, inputs[:300], compensate=compensate), inputs[300:], labels[300:]
+        )
+
+    assert measure_accuracy(model, inputs, labels) > 0.95
+    assert measure(plan) > np.mean([measure(plan.random(seed)) for seed in range(5)]) + BETTER
+
+
+def test_units_that_others_can_stand_in_for_go_without_loss():
+    """Every second unit is a copy of the one before it: their consumer can do with half of them."""
+    model = build()
+    with torch.no_grad():
+        for layer in (model[0], model[2]):
+            layer.weight[1::2], layer.bias[1::2] = layer.weight[::2], layer.bias[::2]
+    inputs = draw()
+    scores = cn.search(model, inputs, units=0.5)
+    smaller = cn.prune(model, cn.plan(scores), inputs, compensate="least_squares")
+    with torch.no_grad():
+        assert torch.allclose(smaller(inputs), model(inputs), atol=1e-2)
+    kept = cn.plan(scores).kept
+    assert (kept["0"] // 2).tolist() == [0, 1, 2, 3, 4]
+    assert (kept["2"] // 2).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("compensate", ["none", "bias", "least_squares"])
+def test_scores_say_what_was_done_and_travel(few_steps, tmp_path, compensate):
+    scores = cn.search(build(), draw(), macs=0.6, compensate=compensate)
+    assert scores.status is cn.Status.FEASIBLE
+    assert (scores.bound, scores.gap) == (None, None)
+    assert scores.objective > 0
+    assert searching.UNCERTIFIED in scores.notes
+    assert scores.settings["method"] == ("elimination" if compensate == "least_squares" else "gates")
+    assert len(scores.settings["inputs"]) == INPUTS
+    assert len(describe_solve(scores)) == 2  # there was no program to tell the size of
+    scores.save(tmp_path / "scores.json")
+    again = cn.Scores.load(tmp_path / "scores.json")
+    assert np.array_equal(cn.plan(again).stays, cn.plan(scores).stays)
+    assert np.array_equal(cn.plan(scores, macs=0.6, compensate=compensate).stays[:-1], scores.per_unit >= 0.5)
+
+
+@pytest.mark.parametrize("compensate", ["none", "least_squares"])
+def test_a_share_of_all_units_may_differ_from_layer_to_layer(compensate):
+    model = build()
+    with torch.no_grad():
+        model[2].weight[:, :8] = 0.0  # of the first layer two units are read
+    plan = cn.plan(cn.search(model, draw(), units=0.3, scope="global", compensate=compensate))
+    assert len(plan.kept["0"]) <= 2
+    assert len(plan.kept["0"]) + len(plan.kept["2"]) == 4
+
+
+def test_spans_and_layers_to_ignore(few_steps):
+    assert set(cn.search(build(), draw(), units=0.5, ignore="0")) == {"2"}
+    scores = cn.search(build(), draw(), units=0.5, start="2")
+    assert set(scores) == {"2"}
+    assert cn.plan(scores).span.start == "2"
+
+
+def test_where_weights_are_too_many_to_refit_gates_are_used(few_steps, monkeypatch):
+    monkeypatch.setattr(searching, "MOST_COLUMNS", 8)
+    scores = cn.search(build(), draw(), units=0.5)
+    assert scores.settings["method"] == "gates"
+    assert any(note.startswith("2: too many weights") for note in scores.notes)
+
+
+def test_pairs_of_inputs_and_labels_are_taken(few_steps):
+    inputs = draw()
+    scores = cn.search(
+        build(), [(inputs[:40], torch.zeros(40).long()), (inputs[40:], torch.zeros(40).long())], units=0.5
+    )
+    assert np.array_equal(scores.per_unit, cn.search(build(), inputs, units=0.5).per_unit)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "give one of units=, params= and macs="),
+        ({"units": 0.5, "macs": 0.5}, "give one of units=, params= and macs="),
+        ({"units": 1.5}, r"units=1.5. Accepted: a share above 0 and up to 1"),
+        ({"units": 0.5, "scope": "all"}, "units by layer unless"),
+        ({"units": 0.5, "compensate": "yes"}, "compensate: found 'yes'"),
+        ({"units": 0.5, "seed": -1}, "seed: found -1"),
+        ({"macs": 1e-6}, "cannot be met; with one unit of every layer the cost is"),
+        ({"macs": 1e-6, "compensate": "none"}, "macs cannot fall to 1e-06"),
+    ],
+)
+def test_wrong_settings_are_told(few_steps, settings, message):
+    with pytest.raises(InvalidSettingError, match=message):
+        cn.search(build(), draw(), **settings)
+
+
+def test_too_few_inputs_and_nothing_to_score_are_told():
+    with pytest.raises(InvalidInputError, match=r"found 3 inputs\. Give 16 or more"):
+        cn.search(build(), draw(3), units=0.5)
+    with pytest.raises(InvalidInputError, match="nothing to score"):
+        cn.search(nn.Sequential(nn.Linear(4, 3)), draw(), units=0.5)
