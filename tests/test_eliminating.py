@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -102,3 +103,18 @@ def test_refitted_weights_have_the_least_error():
     assert (missing[~stays] == consumer.weight[~stays]).all()
     error = float((missing.T @ consumer.squares @ missing * consumer.metric).sum())
     assert error == pytest.approx(solve_anew(consumer, gone), rel=SAME_ERROR)
+
+
+def test_outputs_nobody_feels_cost_nothing():
+    consumer = draw_consumer([*range(4)])
+    found = eliminate([replace(consumer, metric=torch.zeros(3, 3, dtype=torch.float64))], 4)
+    assert found.order.tolist() == [0, 1, 2, 3]
+    assert found.errors.tolist() == [0.0] * 4
+
+
+def test_inputs_that_hardly_vary_leave_numbers_that_can_be_compared():
+    consumer = draw_consumer([*range(4)])
+    still = torch.finfo(torch.float32).tiny * torch.eye(4, dtype=torch.float64)
+    errors = eliminate([replace(consumer, squares=still)], 4).errors
+    assert torch.isfinite(errors).all()
+    assert (errors.diff() >= 0).all()

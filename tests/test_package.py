@@ -84,7 +84,7 @@ def test_every_public_name_resolves():
         *("Bounds", "Comparison", "Compression", "Interval", "Network", "Objective", "Plan", "Program", "Scores"),
         *("Solution", "Status", "Step", "as_masks", "as_torch_pruning", "bound_network", "budget_network", "compare"),
         *("compress", "encode", "export", "inspect", "load", "mask", "plan", "prune", "read_network", "reads"),
-        *("save", "score", "solve"),
+        *("save", "score", "search", "solve"),
     }
 
 
