@@ -278,16 +278,16 @@ class TestRefusals:
             ("learning_rate", float("nan")),
             ("epochs", 0),
             ("batch_size", 0),
-            ("momentum", 1.0),
         ],
     )
     def test_recipes(self, setting, value):
         with pytest.raises(InvalidSettingError, match=f"{setting}: found {value!r}. Accepted: "):
             Recipe(**{"optimiser": "sgd", "learning_rate": 0.1, "epochs": 1, setting: value})
 
-    def test_momentum_is_for_sgd(self):
-        with pytest.raises(InvalidSettingError, match=r"momentum: found 0\.9 for adam"):
-            Recipe("adam", 0.1, epochs=1, momentum=0.9)
+    @pytest.mark.parametrize(("optimiser", "momentum"), [("adam", 0.9), ("sgd", 1.0)])
+    def test_momentum_is_below_1_and_for_sgd(self, optimiser, momentum):
+        with pytest.raises(InvalidSettingError, match=f"momentum: found {momentum} for {optimiser}. Accepted: "):
+            Recipe(optimiser, 0.1, epochs=1, momentum=momentum)
 
     def test_momentum_that_a_checkpoint_has_and_the_recipe_has_not(self, digits, tmp_path):
         train(start(), digits, Recipe("sgd", 0.1, epochs=1, momentum=0.5), seed=1, folder=tmp_path)
