@@ -11,6 +11,7 @@ from critical_neurons.errors import InvalidSettingError
 from critical_neurons.experiments.paper import TABLES as PUBLISHED
 from critical_neurons.experiments.reproducing.cells import (
     DATA,
+    LEVELS,
     NETWORKS,
     QUICK,
     SHARE_SLACK,
@@ -77,6 +78,7 @@ class TestProtocol:
             goal = found[name]["goal"]
             least = (removed - SHARE_SLACK) / 100
             assert (goal["share"], goal["loss"]) == pytest.approx((least, lost / 100), abs=ROUNDING)
+            assert goal["levels"] == [*LEVELS]
         for name, settings in found.items():
             assert settings["batch"] == {"per_class": 1, "varying": False, "correct": True, "seed": None}
             assert settings["score"]["loss_weight"] == 5

@@ -12,12 +12,11 @@ import critical_neurons as cn
 from critical_neurons.batch import digest_rows
 from critical_neurons.experiments.data import Dataset, Part
 from critical_neurons.experiments.decoupled import score_parts
-from critical_neurons.experiments.reproducing.cells import find_recipe, list_cells, select_cells
+from critical_neurons.experiments.reproducing.cells import LEVELS, find_recipe, list_cells, select_cells
 from critical_neurons.experiments.reproducing.removing import (
-    CANDIDATES,
     RANDOM_DRAWS,
     VGG16_FINE_TUNING,
-    choose_threshold,
+    choose_thresholds,
     draw,
     run_comparison,
     score_decoupled,
@@ -50,9 +49,12 @@ def share_correct(logits, part):
 
 
 def keep_by_hand(scores, threshold):
-    """What scores below the threshold goes, but one unit of every layer stays."""
+    """What scores below the threshold, or that of its layer, goes, but one unit of every layer stays."""
+    by_layer = threshold if isinstance(threshold, dict) else dict.fromkeys(scores, threshold)
     return {
-        name: np.flatnonzero(values >= threshold) if values.max() >= threshold else np.array([values.argmax()])
+        name: np.flatnonzero(values >= by_layer[name])
+        if values.max() >= by_layer[name]
+        else np.array([values.argmax()])
         for name, values in scores.items()
     }
 
@@ -184,12 +186,10 @@ class Flattered(Runs):
 
 
 class TestComparison:
-    def test_the_papers_threshold_and_one_chosen_on_validation(self, comparison):
+    def test_the_papers_threshold_and_those_chosen_on_validation(self, comparison):
         record, model, data, scores = comparison
         assert [each["rule"] for each in record.result["removals"]] == ["paper", "validation"]
-        goal, steps = record.cell.settings["goal"], list_steps(model, scores, data.validation)
-        least = accuracy_of(model, data.validation) - goal["loss"]
-        expected = [0.1, choose_slowly(steps, share=goal["share"], least=least)]
+        expected = [0.1, choose_by_hand(model, scores, data.validation, **record.cell.settings["goal"])]
         assert [each["threshold"] for each in record.result["removals"]] == expected
 
     @pytest.mark.parametrize("rule", [0, 1])
@@ -230,7 +230,7 @@ class TestComparison:
         for mine, theirs in zip(record.result["removals"], other["removals"], strict=True):
             for name in ("threshold", "units", "as_published", "parameters"):
                 assert mine[name] == theirs[name]
-        by_test = choose_threshold(model, scores, flattered.load("mnist").test, **record.cell.settings["goal"])
+        by_test = choose_thresholds(model, scores, flattered.load("mnist").test, **record.cell.settings["goal"])
         assert by_test != other["removals"][1]["threshold"]
 
 
@@ -240,44 +240,48 @@ def comparison(finish, runs):
     return record, *score_reference(record.cell.settings, runs)
 
 
-def list_steps(model, scores, validation):
-    """Every candidate: threshold, what stays, share of the parameters removed as published, accuracy."""
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+def measure_by_hand(model, scores, thresholds, part):
+    """The share of the parameters removed, as published, and accuracy."""
+    kept = keep_by_hand(scores, thresholds)
     incoming = {name: model.get_submodule(name).in_features for name in scores}
-    steps = []
-    for threshold in CANDIDATES:
-        kept = keep_by_hand(scores, threshold)
-        removed = sum((len(scores[name]) - len(units)) * incoming[name] for name, units in kept.items())
-        stays = {name: units.tolist() for name, units in kept.items()}
-        steps.append((threshold, stays, removed / parameters, mask_fc3(model, kept, validation)))
-    return steps
+    removed = sum((len(scores[name]) - len(units)) * incoming[name] for name, units in kept.items())
+    return removed / sum(parameter.numel() for parameter in model.parameters()), mask_fc3(model, kept, part)
 
 
-def choose_slowly(steps, *, share, least):
-    """Of thresholds that leave the same units the lowest counts."""
-    reached = [step for step in steps if step[2] >= share]
-    if not reached:
-        return steps[-1][0]
-    distinct = [step for at, step in enumerate(reached) if at == 0 or step[1] != reached[at - 1][1]]
-    good = [accuracy >= least for *_, accuracy in distinct]
-    count = good.index(False) if False in good else len(good)
-    return distinct[max(0, count - 1)][0]
+def choose_by_hand(model, scores, validation, *, share, loss, levels):
+    """From the levels one by one, with no regard to what they remove: a level that removes nothing costs nothing."""
+    whole = accuracy_of(model, validation)
+    thresholds, removed, accuracy = dict.fromkeys(scores, 0.0), 0.0, whole
+    while True:
+        ways = {}
+        for name in scores:
+            for level in levels:
+                reached, left = measure_by_hand(model, scores, {**thresholds, name: level}, validation)
+                if level > thresholds[name] and reached > removed:
+                    ways[name] = level, reached, left
+                    break
+        if removed >= share:
+            ways = {name: way for name, way in ways.items() if way[2] >= whole - loss}
+        if not ways:
+            return thresholds
+        name = min(ways, key=lambda each: (accuracy - ways[each][2]) / (ways[each][1] - removed))
+        thresholds[name], removed, accuracy = ways[name]
 
 
-def test_thresholds_are_chosen_as_if_all_were_tried(comparison):
+@pytest.mark.parametrize(("share", "loss"), [(0, 0.2), (0, 1), (0.3, 0.1), (0.6, 0), (1, 1)])
+def test_thresholds_are_chosen_layer_by_layer(comparison, share, loss):
     """By scores in steps of a tenth that know a little of what counts: accuracy falls, but not steadily."""
     _, model, data, scores = comparison
     generator = np.random.default_rng(3)
     values = {name: np.round(0.4 * each + 0.6 * generator.random(len(each)), 1) for name, each in scores.items()}
     drawn = replace(scores, values_by_layer=values)
-    steps = list_steps(model, drawn, data.validation)
-    whole = accuracy_of(model, data.validation)
-    found = set()
-    for share, loss in [(0, 0.2), (0, 1), (0.3, 0.1), (0.6, 0), (0.95, 0), (1, 1)]:
-        expected = choose_slowly(steps, share=share, least=whole - loss)
-        assert choose_threshold(model, drawn, data.validation, share=share, loss=loss) == expected
-        found.add(expected)
-    assert len(found) >= 4
+    goal = {"share": share, "loss": loss, "levels": LEVELS}
+    found = choose_thresholds(model, drawn, data.validation, **goal)
+    assert found == choose_by_hand(model, drawn, data.validation, **goal)
+    removed, accuracy = measure_by_hand(model, drawn, found, data.validation)
+    assert removed >= min(share, 0.95)
+    assert share > 0.5 or accuracy >= accuracy_of(model, data.validation) - loss
+    assert removed > 0
 
 
 class TestDecoupled:

@@ -32,7 +32,10 @@ SEVERAL = 5
 """Most images of a class in IMIDP; the paper gives no number."""
 
 SHARE_SLACK = 5.0
-"""Points that the share removed may be below the paper's where the threshold is chosen on validation images."""
+"""Points that the share removed may be below the paper's where thresholds are chosen on validation images."""
+
+LEVELS = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""Thresholds to choose from, for every layer by itself."""
 
 BATCHES = 25
 LOSS_WEIGHTS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25)
@@ -152,8 +155,8 @@ def _table_2() -> Iterator[tuple[str, Settings]]:
         )
         reference, ours, prune = (figures[column] for column in ("Ref", "Ours", "prune"))
         if reference and ours and prune:
-            goal = {"share": (prune.mean - SHARE_SLACK) / 100, "loss": (reference.mean - ours.mean) / 100}
-            yield f"{data}/{network}", {**settings, "goal": goal}
+            share, loss = (prune.mean - SHARE_SLACK) / 100, (reference.mean - ours.mean) / 100
+            yield f"{data}/{network}", {**settings, "goal": {"share": share, "loss": loss, "levels": LEVELS}}
             continue
         for form in ({"formulation": "paper"}, LINEARISED):
             yield f"{data}/{network}/{form['formulation']}", {**settings, "score": {**settings["score"], **form}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -30,9 +31,6 @@ from critical_neurons.reading import unwrap
 RANDOM_DRAWS = 10
 """Random removals are averaged: one draw alone can be lucky."""
 
-CANDIDATES = tuple(round(0.02 * step, 2) for step in range(1, 51))
-"""Thresholds to choose from on validation images."""
-
 VGG16_FINE_TUNING = Recipe("adam", 1e-3, epochs=1)
 """The whole network at once: the rate at which its parts are trained, ten times this, would undo them."""
 
@@ -52,10 +50,10 @@ def run_removal(cell: Cell, runs: Runs) -> Settings:
 
 
 def run_comparison(cell: Cell, runs: Runs) -> Settings:
-    """The same beside random, critical and small-norm units removed, at the paper's threshold and at one chosen on
-    validation images; then an epoch of fine-tuning."""
+    """The same beside random and critical units removed, at the paper's threshold and at those chosen on validation
+    images; then an epoch of fine-tuning."""
     settings, (model, data, scores) = cell.settings, score_reference(cell.settings, runs)
-    chosen = choose_threshold(model, scores, data.validation, **settings["goal"])
+    chosen = choose_thresholds(model, scores, data.validation, **settings["goal"])
     recipe = find_recipe(settings["network"], settings["data"]).shortened(1)
     removals = []
     for rule, threshold in (("paper", settings["thresholds"][0]), ("validation", chosen)):
@@ -133,25 +131,37 @@ def draw(settings: Settings, data: Dataset, model: nn.Module) -> Part:
     )
 
 
-def choose_threshold(model: nn.Module, scores: cn.Scores, validation: Part, *, share: float, loss: float) -> float:
-    """The lowest threshold that removes the share of the parameters, as published, raised while no more than the loss
-    of accuracy is lost. Where none removes the share: the highest."""
-    least = measure(model, validation) - loss
-    chosen = CANDIDATES[-1]
-    stays = None
-    for threshold in CANDIDATES:
-        plan = cn.plan(scores, threshold=threshold)
-        if share_as_published(model, plan) < share:
-            continue
-        if stays is None:
-            chosen = threshold
-        elif np.array_equal(plan.stays, stays):
-            continue
-        stays = plan.stays
-        if measure_without(model, plan, validation) < least:
-            break
-        chosen = threshold
-    return chosen
+def choose_thresholds(
+    model: nn.Module,
+    scores: cn.Scores,
+    validation: Part,
+    *,
+    share: float,
+    loss: float,
+    levels: Sequence[float],
+) -> dict[str, float]:
+    """A threshold for every layer, one of the levels, or 0 where nothing is removed.
+
+    They are raised one at a time, always that which costs least accuracy for the parameters it removes, as published;
+    first until the share is removed, then as long as no more than the loss of accuracy is lost.
+    """
+    whole = accuracy = measure(model, validation)
+    chosen, removed = dict.fromkeys(scores, 0.0), 0.0
+    while True:
+        steps = []
+        for name, values in scores.items():
+            level = next((each for each in levels if (values < each).sum() > (values < chosen[name]).sum()), None)
+            if level is None:
+                continue
+            plan = cn.plan(scores, threshold={**chosen, name: level})
+            reached = share_as_published(model, plan)
+            left = measure_without(model, plan, validation)
+            if reached > removed and (removed < share or left >= whole - loss):
+                steps.append(((accuracy - left) / (reached - removed), name, level, left, reached))
+        if not steps:
+            return chosen
+        _, name, level, accuracy, removed = min(steps)
+        chosen[name] = level
 
 
 def measure_removal(model: nn.Module, plan: cn.Plan, test: Part) -> Settings:

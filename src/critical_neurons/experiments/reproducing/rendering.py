@@ -15,8 +15,8 @@ from critical_neurons.experiments.store import Cell, Record, Store
 from critical_neurons.experiments.tables import Labels, Published, Row, Table, set_beside, summarise
 from critical_neurons.files import make_folder, write_atomically
 
-Values: TypeAlias = Mapping[str, float]
-"""Shares by column, of one seed."""
+Values: TypeAlias = Mapping[str, float | None]
+"""Shares by column, of one seed; None where there can be none."""
 
 Entries: TypeAlias = Iterable[tuple[Labels, Values]]
 
@@ -29,8 +29,7 @@ NORMS = ("L1", "L2")
 FURTHER = (*REMOVED, *NORMS)
 """What the paper's tables have not."""
 
-THRESHOLD = "threshold used"
-"""The one column that is no percentage."""
+NOTHING_REMOVED: Values = dict.fromkeys(FURTHER)
 
 FIGURES = ("batches", "training", "lambda")
 """What the paper draws. Their tables have one row for every point."""
@@ -78,20 +77,20 @@ def write_tables(cells: Collection[Cell], store: Store, folder: Path) -> list[Pa
 
 
 def _build(layout: Layout, records: Iterable[Record], seeds: int) -> Table:
-    values: dict[Labels, dict[str, list[float]]] = {}
+    values: dict[Labels, dict[str, list[float] | None]] = {}
     schedules: dict[Labels, str] = {}
     for record in records:
         for labels, shares in layout.read(record.cell, record.result):
             row = values.setdefault(labels, {})
             for column, share in shares.items():
-                row.setdefault(column, []).append(share if column == THRESHOLD else 100 * share)
+                row[column] = None if share is None else [*(row.get(column) or []), 100 * share]
             if record.cell.schedule is not None:
                 schedules[labels] = record.cell.schedule
     published = replace(layout.published, notes=layout.published.notes + layout.notes)
     if published.figures:
         return set_beside(published, values, seeds=seeds, schedules=schedules, further=layout.further)
     rows = tuple(
-        Row(labels, {column: summarise(given) for column, given in row.items()}, {}, schedules.get(labels))
+        Row(labels, {column: summarise(given or []) for column, given in row.items()}, {}, schedules.get(labels))
         for labels, row in values.items()
     )
     columns = (*published.columns, *layout.further)
@@ -113,7 +112,7 @@ def name_method(settings: Settings) -> str:
 def _read_table_1(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Values]]:
     data, method = DATA[cell.settings["data"]], name_method(cell.settings)
     if method == "SIM":
-        yield (data, "Ref"), {"accuracy": result["reference"]}
+        yield (data, "Ref"), {"accuracy": result["reference"], **NOTHING_REMOVED}
     for removal in result["removals"]:
         yield (data, method), {"accuracy": removal["accuracy"], **_removed(removal)}
 
@@ -121,7 +120,7 @@ def _read_table_1(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Values
 def _read_appendix(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Values]]:
     data, method = DATA[cell.settings["data"]], name_method(cell.settings)
     if method == "SIM":
-        yield (data, "Ref", ""), {"accuracy": result["reference"]}
+        yield (data, "Ref", ""), {"accuracy": result["reference"], **NOTHING_REMOVED}
     for removal in result["removals"]:
         yield (
             (data, method, f"{removal['threshold']:g}"),
@@ -146,7 +145,6 @@ def _read_table_2(rule: str, *formulations: str | None) -> Callable[[Cell, Setti
                         "Ours": removal["accuracy"],
                         "Ours + FT": removal["fine_tuned"],
                         **_removed(removal),
-                        THRESHOLD: removal["threshold"],
                     },
                 )
 
@@ -227,7 +225,6 @@ def _unpublished(title: str, headings: Labels, *columns: str) -> Published:
 
 
 POINT = ("reference", "accuracy", "prune")
-FURTHER_2 = (*FURTHER, THRESHOLD)
 DEEP = {labels: figures for labels, figures in PUBLISHED["table-2"].figures.items() if labels[1] == NETWORKS["vgg16"]}
 SHALLOW = {labels: figures for labels, figures in PUBLISHED["table-2"].figures.items() if labels not in DEEP}
 
@@ -238,7 +235,7 @@ LAYOUTS: Mapping[str, Mapping[str, Layout]] = {
         "table-2": Layout(
             PUBLISHED["table-2"],
             _read_table_2("paper", None, "linearised"),
-            FURTHER_2,
+            FURTHER,
             (
                 "Ours at the paper's thresholds, VGG-16 linearised. L1, L2: as many units of every layer removed, "
                 "those with the smallest norm of weights.",
@@ -247,16 +244,16 @@ LAYOUTS: Mapping[str, Mapping[str, Layout]] = {
         "table-2-chosen": Layout(
             replace(PUBLISHED["table-2"], figures=SHALLOW),
             _read_table_2("validation", None),
-            FURTHER_2,
+            FURTHER,
             (
-                "Ours at a threshold chosen on validation images: the lowest that removes the paper's share less 5 "
-                "points, raised while no more accuracy is lost than in the paper.",
+                "Ours at thresholds chosen on validation images, one for every layer: raised until the paper's share "
+                "less 5 points is removed, then while no more accuracy is lost than in the paper.",
             ),
         ),
         "table-2-deep": Layout(
             replace(PUBLISHED["table-2"], figures=DEEP),
             _read_table_2("paper", "paper"),
-            FURTHER_2,
+            FURTHER,
             ("VGG-16 with the paper's rows.",),
         ),
     },
