@@ -94,8 +94,8 @@ def test_status_tells_done_from_shortened_from_missing(tmp_path):
     assert store.report_status([missing, short, done, quick, other]) == [
         State("table2", "cell 0", "missing"),
         State("table2", "cell 1", "shortened", "3 of 30 epochs"),
-        State("table2", "cell 2", "done"),
-        State("table2", "cell 0", "done"),
+        State("table2", "cell 2", "done", "the paper's"),
+        State("table2", "cell 0", "done", "the paper's"),
         State("table1", "idp", "missing"),
     ]
     found = store.find_best(short, replace(done, schedule="3 of 30 epochs"), missing)

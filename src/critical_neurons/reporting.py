@@ -72,7 +72,7 @@ def report_states(states: Sequence[State]) -> RenderableType:
     for name in dict.fromkeys(state.table for state in states):
         mine = [state for state in states if state.table == name]
         counts = Counter(state.state for state in mine)
-        schedules = ", ".join(dict.fromkeys(state.schedule for state in mine if state.schedule))
+        schedules = "; ".join(dict.fromkeys(str(state.schedule) for state in mine if state.state == "shortened"))
         table.add_row(name, *(str(counts[each]) for each in ("done", "shortened", "missing")), schedules)
     missing = [f"{state.table} {state.cell}" for state in states if state.state == "missing"]
     shown = ", ".join(missing[:CELLS_SHOWN]) + (", ..." if len(missing) > CELLS_SHOWN else "")

@@ -36,6 +36,9 @@ PATTERN_ADVICE = (
     "fewer data points, or take formulation='linearised' or 'exact'."
 )
 
+INTERRUPTED = "interrupted"
+"""What a note begins with where Ctrl-C ended the search."""
+
 SCORE_DECIMALS = 6
 """The solver's tolerance: what lies below it is noise, which must not decide between equal scores."""
 
@@ -231,7 +234,7 @@ class _Task:
             if interrupted:
                 break
         notes = (
-            () if len(parts) == len(classes) else (f"interrupted: {len(parts)} of {len(classes)} classes averaged",)
+            () if len(parts) == len(classes) else (f"{INTERRUPTED}: {len(parts)} of {len(classes)} classes averaged",)
         )
         seconds = time.monotonic() - started
         return average_scores(parts, settings=self._record(points), seconds=seconds, notes=notes), interrupted
@@ -256,6 +259,11 @@ class _Task:
         if solution.point is None:
             raise SolverError(f"{self.solver.name}: {solution.status.sentence}")
         certified = settings.formulation != "linearised"
+        notes = (
+            *network.notes,
+            *(() if certified else ("linearised: a ranking, nothing is certified",)),
+            *((INTERRUPTED,) if solution.interrupted else ()),
+        )
         per_unit = np.clip(solution.point[program.blocks["score"]].round(SCORE_DECIMALS), 0.0, 1.0) + 0.0  # no -0.0
         scores = Scores(
             values_by_layer={layer.name: per_unit[layer.units] for layer in network.scored},
@@ -273,7 +281,7 @@ class _Task:
             history=solution.history,
             sizes=solution.sizes,
             logit_error=logit_error,
-            notes=network.notes if certified else (*network.notes, "linearised: a ranking, nothing is certified"),
+            notes=notes,
         )
         return scores, solution.interrupted
 

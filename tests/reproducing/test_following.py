@@ -36,7 +36,7 @@ def test_plain_is_the_network_after_each_epoch(finish, runs):
     data, epochs = runs.load("fashion"), record.result["epochs"]
     assert [each["epoch"] for each in epochs] == list(range(1, runs.schedule.epochs + 1))
     for each in (epochs[0], epochs[-1]):
-        model = runs.load_epoch(each["epoch"], 0)
+        model = runs.load_epoch("lenet5", "fashion", 0, each["epoch"])
         scores = score_on(model, data, record.cell.settings)
         plan = cn.plan(scores, threshold=0.2)
         assert each["reference"] == measure_accuracy(model, data.test.inputs, data.test.labels)
@@ -68,7 +68,7 @@ def test_incremental_goes_on_with_what_is_left(finish, runs):
 def test_two_plans_one_after_the_other_are_one(finish, runs):
     record = finish("training", "plain")
     data = runs.load("fashion")
-    model, example = runs.load_epoch(1, 0), data.test.inputs[:1]
+    model, example = runs.load_epoch("lenet5", "fashion", 0, 1), data.test.inputs[:1]
     first = cn.plan(score_on(model, data, record.cell.settings), units=0.6)
     smaller = cn.prune(model, first, example)
     second = cn.plan(score_on(smaller, data, record.cell.settings), units=0.5).random(seed=1)

@@ -10,12 +10,18 @@ from torch.nn import functional
 
 import critical_neurons as cn
 from critical_neurons.batch import digest_rows
+from critical_neurons.experiments.baselines import plan_by_norm
 from critical_neurons.experiments.data import Dataset, Part
 from critical_neurons.experiments.decoupled import score_parts
-from critical_neurons.experiments.reproducing.cells import LEVELS, find_recipe, list_cells, select_cells
-from critical_neurons.experiments.reproducing.removing import (
+from critical_neurons.experiments.reproducing.cells import (
+    FINE_TUNING,
+    LEVELS,
     RANDOM_DRAWS,
-    VGG16_FINE_TUNING,
+    find_recipe,
+    list_cells,
+    select_cells,
+)
+from critical_neurons.experiments.reproducing.removing import (
     choose_thresholds,
     draw,
     run_comparison,
@@ -23,7 +29,7 @@ from critical_neurons.experiments.reproducing.removing import (
     score_reference,
 )
 from critical_neurons.experiments.reproducing.runs import Runs
-from critical_neurons.experiments.training import train
+from critical_neurons.experiments.training import Recipe, train
 from critical_neurons.measuring import predict
 from tests.blocks import CLASSES
 
@@ -314,9 +320,10 @@ class TestDecoupled:
             ("fine_tuned", plan),
             ("random", plan.random(seed=0)),
             ("critical", plan.critical(scores)),
+            ("L1", plan_by_norm(plan, model, norm=1)),
         ):
             smaller = cn.prune(model, each, data.test.inputs[:1])
-            tuned = train(smaller, data, VGG16_FINE_TUNING, seed=0, folder=tmp_path / name).model
+            tuned = train(smaller, data, Recipe(**FINE_TUNING), seed=0, folder=tmp_path / name).model
             measured[name] = accuracy_of(tuned, data.test)
         assert found["random"] == [measured.pop("random")]
         assert {name: found[name] for name in measured} == measured

@@ -14,6 +14,7 @@ from critical_neurons.experiments.reproducing.rendering import FIGURES, LAYOUTS
 from critical_neurons.experiments.store import Store
 
 SEEDS = range(2)
+COMMON = {"seconds": 3, "test_images": {"mnist": "0123456789abcdef"}}
 SOLVER = {"status": "optimal", "objective": -1.5, "gap": 2e-5, "seconds": 2, "logit_error": 0, "scores": {}}
 
 
@@ -43,18 +44,18 @@ def invent(cell):
     match settings["kind"]:
         case "removal":
             removals = [removal(threshold, seed) for threshold in settings["thresholds"]]
-            return {"reference": 0.95, "solver": SOLVER, "removals": removals, "seconds": 3}
+            return {"reference": 0.95, "solver": SOLVER, "removals": removals, **COMMON}
         case "comparison" | "decoupled":
             rules = ("paper", "validation") if settings["kind"] == "comparison" else ("paper",)
             removals = [removal(settings["thresholds"][0], seed, rule) for rule in rules]
-            return {"reference": 0.95, "solver": SOLVER, "removals": removals, "seconds": 3}
+            return {"reference": 0.95, "solver": SOLVER, "removals": removals, **COMMON}
         case "transfer":
             shares = {"units": 0.25, "as_published": 0.5, "parameters": 0.75}
             solver = {"solver": SOLVER} if settings["method"] == "scores" else {}
-            return {"reference": 0.95, "accuracy": 0.9, **shares, **solver, "seconds": 3}
+            return {"reference": 0.95, "accuracy": 0.9, **shares, **solver, **COMMON}
         case "epochs":
             point = {"reference": 0.95, "accuracy": 0.9, "units": 0.25, "as_published": 0.5, "solver": SOLVER}
-            return {"epochs": [{"epoch": number, **point} for number in (1, 2, 3)], "seconds": 3}
+            return {"epochs": [{"epoch": number, **point} for number in (1, 2, 3)], **COMMON}
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +155,21 @@ def test_a_shortened_row_says_so(tmp_path):
         store.add(cell, invent(cell))
     row = find_row(build_tables(list_cells("snip", seeds=[0]), store)["snip"], "Ours")
     assert row.schedule == "2 of 30 epochs, 100 training images"
+
+
+def test_seeds_of_different_schedules_are_not_averaged(tmp_path):
+    store = Store(tmp_path)
+    (whole,) = [each for each in list_cells("lambda", seeds=[0]) if "lambda-5" in each.name]
+    (short,) = [
+        each for each in list_cells("lambda", seeds=[1], schedule=Schedule(epochs=2)) if "lambda-5" in each.name
+    ]
+    store.add(short, invent(short) | {"reference": 0.5})
+    wanted = list_cells("lambda", seeds=[0, 1])
+    row = find_row(build_tables(wanted, store)["lambda"], "5")
+    assert (row.ours["reference"].mean, row.schedule) == (50, "2 of 30 epochs")
+    store.add(whole, invent(whole))
+    row = find_row(build_tables(wanted, store)["lambda"], "5")
+    assert (row.ours["reference"].mean, row.ours["reference"].seeds, row.schedule) == (pytest.approx(95), 1, None)
 
 
 def test_files_of_all_formats(cells, store, tmp_path):

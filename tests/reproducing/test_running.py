@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import critical_neurons
 from critical_neurons.errors import InvalidInputError, InvalidSettingError, MissingExtraError, OutputError
 from critical_neurons.experiments.reproducing.cells import QUICK, TABLES, WHOLE, Schedule, list_cells
 from critical_neurons.experiments.reproducing.running import (
@@ -46,12 +47,13 @@ SHARES = {"units", "as_published", "parameters"}
 REMOVAL = {"threshold", "accuracy", "biases_left", "L1", "L2", *SHARES}
 COMPARISON = {"rule", "random", "critical", "fine_tuned", *REMOVAL}
 SOLVER = {"status", "objective", "gap", "seconds", "logit_error", "scores"}
+COMMON = {"seconds", "test_images"}
 FIELDS = {
-    "removal": {"reference", "solver", "removals", "seconds"},
-    "comparison": {"reference", "solver", "removals", "seconds"},
-    "decoupled": {"reference", "solver", "removals", "seconds"},
-    "transfer": {"reference", "accuracy", "solver", "seconds", *SHARES},
-    "epochs": {"epochs", "seconds"},
+    "removal": {"reference", "solver", "removals", *COMMON},
+    "comparison": {"reference", "solver", "removals", *COMMON},
+    "decoupled": {"reference", "solver", "removals", *COMMON},
+    "transfer": {"reference", "accuracy", "solver", *SHARES, *COMMON},
+    "epochs": {"epochs", *COMMON},
 }
 MEASURED = {"reference", "accuracy", "biases_left", "random", "critical", "L1", "L2", "fine_tuned", *SHARES}
 """What is a share, wherever it stands."""
@@ -174,6 +176,24 @@ class TestWhatIsDone:
         assert run_cells(cells, store, runs) == []
         for cell in cells:
             assert without_seconds(results.find(cell).result) == without_seconds(store.find(cell).result)
+
+    def test_an_interrupted_solve_is_no_result(self, find, runs, tmp_path, monkeypatch):
+        """`cn.score` itself would leave the best so far."""
+
+        def stop(step):
+            raise KeyboardInterrupt
+
+        whole = critical_neurons.score
+        monkeypatch.setattr(
+            critical_neurons, "score", lambda *inputs, **settings: whole(*inputs, progress=stop, **settings)
+        )
+        results = Store(tmp_path)
+        for only in ("lambda-5", "lambda-0.1"):
+            with pytest.raises(KeyboardInterrupt):
+                run_cells(find("lambda", only), results, runs)
+        with pytest.raises(KeyboardInterrupt):
+            run_cells(find("table-1", "mnist/idp"), results, runs)
+        assert not list(tmp_path.iterdir())
 
     def test_is_the_same_for_any_number_of_jobs_and_threads(self, cells, runs, store, tmp_path):
         """To the last bit, also where torch is left with more threads than one."""

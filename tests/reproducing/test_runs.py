@@ -118,7 +118,7 @@ class TestTraining:
 
     def test_epochs_of_the_figure_are_kept(self, runs):
         trained = runs.train_reference("lenet5", "fashion", 0)
-        last = runs.load_epoch(runs.schedule.epochs, 0)
+        last = runs.load_epoch("lenet5", "fashion", 0, runs.schedule.epochs)
         assert equal_states(last.state_dict(), trained.state_dict())
         first = train(
             runs.build("lenet5", 0),
@@ -127,8 +127,8 @@ class TestTraining:
             seed=0,
             folder=runs.folder / "one epoch",
         ).model
-        assert equal_states(runs.load_epoch(1, 0).state_dict(), first.state_dict())
+        assert equal_states(runs.load_epoch("lenet5", "fashion", 0, 1).state_dict(), first.state_dict())
 
     def test_an_epoch_that_was_not_kept(self, runs):
         with pytest.raises(InvalidFileError, match=r"epoch-099\.safetensors: no such file of weights"):
-            runs.load_epoch(99, 0)
+            runs.load_epoch("lenet5", "fashion", 0, 99)

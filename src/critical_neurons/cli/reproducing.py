@@ -14,6 +14,8 @@ from critical_neurons.cli.terminal import note, reports_errors, show, show_bars,
 from critical_neurons.errors import InvalidSettingError
 
 RESULTS, RUNS, PAGE = Path("results"), Path("runs"), Path("docs/reproduction.md")
+SEEDS = 3
+"""The paper's initialisations."""
 
 
 @app.command()
@@ -31,7 +33,9 @@ def reproduce(
         Literal["quick", "full"],
         typer.Option(help="The paper's schedule, or minutes for everything, to see that it runs."),
     ] = "full",
-    seeds: Annotated[int, typer.Option(help="Initialisations, from seed 0 on.")] = 3,
+    seeds: Annotated[
+        int | None, typer.Option(help="Initialisations, from seed 0 on. By default 3, of the quick profile 1.")
+    ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Cells with these parts in their names, as fashion/lenet5; or repeat.")
     ] = None,
@@ -72,20 +76,24 @@ def reproduce(
         write_page,
         write_tables,
     )
-    from critical_neurons.experiments.store import Store
+    from critical_neurons.experiments.store import Cell, Store
     from critical_neurons.reporting import report_figures, report_states
 
-    if seeds < 1:
-        raise InvalidSettingError(f"--seeds: found {seeds}. Accepted: at least one.")
+    count = (1 if profile == "quick" else SEEDS) if seeds is None else seeds
+    if count < 1:
+        raise InvalidSettingError(f"--seeds: found {count}. Accepted: at least one.")
     if profile == "quick" and (epochs is not None or images is not None):
         raise InvalidSettingError("--epochs and --images: are those of --profile quick. Leave out one or the other.")
     store = Store(results)
     named = list(TABLES) if what in ("all", "status", "page") else [what]
     schedule = QUICK if profile == "quick" else Schedule(epochs, images)
-    cells = [
-        cell for table in named for cell in list_cells(table, seeds=range(seeds), profile=profile, schedule=schedule)
-    ]
-    cells = select_cells(cells, only or [])
+
+    def list_all(count: int) -> list[Cell]:
+        listed = (list_cells(each, seeds=range(count), profile=profile, schedule=schedule) for each in named)
+        return [cell for cells in listed for cell in cells]
+
+    cells = select_cells(list_all(count), only or [])
+    shown = list_all(max(count, SEEDS)) if profile == "full" else cells  # all that is stored, whatever is run
     for problem in store.find_problems():
         note(f"Skipped: {problem}")
     if what == "status":
@@ -96,7 +104,7 @@ def reproduce(
             show(report_states(states))
         return
     if what == "page":
-        write_page(cells, store, output)
+        write_page(shown, store, output)
         note(f"Written: {output}")
         return
     references, missing = find_work(cells, store)
@@ -108,12 +116,12 @@ def reproduce(
         note("What is finished is kept: the same command goes on from there.")
         raise
     if profile == "full":
-        written = write_tables(cells, store, results / "tables")
+        written = write_tables(shown, store, results / "tables")
         note(f"Written: {len(written)} files in {results / 'tables'}")
     if as_json:
         show_json({"cells": [asdict(state) for state in store.report_status(cells)], "failures": failures})
     else:
-        for table in build_tables(cells, store).values():
+        for table in build_tables(shown, store).values():
             show(report_figures(table))
     for failure in failures:
         note(f"Failed: {failure}")

@@ -26,6 +26,8 @@ METHOD_VERSION = 1
 PACKAGES = ("torch", "numpy", "scipy", "highspy")
 """Whose versions are recorded with every result."""
 
+WHOLE_SCHEDULE = "the paper's"
+
 EXACT = 2**53
 """Up to here a whole float is the same number as an int."""
 
@@ -122,7 +124,7 @@ class Record:
 
 @dataclass(frozen=True)
 class State:
-    """How far a cell is; `schedule` is that of the result, where it was shortened."""
+    """How far a cell is; `schedule` is that of the result, if there is one."""
 
     table: str
     cell: str
@@ -230,7 +232,7 @@ def _judge(cell: Cell, record: Record | None) -> State:
     if record is None:
         return State(cell.table, cell.name, "missing")
     schedule = record.cell.schedule
-    return State(cell.table, cell.name, "done" if schedule is None else "shortened", schedule)
+    return State(cell.table, cell.name, "done" if schedule is None else "shortened", schedule or WHOLE_SCHEDULE)
 
 
 def _append(path: Path, line: bytes) -> None:

@@ -30,7 +30,7 @@ def _follow_whole(cell: Cell, runs: Runs, data: Dataset) -> list[Settings]:
     runs.train_reference(settings["network"], settings["data"], settings["seed"])
     epochs = list[Settings]()
     for number in range(1, _count_epochs(settings, runs) + 1):
-        model = runs.load_epoch(number, settings["seed"])
+        model = runs.load_epoch(settings["network"], settings["data"], settings["seed"], number)
         scores = score_on(model, data, settings)
         plan = cn.plan(scores, threshold=settings["thresholds"][0])
         removed, solver = _count_removed(model, plan), describe_solver(scores)

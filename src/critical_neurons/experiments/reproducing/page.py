@@ -33,7 +33,10 @@ DIFFERENCES = """\
 
 - **Batches.** The tables score correctly classified validation images, the figure over batches and that over epochs
   any; the paper says so of its figure over batches, and hints at it for the rest.
-- **Random removal** is drawn without replacement and averaged over ten draws; the authors draw with replacement.
+- **Random removal** is drawn without replacement and averaged over ten draws, one for VGG-16; the authors draw with
+  replacement.
+- **λ** of rescaling, batches and training is not in the paper: 5, as in Table 2.
+- **Chosen thresholds** of Table 2 differ from layer to layer; the paper has one for the whole network.
 - **IMIDP** draws one to five images of every class; the paper gives no number.
 - **Thresholds** of Table 3 and of the figures are not in the paper; those of Table 2 for the same network are used.
 - **LeNet-5 on CIFAR-10** is trained with momentum 0.9, flips and shifts of four pixels. The paper names SGD, its rate
@@ -78,7 +81,12 @@ def _describe_origin(records: Sequence[Record]) -> str:
         return "Nothing has been run yet.\n"
     processors = ", ".join(sorted({record.machine["processor"] for record in records}))
     versions = ", ".join(f"{name} {version}" for name, version in records[-1].versions.items())
-    return f"{len(records)} cells, made on {processors}, one thread each; the last one with {versions}.\n"
+    images = sorted({item for record in records for item in record.result["test_images"].items()})
+    data = ", ".join(f"{name} {digest[:8]}" for name, digest in images)
+    return (
+        f"{len(records)} cells, made on {processors}, one thread each; the last one with {versions}. Digests of the "
+        f"test images: {data}.\n"
+    )
 
 
 def _judge(table: Table) -> str:
@@ -90,7 +98,10 @@ def _judge(table: Table) -> str:
     ]
     for row in table.rows:
         data, network, _ = row.labels
-        lines.append(f"- {data}, {network}: {'; '.join(_find_verdicts(row))}.")
+        figure = row.ours.get("Ours")
+        few = f" ({figure.seeds} of {table.seeds} seeds)" if figure and figure.seeds != table.seeds else ""
+        cut = f" ({row.schedule})" if row.schedule else ""
+        lines.append(f"- {data}, {network}{few}{cut}: {'; '.join(_find_verdicts(row))}.")
     return "\n".join(lines) + "\n"
 
 
@@ -165,7 +176,8 @@ SOLVING = (
     "seconds",
     "schedule",
 )
-"""What is told of every row of cells, SNIP's apart; seconds are those of a whole cell without its trained network."""
+"""What is told of every row of cells, SNIP's apart. Seconds are those of a whole cell without the network it begins
+with, and of an interrupted one those since it went on."""
 
 
 def _describe_solving(records: Sequence[Record]) -> str:

@@ -31,7 +31,7 @@ def draw_figure(table: Table) -> dict[str, bytes]:
             name = form[0] if forms else "ours"
             for column, chart in (("accuracy", above), ("prune", below)):
                 chart.errorbar(places, _means(rows, column), yerr=_deviations(rows, column), label=name, **style)
-            whole = f"{name}, nothing removed" if forms else "nothing removed"
+            whole = f"{name}, before removal" if forms else "nothing removed"
             above.plot(places, _means(rows, "reference"), color=f"C{at}", linestyle=":", linewidth=1, label=whole)
         above.set_title(table.title, fontsize=10)
         above.set_ylabel("test accuracy, %")

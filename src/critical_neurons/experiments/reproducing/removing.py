@@ -20,19 +20,14 @@ from critical_neurons.experiments.baselines import (
 )
 from critical_neurons.experiments.data import Dataset, Part
 from critical_neurons.experiments.decoupled import score_parts
-from critical_neurons.experiments.reproducing.cells import Settings, find_recipe
+from critical_neurons.experiments.reproducing.cells import Settings
 from critical_neurons.experiments.reproducing.runs import Runs
 from critical_neurons.experiments.sampling import draw_batch
 from critical_neurons.experiments.store import Cell
 from critical_neurons.experiments.training import Recipe
 from critical_neurons.measuring import measure_accuracy
 from critical_neurons.reading import unwrap
-
-RANDOM_DRAWS = 10
-"""Random removals are averaged: one draw alone can be lucky."""
-
-VGG16_FINE_TUNING = Recipe("adam", 1e-3, epochs=1)
-"""The whole network at once: the rate at which its parts are trained, ten times this, would undo them."""
+from critical_neurons.scoring import INTERRUPTED
 
 
 def run_removal(cell: Cell, runs: Runs) -> Settings:
@@ -54,7 +49,7 @@ def run_comparison(cell: Cell, runs: Runs) -> Settings:
     images; then an epoch of fine-tuning."""
     settings, (model, data, scores) = cell.settings, score_reference(cell.settings, runs)
     chosen = choose_thresholds(model, scores, data.validation, **settings["goal"])
-    recipe = find_recipe(settings["network"], settings["data"]).shortened(1)
+    recipe, draws = Recipe(**settings["fine_tuning"]), range(settings["draws"])
     removals = []
     for rule, threshold in (("paper", settings["thresholds"][0]), ("validation", chosen)):
         plan = cn.plan(scores, threshold=threshold)
@@ -66,7 +61,7 @@ def run_comparison(cell: Cell, runs: Runs) -> Settings:
                 "rule": rule,
                 "threshold": threshold,
                 **measure_removal(model, plan, data.test),
-                "random": [measure_without(model, plan.random(seed=draw), data.test) for draw in range(RANDOM_DRAWS)],
+                "random": [measure_without(model, plan.random(seed=draw), data.test) for draw in draws],
                 "critical": measure_without(model, plan.critical(scores), data.test),
                 "fine_tuned": measure(tuned, data.test),
             }
@@ -75,24 +70,26 @@ def run_comparison(cell: Cell, runs: Runs) -> Settings:
 
 
 def run_decoupled(cell: Cell, runs: Runs) -> Settings:
-    """One program per part of a network trained in parts; random and critical removal are fine-tuned too."""
+    """One program per part of a network trained in parts. Whatever is removed, the rest is fine-tuned as a whole."""
     settings, data = cell.settings, runs.load(cell.settings["data"])
     model, scores = score_decoupled(settings, runs)
-    threshold = settings["thresholds"][0]
+    threshold, recipe = settings["thresholds"][0], Recipe(**settings["fine_tuning"])
     plan = cn.plan(scores, threshold=threshold)
-    tuned = {}
-    for name, each in (("ours", plan), ("random", plan.random(seed=0)), ("critical", plan.critical(scores))):
-        smaller = cn.prune(model, each, data.test.inputs[:1])
+
+    def tune(name: str, other: cn.Plan) -> float:
+        smaller = cn.prune(model, other, data.test.inputs[:1])
         names = ("cells", cell.key, name)
-        found = runs.train(smaller, settings["data"], VGG16_FINE_TUNING, settings["seed"], *names)
-        tuned[name] = measure(found, data.test)
+        return measure(runs.train(smaller, settings["data"], recipe, settings["seed"], *names), data.test)
+
     removal = {
         "rule": "paper",
         "threshold": threshold,
         **measure_removal(model, plan, data.test),
-        "random": [tuned["random"]],
-        "critical": tuned["critical"],
-        "fine_tuned": tuned["ours"],
+        "fine_tuned": tune("ours", plan),
+        "random": [tune(f"random-{draw}", plan.random(seed=draw)) for draw in range(settings["draws"])],
+        "critical": tune("critical", plan.critical(scores)),
+        "L1": tune("L1", plan_by_norm(plan, model, norm=1)),
+        "L2": tune("L2", plan_by_norm(plan, model, norm=2)),
     }
     return {"reference": measure(model, data.test), "solver": describe_solver(scores), "removals": [removal]}
 
@@ -106,7 +103,7 @@ def score_reference(settings: Settings, runs: Runs) -> tuple[nn.Module, Dataset,
 
 def score_on(model: nn.Module, data: Dataset, settings: Settings) -> cn.Scores:
     batch = draw(settings, data, model)
-    return cn.score(model, batch.inputs, batch.labels, threads=1, **settings["score"])
+    return _score(model, batch.inputs, batch.labels, **settings["score"])
 
 
 def score_decoupled(settings: Settings, runs: Runs) -> tuple[nn.Module, cn.Scores]:
@@ -115,8 +112,16 @@ def score_decoupled(settings: Settings, runs: Runs) -> tuple[nn.Module, cn.Score
     names = (data, settings["network"], f"seed-{seed}")
     decoupled = runs.train_decoupled(runs.build(settings["network"], seed), data, seed, *names)
     batch = draw(settings, runs.load(data), decoupled.model)
-    score = partial(cn.score, threads=1, **settings["score"])
+    score = partial(_score, **settings["score"])
     return decoupled.model, score_parts(decoupled, batch.inputs, batch.labels, score=score)
+
+
+def _score(model: nn.Module, inputs: Any, labels: Any, **settings: Any) -> cn.Scores:
+    """Ctrl-C leaves `cn.score` with the best so far, which is no result of a cell."""
+    scores = cn.score(model, inputs, labels, threads=1, **settings)
+    if any(note.startswith(INTERRUPTED) for note in scores.notes):
+        raise KeyboardInterrupt
+    return scores
 
 
 def draw(settings: Settings, data: Dataset, model: nn.Module) -> Part:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -77,15 +77,19 @@ def write_tables(cells: Collection[Cell], store: Store, folder: Path) -> list[Pa
 
 
 def _build(layout: Layout, records: Iterable[Record], seeds: int) -> Table:
-    values: dict[Labels, dict[str, list[float] | None]] = {}
-    schedules: dict[Labels, str] = {}
+    entries: dict[Labels, list[tuple[str | None, Values]]] = {}
     for record in records:
         for labels, shares in layout.read(record.cell, record.result):
-            row = values.setdefault(labels, {})
-            for column, share in shares.items():
-                row[column] = None if share is None else [*(row.get(column) or []), 100 * share]
-            if record.cell.schedule is not None:
-                schedules[labels] = record.cell.schedule
+            entries.setdefault(labels, []).append((record.cell.schedule, shares))
+    values: dict[Labels, dict[str, list[float] | None]] = {}
+    schedules: dict[Labels, str] = {}
+    for labels, found in entries.items():
+        schedule = _choose_schedule([each for each, _ in found])
+        if schedule is not None:
+            schedules[labels] = schedule
+        row = values.setdefault(labels, {})
+        for column, share in (item for each, shares in found if each == schedule for item in shares.items()):
+            row[column] = None if share is None else [*(row.get(column) or []), 100 * share]
     published = replace(layout.published, notes=layout.published.notes + layout.notes)
     if published.figures:
         return set_beside(published, values, seeds=seeds, schedules=schedules, further=layout.further)
@@ -95,6 +99,12 @@ def _build(layout: Layout, records: Iterable[Record], seeds: int) -> Table:
     )
     columns = (*published.columns, *layout.further)
     return Table(published.title, published.headings, columns, rows, seeds, published.notes)
+
+
+def _choose_schedule(schedules: Sequence[str | None]) -> str | None:
+    """Seeds of different schedules are not averaged: the paper's counts alone where it is among them, else the most
+    frequent one."""
+    return None if None in schedules else max(schedules, key=schedules.count)
 
 
 def _removed(removal: Mapping[str, Any]) -> dict[str, float]:

@@ -32,9 +32,6 @@ RUNNERS: Mapping[str, Runner] = {
 }
 """By the kind of a cell."""
 
-Failure: TypeAlias = str | None
-"""Why something could not be run."""
-
 
 @dataclass(frozen=True, order=True)
 class Reference:
@@ -57,7 +54,8 @@ def run_cells(
     jobs: int = 1,
     finished: Callable[[str], None] = lambda name: None,
 ) -> list[str]:
-    """Run the cells that the store has not, and add each as it is done. Gives those that failed, with the reason.
+    """Run the cells that the store has not, and add each as it is done. Gives what failed, with the reason; cells are
+    left out where a network they begin with failed.
 
     The networks they begin with are trained first. `finished` is told of all that is done, `runs.tell` of every
     epoch. A result that cannot be written ends the run.
@@ -67,12 +65,13 @@ def run_cells(
     _check_schedules(cells, runs.schedule)
     references, missing = find_work(cells, store)
     if runs.data is not None:
-        for data in sorted({each.data for each in references} | {cell.settings["data"] for cell in missing}):
+        for data in sorted({data for cell in missing for data in find_data_sets(cell.settings)}):
             find_data(runs.data, data)
-    tasks = {each.name: partial(_train, each) for each in references}
-    failures = _run_all(tasks, runs, jobs, finished)
-    tasks = {f"{cell.table} {cell.name}": partial(_run_cell, cell, store) for cell in missing}
-    return failures + _run_all(tasks, runs, jobs, finished)
+    failed = _run_all({each.name: partial(_train, each) for each in references}, runs, jobs, finished)
+    possible = [cell for cell in missing if not any(each.name in failed for each in find_references(cell.settings))]
+    tasks = {f"{cell.table} {cell.name}": partial(_run_cell, cell, store) for cell in possible}
+    failed |= _run_all(tasks, runs, jobs, finished)
+    return [f"{name}: {reason}" for name, reason in failed.items()]
 
 
 def find_work(cells: Collection[Cell], store: Store) -> tuple[list[Reference], list[Cell]]:
@@ -87,6 +86,10 @@ def find_references(settings: Settings) -> Iterator[Reference]:
         yield Reference(settings["network"], settings["data"], settings["seed"])
     if "target" in settings:
         yield Reference(settings["network"], settings["target"], settings["seed"])
+
+
+def find_data_sets(settings: Settings) -> list[str]:
+    return [settings[each] for each in ("data", "target") if each in settings]
 
 
 def _check_schedules(cells: Collection[Cell], schedule: Schedule) -> None:
@@ -109,20 +112,25 @@ def _train(reference: Reference, runs: Runs) -> None:
 
 
 def _run_cell(cell: Cell, store: Store, runs: Runs) -> None:
+    if not store.find_missing([cell]):  # another run was faster
+        return
     started = time.perf_counter()
     result = RUNNERS[cell.settings["kind"]](cell, runs)
-    store.add(cell, {**result, "seconds": time.perf_counter() - started})
+    seconds = time.perf_counter() - started
+    images = {name: runs.load(name).test.digest for name in find_data_sets(cell.settings)}
+    store.add(cell, {**result, "seconds": seconds, "test_images": images})
 
 
 def _run_all(
     tasks: Mapping[str, Callable[[Runs], None]], runs: Runs, jobs: int, finished: Callable[[str], None]
-) -> list[str]:
+) -> dict[str, str]:
+    """The tasks that failed, and why."""
     try:
         import threadpoolctl  # noqa: F401
         from joblib import Parallel, delayed
     except ImportError as error:
         raise MissingExtraError(error.name or "joblib", "reproduce") from error
-    failures = []
+    failed: dict[str, str] = {}
     workers = min(count_workers(jobs), max(1, len(tasks)))
     with _hearing(runs.tell, workers) as tell:
         told = replace(runs, tell=tell)
@@ -131,11 +139,11 @@ def _run_all(
             if failure is None:
                 finished(name)
             else:
-                failures.append(f"{name}: {failure}")
-    return failures
+                failed[name] = failure
+    return failed
 
 
-def _attempt(name: str, task: Callable[[Runs], None], runs: Runs) -> tuple[str, Failure]:
+def _attempt(name: str, task: Callable[[Runs], None], runs: Runs) -> tuple[str, str | None]:
     from threadpoolctl import threadpool_limits
 
     try:

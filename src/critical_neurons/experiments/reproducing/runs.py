@@ -26,8 +26,8 @@ Tell: TypeAlias = Callable[[str, int, int], None]
 DECOUPLED = "decoupled.pt"
 """The checkpoint of a network trained in parts, in the folder of its training."""
 
-KEPT_EPOCHS = ("lenet5", "fashion")
-"""The network and data of the figure over epochs."""
+KEPT_EPOCHS = (("lenet5", "fashion"),)
+"""Networks and data of the figure over epochs."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,13 @@ class Runs:
         """The network as the paper trains it on the data set."""
         if network == "vgg16":
             return self.train_decoupled(self.build(network, seed), data, seed, data, network, f"seed-{seed}").model
-        keep = (network, data) == KEPT_EPOCHS
+        keep = (network, data) in KEPT_EPOCHS
         recipe = find_recipe(network, data)
         names = (data, network, f"seed-{seed}")
         return self.train(self.build(network, seed), data, recipe, seed, *names, keep_epochs=keep)
 
-    def load_epoch(self, number: int, seed: int) -> nn.Module:
-        """The network of the figure over epochs after one of them; `train_reference` has kept it."""
-        network, data = KEPT_EPOCHS
+    def load_epoch(self, network: str, data: str, seed: int, number: int) -> nn.Module:
+        """What `train_reference` has kept of an epoch, where it keeps epochs."""
         folder = self._place(find_recipe(network, data), data, network, f"seed-{seed}")
         return load_model(network, folder / EPOCH.format(number))
 

@@ -15,7 +15,7 @@ from critical_neurons.experiments.baselines import (
     share_of_units,
 )
 from critical_neurons.experiments.data import Dataset, Part
-from critical_neurons.experiments.reproducing.cells import Settings, find_recipe
+from critical_neurons.experiments.reproducing.cells import Settings
 from critical_neurons.experiments.reproducing.removing import (
     describe_solver,
     measure,
@@ -25,6 +25,7 @@ from critical_neurons.experiments.reproducing.removing import (
 )
 from critical_neurons.experiments.reproducing.runs import Runs
 from critical_neurons.experiments.store import Cell
+from critical_neurons.experiments.training import Recipe
 from critical_neurons.measuring import count_parameters
 
 
@@ -50,7 +51,7 @@ def run_transfer(cell: Cell, runs: Runs) -> Settings:
     trained = (
         runs.train_decoupled(smaller, target, seed, *names).model
         if network == "vgg16"
-        else runs.train(smaller, target, find_recipe(network, target), seed, *names)
+        else runs.train(smaller, target, Recipe(**settings["retraining"]), seed, *names)
     )
     return {"reference": reference, "accuracy": measure(trained, test), **found}
 
