@@ -66,11 +66,12 @@ def test_a_shortened_cell_is_rendered_and_says_so(run, blocks, tmp_path):
 def test_tables_show_all_that_is_stored(run, blocks, tmp_path):
     """Whatever part of them was run last."""
     cut = ("--seeds", "1", "--epochs", "1", "--images", "60", "--data", blocks)
-    for part in ("lambda-5", "lambda-10"):
-        assert run("lambda", "--only", part, *cut).exit_code == 0
-    rows = (tmp_path / "results" / "tables" / "lambda.md").read_text().splitlines()
-    assert [row.split("|")[1].strip() for row in rows if row.startswith(("| 5 |", "| 10 |"))] == ["5", "10"]
-    assert all("(1 of 3 seeds)" in row for row in rows if row.startswith(("| 5 |", "| 10 |")))
+    for part in ("batch-05", "batch-10"):
+        assert run("batches", "--only", part, *cut).exit_code == 0
+    text = (tmp_path / "results" / "tables" / "batches.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith(("| 5 |", "| 10 |"))]
+    assert len(rows) == 2
+    assert all("(1 of 3 seeds)" in row for row in rows)
 
 
 def test_status_lists_every_cell(run):
