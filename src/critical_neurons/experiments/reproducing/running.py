@@ -4,12 +4,14 @@ number of them."""
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import parent_process
 from typing import Any, TypeAlias
 
 from critical_neurons.errors import CriticalNeuronsError, InvalidSettingError, MissingExtraError, OutputError
@@ -146,6 +148,8 @@ def _run_all(
 def _attempt(name: str, task: Callable[[Runs], None], runs: Runs) -> tuple[str, str | None]:
     from threadpoolctl import threadpool_limits
 
+    if parent_process() is not None:  # Ctrl-C reaches all processes; the first one ends the others
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with on_threads(1), threadpool_limits(1):
             task(runs)
