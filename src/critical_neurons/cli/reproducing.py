@@ -55,7 +55,7 @@ def reproduce(
 
     Cells that are done are skipped, and an interrupted run goes on where it stopped. Tables (Markdown, CSV, LaTeX)
     and figures (PNG, SVG) are written next to the results, and made from these alone. status tells what is done;
-    page writes all of it as one page.
+    page writes all of it anew, and as one page.
 
     \b
     Examples:
@@ -104,6 +104,7 @@ def reproduce(
             show(report_states(states))
         return
     if what == "page":
+        write_tables(shown, store, results / "tables")
         write_page(shown, store, output)
         note(f"Written: {output}")
         return
