@@ -15,6 +15,9 @@ from critical_neurons.compensating.eliminating import NONE, Consumer, eliminate,
 SAME_ERROR = 1e-8
 """Largest relative difference of two errors."""
 
+TWINS_DIFFER = 0.01
+"""Noise of inputs that are otherwise the same, beside a spread of 1."""
+
 
 def draw_consumer(units, outputs=3, *, seed=0, rank=None):
     generator = torch.Generator().manual_seed(seed)
@@ -72,14 +75,31 @@ def test_the_next_unit_is_the_one_that_adds_least(name):
         assert errors[order[gone]] == pytest.approx(min(errors.values()), rel=SAME_ERROR)
 
 
-def test_several_at_once_end_with_the_same_error(monkeypatch):
-    monkeypatch.setattr(eliminating, "STEPS_PER_HALVING", 3)
-    (consumer,) = CONSUMERS["three columns for every unit"]
-    found = eliminate([consumer], 6)  # two at once at first
-    for gone in (2, 4, 5, 6):
-        expected = solve_anew(consumer, found.order[:gone].tolist())
-        assert float(found.errors[gone - 1]) == pytest.approx(expected, rel=SAME_ERROR)
-    assert (found.errors.diff() >= 0).all()
+@pytest.mark.parametrize("held_back", [1, 4])
+@pytest.mark.parametrize("name", CONSUMERS)
+def test_what_is_held_back_changes_nothing(monkeypatch, name, held_back):
+    consumers = CONSUMERS[name]
+    count = int(max(consumer.units.max() for consumer in consumers)) + 1
+    together = eliminate(consumers, count)
+    monkeypatch.setattr(eliminating, "HELD_BACK", held_back)
+    found = eliminate(consumers, count)
+    assert torch.equal(found.order, together.order)
+    assert torch.allclose(found.errors, together.errors, rtol=SAME_ERROR)
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_of_twins_one_stays(blocks):
+    """Alone either of two costs next to nothing; both do not."""
+    generator = torch.Generator().manual_seed(0)
+    pairs = 60
+    single = torch.randn(600, pairs, generator=generator, dtype=torch.float64)
+    rows = torch.cat([single, single], 1)
+    rows += TWINS_DIFFER * torch.randn(rows.shape, generator=generator, dtype=torch.float64)
+    weight = torch.randn(pairs, 10, generator=generator, dtype=torch.float64).repeat(2, 1)
+    metric = torch.eye(10, dtype=torch.float64)
+    consumer = Consumer(rows.T @ rows / len(rows), weight, metric, torch.arange(2 * pairs))
+    order = eliminate([consumer], 2 * pairs, blocks).order
+    assert sorted((order[:pairs] % pairs).tolist()) == list(range(pairs))
 
 
 def test_blocks_lose_as_many_units_each():

@@ -23,8 +23,8 @@ from torch import Tensor
 NONE = -1
 """In place of a unit: a column that stays."""
 
-STEPS_PER_HALVING = 24
-"""Units go one by one until there are more than so many; then as many at once as make so many steps of a half."""
+HELD_BACK = 128
+"""Columns that go before all of H hears of it, by one product of matrices."""
 
 
 @dataclass(frozen=True)
@@ -47,31 +47,29 @@ class Elimination:
 
 
 def eliminate(consumers: Sequence[Consumer], unit_count: int, blocks: int = 1) -> Elimination:
-    """The units that read the consumers' columns, those whose removal adds least first.
+    """The units behind the consumers' columns, one after the other, always the one whose removal adds least.
 
-    The units fall into `blocks` equal blocks, of which each loses one after the other's has gone.
+    The units fall into `blocks` equal blocks; none loses its next unit before all have lost as many.
     """
     systems = [_System(consumer) for consumer in consumers]
-    alive = torch.ones(unit_count, dtype=torch.bool)
+    block = torch.arange(unit_count) // (unit_count // blocks)
+    alive, due = torch.ones(unit_count, dtype=torch.bool), torch.ones(blocks, dtype=torch.bool)
     order: list[Tensor] = []
-    errors: list[Tensor] = []
-    total = torch.zeros((), dtype=torch.float64)
-    while alive.any():
-        added = torch.zeros(unit_count, dtype=torch.float64)
+    added: list[Tensor] = []
+    for _ in range(unit_count):
+        errors = torch.zeros(unit_count, dtype=torch.float64)
         for system in systems:
-            system.add_errors(added)
-        dealt = torch.where(alive, added, torch.inf).reshape(blocks, -1)
-        left = int(alive.sum()) // blocks
-        count = max(1, left // STEPS_PER_HALVING)
-        going = dealt.argsort(dim=1, stable=True)[:, :count] + torch.arange(blocks)[:, None] * dealt.shape[1]
-        chosen = going.T.flatten()  # one of every block, then the next of every block
-        total_then = total + sum((system.remove(chosen) for system in systems), torch.zeros((), dtype=torch.float64))
-        shares = added[chosen].cumsum(0)
-        shares = shares / shares[-1] if shares[-1] > 0 else torch.ones_like(shares)
-        errors.append(total + (total_then - total) * shares)
-        order.append(chosen)
-        alive[chosen], total = False, total_then
-    return Elimination(torch.cat(order), torch.cat(errors))
+            system.add_errors(errors)
+        offered = (alive & due[block]).nonzero().flatten()
+        unit = offered[errors[offered].argmin()]
+        for system in systems:
+            system.remove(unit)
+        order.append(unit)
+        added.append(errors[unit])
+        alive[unit] = due[block[unit]] = False
+        if not due.any():
+            due[:] = True
+    return Elimination(torch.stack(order), torch.stack(added).cumsum(0))
 
 
 def refit(squares: Tensor, weight: Tensor, stays: Tensor) -> Tensor:
@@ -86,48 +84,86 @@ def refit(squares: Tensor, weight: Tensor, stays: Tensor) -> Tensor:
 
 
 class _System:
-    """H and V L, with M = L L', on the columns that are left."""
+    """H and V L, with M = L L', on the columns that are left.
+
+    When columns go, H loses P'P, a row of P for each. Rows are held back until they are worth a product of matrices;
+    V L and the blocks of H that belong to one unit, all that errors are made of, are always up to date.
+    """
 
     def __init__(self, consumer: Consumer) -> None:
-        self._units = consumer.units
-        self._inverse = torch.cholesky_inverse(torch.linalg.cholesky(consumer.squares))
-        self._weight = consumer.weight @ _take_root(consumer.metric)
+        order = _sort_columns(consumer.units)
+        self._units = consumer.units[order]
+        self._inverse = torch.cholesky_inverse(torch.linalg.cholesky(consumer.squares[order[:, None], order]))
+        self._weight = consumer.weight[order] @ _take_root(consumer.metric)
+        self._begin()
 
     def add_errors(self, errors: Tensor) -> None:
         """What the removal of every unit that is left would add."""
-        for units, columns in _group_columns(self._units):
-            own = self._inverse[columns[:, :, None], columns[:, None, :]]
-            weight = self._weight[columns]
-            errors[units] += (weight * torch.linalg.solve(own, weight)).sum((1, 2))
+        for kind in self._kinds:
+            weight = self._weight[kind.columns].unflatten(0, kind.own.shape[:2])
+            errors[kind.units] += torch.linalg.solve(kind.own, weight @ weight.mT).diagonal(dim1=1, dim2=2).sum(1)
 
-    def remove(self, units: Tensor) -> Tensor:
-        """Take the columns of these units away, and return what that adds."""
-        gone = torch.isin(self._units, units)
-        out, rest = gone.nonzero().flatten(), (~gone).nonzero().flatten()
-        if len(out) == 0:
-            return torch.zeros((), dtype=torch.float64)
-        weight = self._weight[out]
-        across = self._inverse[rest[:, None], out]
-        factor = torch.linalg.cholesky(self._inverse[out[:, None], out])
-        solved = torch.cholesky_solve(weight, factor)
-        half = torch.linalg.solve_triangular(factor, across.T, upper=False)
-        self._inverse = self._inverse[rest[:, None], rest].addmm_(half.T, half, alpha=-1)
-        self._weight = self._weight[rest] - across @ solved
-        self._units = self._units[rest]
-        return (weight * solved).sum()
+    def remove(self, unit: Tensor) -> None:
+        """Take the columns of the unit away."""
+        gone = (self._units == unit).nonzero().flatten()
+        if len(gone) == 0:
+            return
+        across = (self._inverse[gone] - self._held[:, gone].T @ self._held) * self._left
+        factor = torch.linalg.cholesky(across[:, gone])
+        rows, weight = (
+            torch.linalg.solve_triangular(factor, each, upper=False) for each in (across, self._weight[gone])
+        )
+        self._weight.addmm_(rows.T, weight, alpha=-1)
+        self._held = torch.cat([self._held, rows])
+        self._left[gone] = False
+        for kind in self._kinds:
+            parts = rows[:, kind.columns].unflatten(1, kind.own.shape[:2]).movedim(0, 1)
+            kind.own.baddbmm_(parts.mT, parts, alpha=-1)
+            kind.own[kind.units == unit] = torch.eye(kind.own.shape[1], dtype=kind.own.dtype)  # to be solved with
+        if len(self._held) >= HELD_BACK:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        left = self._left.nonzero().flatten()
+        held = self._held[:, left]
+        self._inverse = self._inverse[left[:, None], left].addmm_(held.T, held, alpha=-1)
+        self._weight, self._units = self._weight[left], self._units[left]
+        self._begin()
+
+    def _begin(self) -> None:
+        self._held = self._inverse.new_empty(0, len(self._units))
+        self._left = torch.ones(len(self._units), dtype=torch.bool)
+        self._kinds = _list_kinds(self._units, self._inverse)
 
 
-def _group_columns(units: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Units with as many columns each, and their columns (units, columns of one)."""
+@dataclass(frozen=True)
+class _Kind:
+    """Units with as many columns each, the columns, and the blocks of H: (units, columns of one, columns of one)."""
+
+    units: Tensor
+    columns: slice
+    own: Tensor
+
+
+def _sort_columns(units: Tensor) -> Tensor:
+    """Columns of a unit side by side, units with as many columns as well, and first what stays."""
+    _, places, counts = torch.unique(units, return_inverse=True, return_counts=True)
+    sizes = torch.where(units == NONE, 0, counts[places])
     order = units.argsort(stable=True)
-    order = order[units[order] != NONE]
-    present, counts = torch.unique(units[order], return_counts=True)
-    starts = counts.cumsum(0) - counts
-    found = []
+    return order[sizes[order].argsort(stable=True)]
+
+
+def _list_kinds(units: Tensor, inverse: Tensor) -> list[_Kind]:
+    """Of columns in the order of `_sort_columns`."""
+    present, counts = torch.unique_consecutive(units[units != NONE], return_counts=True)
+    kinds, start = [], int((units == NONE).sum())
     for size in counts.unique().tolist():
-        same = (counts == size).nonzero().flatten()
-        found.append((present[same], order[starts[same, None] + torch.arange(size)]))
-    return found
+        same = present[counts == size]
+        columns = torch.arange(start, start + size * len(same)).reshape(-1, size)
+        own = inverse[columns[:, :, None], columns[:, None, :]]
+        kinds.append(_Kind(same, slice(start, start + columns.numel()), own))
+        start += columns.numel()
+    return kinds
 
 
 def _take_root(metric: Tensor) -> Tensor:
