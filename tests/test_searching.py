@@ -17,6 +17,8 @@ INPUTS = 80
 BETTER = 0.05
 """Of accuracy."""
 
+SAME_OBJECTIVE = 1e-4
+
 
 @pytest.fixture(scope="module")
 def trained():
@@ -110,6 +112,62 @@ def test_a_share_of_all_units_may_differ_from_layer_to_layer(compensate):
     plan = cn.plan(cn.search(model, draw(), units=0.3, scope="global", compensate=compensate))
     assert len(plan.kept["0"]) <= 2
     assert len(plan.kept["0"]) + len(plan.kept["2"]) == 4
+
+
+class Parallel(nn.Module):
+    """Two branches side by side added to a third: units of one group that cost differently much."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.before, self.second = nn.Linear(4, 4), nn.Linear(4, 9), nn.Linear(9, 6)
+        self.third, self.last = nn.Linear(4, 10), nn.Linear(10, 3)
+
+    def forward(self, inputs):
+        second = self.second(torch.relu(self.before(inputs)))
+        return self.last(torch.relu(torch.cat([self.first(inputs), second], 1) + self.third(inputs)))
+
+
+@pytest.mark.parametrize("compensate", ["none", "least_squares"])
+@pytest.mark.parametrize("share", [0.4, 0.5, 0.6, 0.7])
+def test_what_stays_is_told_by_scores_where_units_of_a_group_cost_differently_much(few_steps, share, compensate):
+    scores = cn.search(Parallel().eval(), draw(), macs=share, compensate=compensate)
+    assert np.array_equal(scores.per_unit >= 0.5, cn.plan(scores).stays[:-1])
+
+
+def test_a_plan_counts_the_biases_that_refitting_adds():
+    torch.manual_seed(0)
+    layers = [nn.Linear(*sizes, bias=False) for sizes in ((16, 8), (8, 50), (50, 10))]
+    model = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2]).eval()
+    inputs = torch.randn(INPUTS, 16, generator=torch.Generator().manual_seed(1))
+    smaller = cn.prune(model, cn.plan(cn.search(model, inputs, params=0.5)), inputs, compensate="least_squares")
+    before, after = (sum(each.numel() for each in network.parameters()) for network in (model, smaller))
+    assert after <= 0.5 * before
+
+
+def test_inputs_in_the_order_of_their_classes_are_all_heard():
+    """Each half of the units speaks for two classes, of which each half of the inputs has its own."""
+    model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        model[0].weight.zero_(), model[0].bias.zero_()
+        model[0].weight[:4, 0], model[0].weight[4:, 1] = torch.ones(4), torch.ones(4)
+        model[0].bias[:] = -torch.arange(4.0).repeat(2)
+        model[2].weight.zero_(), model[2].bias.zero_()
+        model[2].weight[:2, :4], model[2].weight[2:, 4:] = 30 + torch.rand(2, 4), 30 + torch.rand(2, 4)
+    inputs = torch.zeros(600, 2)
+    inputs[:300, 0], inputs[300:, 1] = 1 + 4 * torch.rand(300), 1 + 4 * torch.rand(300)
+    kept = cn.plan(cn.search(model, inputs, units=0.5)).kept["0"]
+    assert {unit < 4 for unit in kept.tolist()} == {True, False}
+
+
+def test_the_objective_is_the_divergence_of_the_outputs(few_steps):
+    model, inputs = build(), draw()
+    scores = cn.search(model, inputs, units=0.5, compensate="none")
+    with torch.no_grad():
+        found, wanted = (each(inputs).log_softmax(1) for each in (cn.mask(model, cn.plan(scores)), model))
+    divergence = nn.functional.kl_div(found, wanted, log_target=True, reduction="batchmean")
+    assert scores.objective == pytest.approx(float(divergence), rel=SAME_OBJECTIVE)
 
 
 def test_spans_and_layers_to_ignore(few_steps):

@@ -54,6 +54,15 @@ def test_dear_units_go_before_cheap_ones_of_the_same_loss():
     assert counts == [2, 4]
 
 
+def test_what_fits_comes_back():
+    """A large unit is the last to go and leaves room for small ones that went before."""
+    groups = [(np.arange(0, 4), 1), (np.arange(4, 8), 1)]
+    weights = np.array([10.0] * 4 + [1.0] * 4 + [0.0])
+    losses = [100 * np.arange(1.0, 5.0), np.arange(1.0, 5.0)]
+    counts = share_budget(groups, losses, lambda kept: float(weights @ kept), lambda kept: weights, 34.5)
+    assert counts == [3, 4]
+
+
 def test_blocks_go_together():
     groups = [(np.arange(0, 6), 3)]
     assert share_budget(groups, [np.arange(6.0)], count, slope, 5.0) == [3]

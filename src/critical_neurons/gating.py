@@ -1,7 +1,7 @@
 """Gating: model and inputs to gates: which units the network itself misses least.
 
-A gate in [0, 1] multiplies the activations of its unit. The loss is how far the outputs of the gated network diverge
-from those of the whole one, so no labels are needed. Nothing is certified.
+A gate in [0, 1] multiplies what the ReLU of its unit reads. The loss is how far the outputs of the gated network
+diverge from those of the whole one, so no labels are needed. Nothing is certified.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from critical_neurons.network import Bools, Floats, Hold, Ints
 
-TEMPERATURE = 0.5
+DESCENT_TEMPERATURE = 0.5
 """Outputs are compared sharper than they are: what changes a decision counts more than what changes confidence."""
 
 STEPS, STEP_SIZE = 400, 0.05
@@ -147,11 +147,11 @@ class GateSearch:
         return slope.double().numpy()
 
     @torch.no_grad()
-    def measure(self, stays: Bools) -> float:
+    def measure(self, stays: Bools, temperature: float = DESCENT_TEMPERATURE) -> float:
         """The loss on all inputs of the network with these units alone."""
         gates, total = torch.from_numpy(stays).float(), 0.0
         for rows in torch.split(torch.arange(len(self._inputs)), PASS_SIZE):
-            total += float(self._diverge(gates, rows)) * len(rows)
+            total += float(self._diverge(gates, rows, temperature)) * len(rows)
         return total / len(self._inputs)
 
     def _list_exchanges(self, stays: Bools, groups: Sequence[Ints]) -> list[tuple[int, int]]:
@@ -170,9 +170,9 @@ class GateSearch:
             (slope,) = torch.autograd.grad(self._diverge(free, rows), free)
         return slope
 
-    def _diverge(self, gates: Tensor, rows: Tensor) -> Tensor:
-        found = functional.log_softmax(self._model.run(self._inputs[rows], gates) / TEMPERATURE, dim=1)
-        wanted = functional.log_softmax(self._wanted[rows] / TEMPERATURE, dim=1)
+    def _diverge(self, gates: Tensor, rows: Tensor, temperature: float = DESCENT_TEMPERATURE) -> Tensor:
+        found = functional.log_softmax(self._model.run(self._inputs[rows], gates) / temperature, dim=1)
+        wanted = functional.log_softmax(self._wanted[rows] / temperature, dim=1)
         return functional.kl_div(found, wanted, log_target=True, reduction="batchmean")
 
     def _draw(self) -> Tensor:

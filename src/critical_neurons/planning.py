@@ -61,7 +61,8 @@ def plan(
     number kept is a multiple of `round_to`, where that leaves any and the share allows it: rounded up under a
     threshold, down under a share. Among equal scores the unit with the smaller number stays. The layers in `keep`,
     and those that share units with them, lose nothing; a share of all units, parameters or multiply-adds is then met
-    by the others. With `compensate`, parameters are counted as if refitting gave every layer a bias.
+    by the others. With `compensate`, here or in `search`, parameters are counted as if refitting gave every
+    layer a bias.
 
     `max_drop`: remove as much of the `measure` as possible while `evaluate(smaller)` is at most this much below
     `evaluate(model)`, by bisection. The smaller models judged are made as `prune` makes them with `example`, a batch

@@ -61,8 +61,8 @@ def search(
     feels it; layers from the last to the first. Else gates on all units follow the gradient of the loss until they
     are open or shut, and are then exchanged as long as that helps.
 
-    Nothing is certified: `objective` is how far the outputs diverge, there is no bound. `ignore`, `start` and `stop`
-    as for `score`. `progress` is told how far the search has come.
+    Nothing is certified: `objective` is the Kullback-Leibler divergence of the outputs, and there is no bound.
+    `ignore`, `start` and `stop` as for `score`. `progress` is told how far the search has come.
     """
     started = time.monotonic()
     check_compensation(compensate)
@@ -156,7 +156,10 @@ class _Task:
         per_unit = np.zeros(self.network.unit_count)
         for (units, _), count, order in zip(self.groups, counts, orders, strict=True):
             per_unit[units[order]] = _grade(len(units), count)
-        return per_unit, loss
+        stays = self._select(per_unit)
+        if np.array_equal(stays, per_unit >= REMOVED_BELOW):
+            return per_unit, loss
+        return _rank(per_unit, stays), choice.measure(stays)  # units of one group may differ in what they cost
 
     def descend(self) -> tuple[Floats, float]:
         """Scores by gates, what stays chosen again by exchanges, and the loss of what is left."""
@@ -168,13 +171,11 @@ class _Task:
         stays = self._select(gates)
         within = [part for units, blocks in self.groups for part in units.reshape(blocks, -1)]
         self.tell("exchanging units")
-        stays, loss = found.exchange(stays, within)
-        per_unit = np.zeros(self.network.unit_count)
+        stays, _ = found.exchange(stays, within)
         worth = -found.differentiate(stays)  # to first order, what the loss rises by without the unit
-        for part in (stays, ~stays):
-            order = np.flatnonzero(part)[np.argsort(worth[part], kind="stable")]
-            per_unit[order] = _grade(len(order), len(order) if part is stays else 0)
-        return per_unit, loss
+        per_unit = _rank(worth, stays)
+        stays = self._select(per_unit)  # what was exchanged may differ in what it costs
+        return _rank(per_unit, stays), found.measure(stays, temperature=1.0)
 
     def frame(self, per_unit: Floats) -> Scores:
         """Scores with these values and nothing else to say."""
@@ -237,6 +238,13 @@ class _Task:
 
     def _report(self, what: str) -> Callable[[int, int], None]:
         return lambda done, total: self.tell(f"{done} of {total} {what}")
+
+
+def _rank(values: Floats, stays: Bools) -> Floats:
+    """Scores that rise with the values, those of the units that stay above all others."""
+    per_unit = np.zeros(len(values))
+    per_unit[np.lexsort((values, stays))] = _grade(len(values), int(stays.sum()))
+    return per_unit
 
 
 def _grade(count: int, kept: int) -> Floats:

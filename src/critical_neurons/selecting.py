@@ -41,8 +41,10 @@ def select_units(
 ) -> Plan:
     """Keep the units that score high, as `planning.plan` says.
 
-    `biases_added`: layers without a bias count as with one, which refitting may give them.
+    `biases_added`: layers without a bias count as with one, which refitting may give them; so they do for scores that
+    a search for refitting found.
     """
+    biases_added = biases_added or scores.settings.get("compensate", "none") != "none"
     given: dict[str, Any] = {"threshold": threshold, "units": units, "params": params, "macs": macs}
     chosen = {name: value for name, value in given.items() if value is not None}
     if not chosen and scores.settings.get("budget"):

@@ -19,34 +19,55 @@ def share_budget(
     slope: Callable[[Floats], Floats],
     limit: float,
 ) -> list[int]:
-    """Counts that keep the cost within the limit, at least one unit of every block.
+    """Counts that keep the cost within the limit, at least one unit of every block, with no room for a further one.
 
     `losses[g][n]`: what n + 1 units removed from group g cost the loss. `cost` and `slope`, its derivative, are those
     of how much of every unit is kept, with a last entry for NO_UNIT. Where the loss rises least for the cost saved,
-    the next units go: of one group one of every block, the losses made convex before.
+    the next units go: of one group one of every block, the losses made convex before. Once the limit is met, those
+    that fit come back, where the loss falls most for it first.
     """
     kept = np.ones(sum(len(units) for units, _ in groups) + 1)
     counts = [len(units) for units, _ in groups]
     rises = [np.diff(make_convex(np.concatenate([[0.0], loss]))) for loss in losses]
+
+    def price(place: int, gone: int, saved: Floats) -> float:
+        """What the loss rises by, for the cost saved, when after so many the next of every block go."""
+        units, blocks = groups[place]
+        return float(rises[place][gone : gone + blocks].sum() / (blocks * saved[units].mean()))
+
+    def move(place: int, step: int) -> None:
+        units, blocks = groups[place]
+        counts[place] += step * blocks
+        kept[units] = counts[place] / len(units)
+
     while cost(kept) > limit + ROUNDING:
         saved = slope(kept)
-        best, least = None, np.inf
-        for place, (units, blocks) in enumerate(groups):
-            gone = len(units) - counts[place]
-            if counts[place] > blocks:
-                rise = rises[place][gone : gone + blocks].sum()
-                gain = blocks * saved[units].mean()
-                if rise / gain < least:
-                    best, least = place, rise / gain
-        if best is None:
+        prices = {
+            place: price(place, len(units) - counts[place], saved)
+            for place, (units, blocks) in enumerate(groups)
+            if counts[place] > blocks
+        }
+        if not prices:
             raise InvalidSettingError(
                 f"search: the budget cannot be met; with one unit of every layer the cost is {cost(kept):.4g}, and "
                 f"{limit:.4g} is asked for."
             )
-        units, blocks = groups[best]
-        counts[best] -= blocks
-        kept[units] = counts[best] / len(units)
-    return counts
+        move(min(prices, key=prices.__getitem__), -1)
+    tried: set[int] = set()
+    while True:
+        saved = slope(kept)
+        prices = {
+            place: price(place, len(units) - counts[place] - blocks, saved)
+            for place, (units, blocks) in enumerate(groups)
+            if counts[place] < len(units) and place not in tried
+        }
+        if not prices:
+            return counts
+        place = max(prices, key=prices.__getitem__)
+        move(place, +1)
+        if cost(kept) > limit + ROUNDING:
+            move(place, -1)
+            tried.add(place)
 
 
 def make_convex(values: Floats) -> Floats:

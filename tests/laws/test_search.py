@@ -50,10 +50,20 @@ def test_budgets_over_all_layers_are_met(name, measure, compensate):
     model, inputs = draw(name)
     share = find_share(cn.inspect(model, inputs[:2]), measure)
     scores = cn.search(model, inputs, **{measure: share}, compensate=compensate)
-    kept = cn.plan(scores, compensate=compensate).stays.astype(float)
-    whole = count_cost(scores.wirings, np.ones_like(kept), measure)
-    assert count_cost(scores.wirings, kept, measure) <= share * whole + ROUNDING
-    assert kept[:-1][scores.per_unit >= 0.5].all()
+    kept = cn.plan(scores).stays.astype(float)
+    whole, left = (count_cost(scores.wirings, each, measure) for each in (np.ones_like(kept), kept))
+    if compensate != "none" and measure == "params":
+        left += count_new_biases(scores.wirings, kept, everywhere=True)
+    assert left <= share * whole + ROUNDING
+    assert np.array_equal(scores.per_unit >= 0.5, kept[:-1] == 1)
+
+
+@pytest.mark.parametrize("compensate", COMPENSATIONS)
+@pytest.mark.parametrize("name", SCORED)
+def test_a_share_of_all_units_is_met(name, compensate):
+    model, inputs = draw(name)
+    scores = cn.search(model, inputs, units=0.6, scope="global", compensate=compensate)
+    assert np.array_equal(scores.per_unit >= 0.5, cn.plan(scores).stays[:-1])
 
 
 def find_share(network, measure):

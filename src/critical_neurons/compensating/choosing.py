@@ -53,7 +53,8 @@ class Choice:
         self._unit_count = sum(len(group.units) for group in groups)
         self._consumers = [wiring for wiring in wirings if reads_units(wiring)]
         self._moments = gather_moments(model, [wiring.module for wiring in self._consumers], inputs, progress)
-        self._sample = inputs[:METRIC_INPUTS]
+        drawn = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))[:METRIC_INPUTS]
+        self._sample = inputs[drawn]  # data sets come in the order of their classes
 
     def trace(self, progress: Callable[[int, int], None] = lambda done, total: None) -> list[Elimination]:
         """Every group by itself in the whole model: the order in which its units go, and what each costs.
@@ -65,7 +66,7 @@ class Choice:
         found = []
         for done, group in enumerate(self._groups):
             progress(done, len(self._groups))
-            traced = self._eliminate(self._model, group, whole, metrics)
+            traced = self._eliminate(group, whole, metrics)
             worths = []
             for share in TRIED_SHARES:
                 count = int(share * len(group.units)) // group.blocks * group.blocks
@@ -93,11 +94,15 @@ class Choice:
             group = self._groups[place]
             modules = [each.module for each in self._consumers_of(group)]
             metrics = gather_metrics(draft, modules, self._sample, self._seed) if modules else {}
-            orders[place] = self._eliminate(draft, group, stays, metrics).order.numpy()
+            orders[place] = self._eliminate(group, stays, metrics).order.numpy()
             stays[group.units[orders[place][: len(group.units) - counts[place]]]] = False
             self._refit(draft, self._consumers_of(group), stays)
         progress(len(places), len(places))
         return orders, self._diverge(draft, self._inputs)
+
+    def measure(self, stays: Bools) -> float:
+        """By how much the outputs diverge from the model's with these units alone and their consumers refitted."""
+        return self._diverge(self._draft(np.append(stays, True)), self._inputs)
 
     def _find_last(self, place: int) -> int:
         """Where the last module stands that reads the group."""
@@ -107,7 +112,7 @@ class Choice:
     def _consumers_of(self, group: Group) -> list[Wiring]:
         return [wiring for wiring in self._consumers if np.isin(wiring.inputs, group.units).any()]
 
-    def _eliminate(self, draft: nn.Module, group: Group, stays: Bools, metrics: Mapping[str, Tensor]) -> Elimination:
+    def _eliminate(self, group: Group, stays: Bools, metrics: Mapping[str, Tensor]) -> Elimination:
         numbers = np.full(self._unit_count + 1, NONE)
         numbers[group.units] = np.arange(len(group.units))
         consumers = []

@@ -97,6 +97,11 @@ class _System:
         self._weight = consumer.weight[order] @ _take_root(consumer.metric)
         self._begin()
 
+    def _begin(self) -> None:
+        self._held = self._inverse.new_empty(0, len(self._units))
+        self._left = torch.ones(len(self._units), dtype=torch.bool)
+        self._kinds = _list_kinds(self._units, self._inverse)
+
     def add_errors(self, errors: Tensor) -> None:
         """What the removal of every unit that is left would add."""
         for kind in self._kinds:
@@ -129,11 +134,6 @@ class _System:
         self._inverse = self._inverse[left[:, None], left].addmm_(held.T, held, alpha=-1)
         self._weight, self._units = self._weight[left], self._units[left]
         self._begin()
-
-    def _begin(self) -> None:
-        self._held = self._inverse.new_empty(0, len(self._units))
-        self._left = torch.ones(len(self._units), dtype=torch.bool)
-        self._kinds = _list_kinds(self._units, self._inverse)
 
 
 @dataclass(frozen=True)

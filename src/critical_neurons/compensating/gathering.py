@@ -20,7 +20,7 @@ ROWS_PER_COLUMN, LEAST_ROWS = 10, 20_000
 RIDGE = 1e-3
 """Added to the covariance, relative to its mean diagonal."""
 
-TEMPERATURE = 2.0
+METRIC_TEMPERATURE = 2.0
 """Outputs are taken for less certain than they are: the loss of a trained network feels few of its inputs else."""
 
 DRAWS = 4
@@ -108,7 +108,7 @@ def gather_metrics(model: nn.Module, modules: Sequence[str], inputs: Tensor, see
     metrics: dict[str, Tensor] = {}
     for batch in torch.split(inputs, BATCH_SIZE):
         with torch.enable_grad(), _hold_outputs(model, modules) as held:
-            logits = model(batch) / TEMPERATURE
+            logits = model(batch) / METRIC_TEMPERATURE
             spread = functional.log_softmax(logits.detach().double(), dim=1).exp()
             drawn = torch.multinomial(spread, DRAWS, replacement=True, generator=generator)
             for labels in drawn.T:
