@@ -105,7 +105,7 @@ class _System:
     def add_errors(self, errors: Tensor) -> None:
         """What the removal of every unit that is left would add."""
         for kind in self._kinds:
-            weight = self._weight[kind.columns].unflatten(0, kind.own.shape[:2])
+            weight = self._weight[kind.columns].reshape(*kind.own.shape[:2], self._weight.shape[1])
             errors[kind.units] += torch.linalg.solve(kind.own, weight @ weight.mT).diagonal(dim1=1, dim2=2).sum(1)
 
     def remove(self, unit: Tensor) -> None:
@@ -122,7 +122,7 @@ class _System:
         self._held = torch.cat([self._held, rows])
         self._left[gone] = False
         for kind in self._kinds:
-            parts = rows[:, kind.columns].unflatten(1, kind.own.shape[:2]).movedim(0, 1)
+            parts = rows[:, kind.columns].reshape(len(rows), *kind.own.shape[:2]).movedim(0, 1)
             kind.own.baddbmm_(parts.mT, parts, alpha=-1)
             kind.own[kind.units == unit] = torch.eye(kind.own.shape[1], dtype=kind.own.dtype)  # to be solved with
         if len(self._held) >= HELD_BACK:
