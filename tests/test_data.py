@@ -168,7 +168,7 @@ class TestCache:
 
     def test_one_that_cannot_be_made(self, source, tmp_path):
         (tmp_path / "cache").write_text("")
-        with pytest.raises(OutputError, match="Give another cache"):
+        with pytest.raises(OutputError, match="cache: cannot be written"):
             load(source, tmp_path)
 
     def test_no_space_leaves_nothing_half_written(self, source, tmp_path, monkeypatch):
