@@ -22,7 +22,7 @@ from critical_neurons.exporting import open_onnx
 from critical_neurons.measuring import measure_accuracy
 from critical_neurons.reporting import describe_batch, judge
 
-COMMANDS = ["demo", "inspect", "score", "prune", "compress", "evaluate", "export", "reproduce"]
+COMMANDS = ["demo", "inspect", "score", "prune", "compress", "reproduce", "evaluate", "export"]
 TINY_MODELS = """
 import torch
 from torch import nn
