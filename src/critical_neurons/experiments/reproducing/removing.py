@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -142,31 +141,37 @@ def choose_thresholds(
     validation: Part,
     *,
     share: float,
-    loss: float,
-    levels: Sequence[float],
+    accuracy: float,
+    steps: int,
 ) -> dict[str, float]:
-    """A threshold for every layer, one of the levels, or 0 where nothing is removed.
+    """A threshold for every layer, the score at one of the steps through its units, or 0 where nothing is removed.
 
     They are raised one at a time, always that which costs least accuracy for the parameters it removes, as published;
-    first until the share is removed, then as long as no more than the loss of accuracy is lost.
+    first until the share is removed, then as long as the accuracy is left.
     """
-    whole = accuracy = measure(model, validation)
-    chosen, removed = dict.fromkeys(scores, 0.0), 0.0
+    levels = {name: find_levels(values, steps) for name, values in scores.items()}
+    chosen, removed, before = dict.fromkeys(scores, 0.0), 0.0, measure(model, validation)
     while True:
-        steps = []
-        for name, values in scores.items():
-            level = next((each for each in levels if (values < each).sum() > (values < chosen[name]).sum()), None)
-            if level is None:
+        ways = []
+        for name, ahead in levels.items():
+            if not ahead:
                 continue
-            plan = cn.plan(scores, threshold={**chosen, name: level})
+            plan = cn.plan(scores, threshold={**chosen, name: ahead[0]})
             reached = share_as_published(model, plan)
             left = measure_without(model, plan, validation)
-            if reached > removed and (removed < share or left >= whole - loss):
-                steps.append(((accuracy - left) / (reached - removed), name, level, left, reached))
-        if not steps:
+            if removed < share or left >= accuracy:
+                ways.append(((before - left) / (reached - removed), name, left, reached))
+        if not ways:
             return chosen
-        _, name, level, accuracy, removed = min(steps)
-        chosen[name] = level
+        _, name, before, removed = min(ways)
+        chosen[name] = levels[name].pop(0)
+
+
+def find_levels(values: np.ndarray, steps: int) -> list[float]:
+    """Scores at equal steps through the units in their order. Each has more units below it than the last."""
+    ordered = np.sort(values)
+    levels = np.unique(ordered[np.arange(steps) * len(values) // steps])
+    return [float(each) for each in levels if each > ordered[0]]
 
 
 def measure_removal(model: nn.Module, plan: cn.Plan, test: Part) -> Settings:
