@@ -29,7 +29,8 @@ images, a tenth of every class of the training images. The rule by which Table 2
 to them, though: it was changed four times after test figures had been seen. Those of LeNet-5 and FC-3 on
 Fashion-MNIST led from the paper's share at any loss, to as much as the paper's loss allows, to a share five points
 lower, to thresholds for every layer; those of every row but FC-4 on MNIST to smaller steps, and to the paper's
-accuracy in place of its loss. Take those rows as what can be reached, and the rows at the paper's thresholds as the test.
+accuracy in place of its loss. Take those rows as what can be reached, and the rows at the paper's thresholds as the
+test.
 """
 
 DIFFERENCES = """\
