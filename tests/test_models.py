@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from critical_neurons.errors import InvalidSettingError
-from critical_neurons.experiments.models import MODELS, fc3, fc4, lenet5, vgg16
+from critical_neurons.experiments.models import MODELS, fc3, fc4, lenet5, resnet20, vgg16
 
 
 def widths(model: nn.Module) -> list[int]:
@@ -23,6 +23,14 @@ def test_widths_are_the_papers():
     assert widths(fc4()) == [200, 100, 100, 10]
     assert widths(lenet5()) == [6, 16, 120, 84, 10]
     assert widths(vgg16()) == [64, 64, 128, 128, *[256] * 3, *[512] * 6, 512, 10]
+
+
+def test_resnet20_has_twenty_layers_with_weights():
+    """And a convolution in two shortcuts. Its weights are 0.27 million, as He and others count them."""
+    layers = [module for module in resnet20().modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    assert len(layers) == 20 + 2
+    assert [len(layer.weight) for layer in layers] == [16] * 7 + [32] * 7 + [64] * 7 + [10]
+    assert sum(layer.weight.numel() for layer in layers) == 270_896
 
 
 def test_vgg16_keys_are_those_of_the_trained_checkpoint():

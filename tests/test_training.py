@@ -326,6 +326,22 @@ class TestAugmentation:
         assert not equal_states(whole.model.state_dict(), plain.model.state_dict())
 
 
+def test_a_falling_rate(digits, tmp_path):
+    """The first epoch is that of a steady rate, later ones are not."""
+    recipe = Recipe("sgd", 0.4, epochs=4, falling=True)
+    assert [recipe.rate_of(epoch) for epoch in (1, 2, 3, 4)] == pytest.approx([0.4, 0.3, 0.2, 0.1])
+    with pytest.raises(Interrupted):
+        train(start(), digits, recipe, seed=1, folder=tmp_path / "parts", progress=stop_after(2))
+    parts = train(start(), digits, recipe, seed=1, folder=tmp_path / "parts", keep_epochs=True)
+    whole = train(start(), digits, recipe, seed=1, folder=tmp_path / "whole", keep_epochs=True)
+    assert equal_states(whole.model.state_dict(), parts.model.state_dict())
+    steady = replace(recipe, falling=False)
+    train(start(), digits, steady, seed=1, folder=tmp_path / "steady", keep_epochs=True)
+    first, second = (load_file(tmp_path / "whole" / EPOCH.format(number)) for number in (1, 2))
+    assert equal_states(first, load_file(tmp_path / "steady" / EPOCH.format(1)))
+    assert not equal_states(second, load_file(tmp_path / "steady" / EPOCH.format(2)))
+
+
 def test_kept_epochs(digits, tmp_path):
     trained = train(start(), digits, RECIPE, seed=1, folder=tmp_path, keep_epochs=True).model
     kept = [load_file(tmp_path / EPOCH.format(number)) for number in (1, 2, 3)]

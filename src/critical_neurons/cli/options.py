@@ -12,7 +12,7 @@ import typer
 from critical_neurons.errors import InvalidSettingError
 
 ModelName = Annotated[
-    str, typer.Argument(help="fc3, fc4, lenet5, vgg16, or package.module:factory.", metavar="MODEL")
+    str, typer.Argument(help="fc3, fc4, lenet5, vgg16, resnet20, or package.module:factory.", metavar="MODEL")
 ]
 DataName = Annotated[
     str,

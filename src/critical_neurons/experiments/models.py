@@ -1,4 +1,4 @@
-"""Models: the paper's networks, untrained, each one `nn.Sequential`."""
+"""Models: the paper's networks and a residual one, untrained, each one `nn.Sequential`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from critical_neurons.errors import InvalidSettingError
 
 VGG16_GROUPS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 """Widths of the convolutions; every group ends in a pooling that halves the image."""
+
+RESNET20_WIDTHS = (16, 32, 64)
+"""Of three blocks each; all but the first begin with one that halves the image."""
 
 
 def fc3(*, classes: int = 10, channels: int = 3, size: int = 32) -> nn.Sequential:
@@ -61,6 +65,35 @@ def vgg16(*, classes: int = 10, channels: int = 3, size: int = 32, narrow: int =
     return nn.Sequential(*layers)
 
 
+def resnet20(*, classes: int = 10, channels: int = 3) -> nn.Sequential:
+    """ResNet-20 for small images: nine blocks of two convolutions. A block that widens has one in its shortcut."""
+    before = RESNET20_WIDTHS[0]
+    layers: list[nn.Module] = [*_convolve(channels, before), nn.ReLU()]
+    for width in RESNET20_WIDTHS:
+        for _ in range(3):
+            layers.append(ResidualBlock(before, width))
+            before = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, before: int, width: int) -> None:
+        super().__init__()
+        stride = 1 if before == width else 2
+        self.body = nn.Sequential(*_convolve(before, width, stride=stride), nn.ReLU(), *_convolve(width, width))
+        self.shortcut = nn.Sequential(*([] if before == width else _convolve(before, width, kernel=1, stride=stride)))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return functional.relu(self.body(inputs) + self.shortcut(inputs))
+
+
+def _convolve(before: int, width: int, *, kernel: int = 3, stride: int = 1) -> list[nn.Module]:
+    return [
+        nn.Conv2d(before, width, kernel, stride=stride, padding=kernel // 2, bias=False),
+        nn.BatchNorm2d(width),
+    ]
+
+
 def _fully_connected(widths: tuple[int, ...]) -> nn.Sequential:
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise(widths):
@@ -77,5 +110,5 @@ class Builtin:
 
 
 MODELS: dict[str, Builtin] = {
-    factory.__name__: Builtin(factory, (3, 32, 32)) for factory in (fc3, fc4, lenet5, vgg16)
+    factory.__name__: Builtin(factory, (3, 32, 32)) for factory in (fc3, fc4, lenet5, vgg16, resnet20)
 }

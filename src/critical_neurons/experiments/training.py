@@ -44,7 +44,8 @@ VERSION = 1
 @dataclass(frozen=True)
 class Recipe:
     """How a network is trained: torch's optimiser of that name with nothing but the learning rate set, and for sgd
-    the momentum. `augmented` images are flipped at random and moved by up to `SHIFT` pixels."""
+    the momentum. `augmented` images are flipped at random and moved by up to `SHIFT` pixels. A `falling` rate goes
+    down in even steps, one an epoch, as if to zero after the last."""
 
     optimiser: Optimiser
     learning_rate: float
@@ -52,6 +53,7 @@ class Recipe:
     batch_size: int = 128
     momentum: float = 0.0
     augmented: bool = False
+    falling: bool = False
 
     def __post_init__(self) -> None:
         if self.optimiser not in OPTIMISERS:
@@ -71,11 +73,17 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, without what few recipes have."""
         given = asdict(self)
-        return {name: value for name, value in given.items() if value or name not in ("momentum", "augmented")}
+        return {
+            name: value for name, value in given.items() if value or name not in ("momentum", "augmented", "falling")
+        }
 
     def build_optimiser(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         further: Mapping[str, Any] = {"momentum": self.momentum} if self.momentum else {}
         return OPTIMISERS[self.optimiser](parameters, lr=self.learning_rate, **further)  # type: ignore[call-arg]
+
+    def rate_of(self, epoch: int) -> float:
+        """The learning rate of an epoch, counted from one."""
+        return self.learning_rate * (1 - (epoch - 1) / self.epochs) if self.falling else self.learning_rate
 
     def shortened(self, epochs: int) -> Recipe:
         """The same for another number of epochs; one of them is the paper's fine-tuning."""
@@ -92,13 +100,16 @@ LENET5_CIFAR10 = Recipe("sgd", 1e-2, epochs=256, momentum=0.9, augmented=True)
 """The paper names SGD, rate and epochs. Momentum and augmentation are ours, to come nearer to its reference."""
 
 VGG16 = Recipe("adam", 1e-2, epochs=30)
+RESNET20 = Recipe("sgd", 0.1, epochs=30, momentum=0.9, augmented=True, falling=True)
 
 RECIPES: Mapping[tuple[str, str], Recipe] = {
     **{(model, data): SMALL for model in ("fc3", "fc4", "lenet5") for data in ("mnist", "fashion_mnist")},
     ("lenet5", "cifar10"): LENET5_CIFAR10,
     **{("vgg16", data): VGG16 for data in ("mnist", "fashion_mnist", "cifar10")},
+    ("resnet20", "cifar10"): RESNET20,
 }
-"""The paper's recipes, by network and data set. It names none for VGG-16 on MNIST and Fashion-MNIST: CIFAR-10's."""
+"""The paper's recipes, by network and data set. It names none for VGG-16 on MNIST and Fashion-MNIST: CIFAR-10's.
+ResNet-20 is not in the paper."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +171,8 @@ def train(
         # Only the epoch itself draws from this stream, so that nothing progress does can change the result.
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(random_state)
+            for parameters in optimiser.param_groups:
+                parameters["lr"] = recipe.rate_of(number)
             loss = _train_epoch(trained, data.training, optimiser, recipe)
             random_state = torch.get_rng_state()
         if not math.isfinite(loss):
