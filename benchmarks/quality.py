@@ -1,114 +1,359 @@
-"""The accuracy left at a given size, without fine-tuning: a search against choices by weights and activations.
+"""The accuracy left at a given size, without fine-tuning: a search against the ways others choose units.
 
-python benchmarks/quality.py --fashion FOLDER      784-300-100-10, trained anew for every seed
-python benchmarks/quality.py --model NET WEIGHTS --data FOLDER      a built-in network for images of 32x32 pixels
+    python benchmarks/quality.py run --data DIR --runs DIR                    every case, on test images
+    python benchmarks/quality.py run --data DIR --runs DIR --part validation  on images that choices may be made by
+    python benchmarks/quality.py run ... --only fashion/lenet5                one case, or any part of a cell's name
+    python benchmarks/quality.py page                                         docs/quality.md from what is stored
 
-Everything is measured on validation images: those of the training split that took no part in anything else.
+DIR of --data holds mnist, fashion_mnist and cifar10. Networks are trained into DIR of --runs, where those that
+`critical-neurons reproduce` has left are used again; VGG-16 is given by --vgg WEIGHTS. A cell is a network, a seed, a
+number of calibration images and a size; all methods are measured in it. It is one line of
+benchmarks/results/quality.jsonl as soon as it is done, and what is stored is skipped: a run that was stopped goes on.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import hashlib
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib.metadata import version
+from itertools import groupby, product
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import critical_neurons as cn
-from compression import clock, train
-from critical_neurons.experiments import baselines
-from critical_neurons.experiments.data import load_dataset
+from critical_neurons.costs import count_cost
+from critical_neurons.errors import CriticalNeuronsError
+from critical_neurons.experiments.data import VALIDATION_SHARE, Dataset, Part
+from critical_neurons.experiments.models import MODELS, fc3
+from critical_neurons.experiments.reproducing.cells import select_cells
+from critical_neurons.experiments.reproducing.runs import Runs, find_data
+from critical_neurons.experiments.sampling import draw_batch
+from critical_neurons.experiments.store import Cell, Store
+from critical_neurons.experiments.training import Recipe, build_model, train
 from critical_neurons.loading import Look, load_batch, load_model
 from critical_neurons.measuring import measure_accuracy
-from speed import store_line
+from critical_neurons.network import Floats
+from preferring import Subject, draw_random, list_methods, prefer
+from quality_page import OURS, RANDOM, UNIFORM, write_page
 
-RESULTS = Path(__file__).parent / "results" / "quality.jsonl"
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parent.parent / "docs" / "quality.md"
+TABLE = "quality"
+VERSION = 1
+"""Raised when the same settings would give another result."""
+
 COMPENSATIONS = ("none", "least_squares")
+REMOVED = (0.3, 0.5, 0.6, 0.7, 0.8)
+MACS = (0.5, 0.3)
 CALIBRATION = 1000
-KEPT = (0.5, 0.4, 0.3, 0.2)
-RANDOM_DRAWS = 5
-SEEDS = 3
-PER_CLASS, TRAINED = 6000, 50_000
+SIZES = (10, 100, 1000, 5000)
+SHARE_STEPS = 1000
+"""Uniform shares are tried in steps of one in so many."""
+
+PAPER = {"integer": False, "input_radius": 1e-5}
+LINEARISED = {"formulation": "linearised", "input_radius": 0.0}
+"""The paper's program takes hours on deep networks."""
+
+PLAIN = "784-300-100-10"
+PLAIN_RECIPE = Recipe("adam", 1e-3, epochs=10)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network on a data set, and what is measured of it. `look`: images as stored, changed in this way, with the
+    last tenth of the training split for validation; without it the paper's images and split. `brought`: the weights
+    are given, not trained. `methods`: all, unless given. `uniform`: every baseline with one share for all layers as
+    well, where the size is a share of multiply-adds."""
+
+    network: str
+    data: str
+    seeds: tuple[int, ...]
+    removed: tuple[float, ...] = REMOVED
+    macs: tuple[float, ...] = MACS
+    sizes: tuple[int, ...] = (CALIBRATION,)
+    look: Look | None = None
+    brought: bool = False
+    measured: int | None = None
+    program: Mapping[str, Any] | None = None
+    methods: tuple[str, ...] | None = None
+    draws: int = 5
+    uniform: bool = True
+
+
+SEEDS = (0, 1, 2)
+DEEP = {
+    "removed": (0.5, 0.7),
+    "measured": 2000,
+    "program": LINEARISED,
+    "draws": 1,
+    "uniform": False,
+}
+CASES = (
+    Case(PLAIN, "fashion", (0, 1, 2, 3, 4), sizes=SIZES, look=Look()),
+    *(Case(network, data, SEEDS) for network in ("fc3", "fc4") for data in ("mnist", "fashion")),
+    Case("lenet5", "mnist", SEEDS),
+    Case("lenet5", "fashion", SEEDS, sizes=SIZES),
+    Case("lenet5", "cifar10", (0,)),
+    Case("vgg16", "cifar10", (0,), look=Look(mean=(0.5,), std=(1.0,)), brought=True, **DEEP),
+    *([Case("resnet20", "cifar10", (0,), **DEEP)] if "resnet20" in MODELS else []),
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fashion", help="folder or id of Fashion-MNIST")
-    parser.add_argument("--model", nargs=2, metavar=("NET", "WEIGHTS"), help="a built-in network and its weights")
-    parser.add_argument("--data", help="folder or id of the data set it was trained on")
-    arguments = parser.parse_args()
-    if arguments.fashion:
-        for seed in range(SEEDS):
-            compare_small(arguments.fashion, seed)
-    if arguments.model:
-        name, weights = arguments.model
-        data = load_dataset(arguments.data)
-        inputs, labels = draw(data.training.inputs, data.training.labels, 0)
-        validation = (data.validation.inputs, data.validation.labels)
-        compare_choices(f"{name}, {Path(arguments.data).name}", load_model(name, weights), inputs, labels, validation)
-
-
-def compare_small(source: str, seed: int) -> None:
-    inputs, labels = load_batch(source, per_class=PER_CLASS, seed=0, look=Look(channels=1, resize=28))
-    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    inputs, labels = inputs[shuffled].float(), labels[shuffled]
-    torch.manual_seed(seed)
-    model = nn.Sequential(
-        *(nn.Flatten(), nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10))
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="measure the cells that are not stored yet")
+    run.add_argument("--data", required=True, type=Path, help="folder with mnist, fashion_mnist and cifar10")
+    run.add_argument("--runs", required=True, type=Path, help="folder of trained networks")
+    run.add_argument("--only", action="append", default=[], help="parts of a cell's name, such as fashion/lenet5")
+    run.add_argument("--part", choices=("validation", "test"), default="test")
+    run.add_argument("--vgg", type=Path, help="weights of VGG-16 on CIFAR-10; without them it is left out")
+    run.add_argument(
+        "--again", action="store_true", help="also what is stored; of two lines of a cell the last counts"
     )
-    train(model, inputs[:TRAINED], labels[:TRAINED])
-    calibration = draw(inputs[:TRAINED], labels[:TRAINED], seed)
-    compare_choices("784-300-100-10", model, *calibration, (inputs[TRAINED:], labels[TRAINED:]), seed)
+    commands.add_parser("page", help="write docs/quality.md from what is stored")
+    arguments = parser.parse_args()
+    store = Store(RESULTS)
+    try:
+        if arguments.command == "page":
+            write_page(store.find_all(TABLE), PAGE)
+            return
+        cases = [case for case in CASES if arguments.vgg or not case.brought]
+        listed = {cell: case for case in cases for cell in list_cells(case, arguments.part, arguments.vgg)}
+        chosen = select_cells(listed, arguments.only)
+        missing = chosen if arguments.again else store.find_missing(chosen)
+        print(f"{len(missing)} of {len(chosen)} cells to measure", flush=True)
+        runs = Runs(arguments.runs, arguments.data, tell=_tell)
+        failed = []
+        for case in cases:
+            mine = [cell for cell in missing if listed[cell] is case]
+            failed += run_cells(case, mine, store, runs, weights=arguments.vgg)
+    except CriticalNeuronsError as error:
+        sys.exit(f"error: {error}")
+    if failed:
+        sys.exit("\n".join(["failed:", *failed]))
 
 
-def draw(inputs: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1000 + seed))[:CALIBRATION]
-    return inputs[rows], labels[rows]
+def list_cells(case: Case, part: str, weights: Path | None = None) -> list[Cell]:
+    """Cells of the same network, seed and calibration images stand together."""
+    budgets = [{"removed": share} for share in case.removed] + [{"macs": share} for share in case.macs]
+    digest = {"weights": hashlib.sha256(weights.read_bytes()).hexdigest()} if case.brought and weights else {}
+    cells = []
+    for seed, size, budget in product(case.seeds, case.sizes, budgets):
+        if size != CALIBRATION and CALIBRATION in case.sizes and "macs" in budget:
+            continue
+        ((measure, share),) = budget.items()
+        settings = {
+            "harness": VERSION,
+            "network": case.network,
+            "data": case.data,
+            "seed": seed,
+            "images": size,
+            "budget": budget,
+            "part": part,
+            "measured": case.measured,
+            "program": case.program or PAPER,
+            "methods": case.methods,
+            "draws": case.draws,
+            "uniform": case.uniform,
+            **digest,
+        }
+        name = f"{case.data}/{case.network}/seed-{seed}/images-{size}/{measure}-{100 * share:.0f}"
+        cells.append(Cell(TABLE, f"{name}/{part}", settings))
+    return cells
 
 
-def compare_choices(
-    case: str, model: nn.Module, inputs: Tensor, labels: Tensor, validation: tuple[Tensor, Tensor], seed: int = 0
-) -> None:
-    """Points of accuracy lost by every choice at the same counts, without and with refitting."""
-    model.eval()
-    before = measure_accuracy(model, *validation)
-
-    def lose(plan: cn.Plan, compensate: str) -> float:
-        return 100 * (before - measure_accuracy(cn.prune(model, plan, inputs, compensate=compensate), *validation))
-
-    for kept in KEPT:
-        for compensate in COMPENSATIONS:
-            scores, seconds = clock(partial(cn.search, model, inputs, units=kept, compensate=compensate, seed=seed))
-            plan = cn.plan(scores)
-            losses = {"search": lose(plan, compensate)}
-            for name, others in list_others(plan, model, inputs, labels):
-                losses[name] = float(np.mean([lose(other, compensate) for other in others]))
-            print(case, seed, kept, compensate, {name: round(loss, 2) for name, loss in losses.items()}, flush=True)
-            store_line(
-                RESULTS,
-                {
-                    "case": case,
-                    "seed": seed,
-                    "kept": kept,
-                    "compensate": compensate,
-                    "before": before,
-                    "points_lost": losses,
-                    "seconds": seconds,
-                },
+def run_cells(
+    case: Case, cells: Collection[Cell], store: Store, runs: Runs, *, weights: Path | None = None
+) -> list[str]:
+    """Measure cells of a case and store each as it is done. Gives what failed, and why."""
+    failed: list[str] = []
+    if not cells:
+        return failed
+    data = load_images(case, runs)
+    for (seed, size), mine in groupby(cells, key=lambda cell: (cell.settings["seed"], cell.settings["images"])):
+        model = load_network(case, data, runs, seed, weights)
+        trial = Trial(case, build_subject(case, model, data.training, seed, size), seed)
+        for cell in mine:
+            started = time.perf_counter()
+            try:
+                result = trial.run(cell.settings["budget"], choose_part(data, cell.settings))
+            except CriticalNeuronsError as error:
+                failed.append(f"{cell.name}: {error}")
+                continue
+            result["seconds"]["cell"] = round(time.perf_counter() - started, 2)
+            store.add(cell, result)
+            ours = {name: f"{100 * value:.2f}" for name, value in result["accuracy"][OURS].items()}
+            print(
+                f"{cell.name}: {100 * result['before']:.2f}, then {ours}, {result['seconds']['cell']} s", flush=True
             )
+    return failed
 
 
-def list_others(
-    plan: cn.Plan, model: nn.Module, inputs: Tensor, labels: Tensor
-) -> Iterator[tuple[str, list[cn.Plan]]]:
-    yield "random", [plan.random(seed) for seed in range(RANDOM_DRAWS)]
-    yield "L1", [baselines.plan_by_norm(plan, model, norm=1)]
-    yield "L2", [baselines.plan_by_norm(plan, model, norm=2)]
-    yield "SNIP by unit", [baselines.plan_by_sensitivity(plan, model, inputs, labels)]
-    yield "mean activation", [baselines.plan_by_activation(plan, model, inputs)]
+def load_images(case: Case, runs: Runs) -> Dataset:
+    if case.look is None:
+        return runs.load(case.data)
+    assert runs.data is not None
+    source = str(find_data(runs.data, case.data))
+    training, test = (Part(*load_batch(source, split=split, look=case.look)) for split in ("train", "test"))
+    last = len(training) - round(VALIDATION_SHARE * len(training))
+    rows = torch.arange(len(training))
+    return Dataset(training.select(rows[:last]), training.select(rows[last:]), test)
+
+
+def load_network(case: Case, data: Dataset, runs: Runs, seed: int, weights: Path | None) -> nn.Module:
+    """Trained where it is not yet."""
+    if case.brought:
+        return load_model(case.network, weights)
+    if case.network != PLAIN:
+        return runs.train_reference(case.network, case.data, seed).eval()
+    names = (case.data, PLAIN, f"seed-{seed}")
+    return train(
+        build_model(partial(fc3, classes=data.classes, channels=1, size=28), seed),
+        data,
+        runs.schedule.shorten(PLAIN_RECIPE),
+        seed=seed,
+        folder=runs.folder.joinpath(*names),
+        progress=lambda epoch: runs.tell("/".join(names), epoch.number, epoch.of),
+    ).model
+
+
+def build_subject(case: Case, model: nn.Module, training: Part, seed: int, size: int) -> Subject:
+    """Calibration images: as many of every class, drawn by the seed; more of them hold the fewer."""
+    classes = len(training.labels.unique())
+    drawn = draw_batch(training, max(1, size // classes), seed=seed)
+    shuffled = torch.randperm(len(drawn), generator=torch.Generator().manual_seed(seed))
+    calibration = drawn.select(shuffled)
+    return Subject(model, calibration.inputs.contiguous(), calibration.labels, case.program or PAPER)
+
+
+def choose_part(data: Dataset, settings: Mapping[str, Any]) -> Part:
+    part = data.test if settings["part"] == "test" else data.validation
+    return part if settings["measured"] is None else part.select(torch.arange(min(settings["measured"], len(part))))
+
+
+class Trial:
+    """A network and its calibration images: what does not depend on the size is computed once."""
+
+    def __init__(self, case: Case, subject: Subject, seed: int) -> None:
+        self._case, self._subject, self._seed = case, subject, seed
+        self._methods = case.methods or list_methods(subject.model)
+        self._preferences: dict[str, tuple[Floats, float]] = {}
+
+    def run(self, budget: Mapping[str, float], part: Part) -> dict[str, Any]:
+        """Accuracies by method and compensation; those of random removal are means over draws."""
+        subject = self._subject
+        ((measure, share),) = budget.items()
+        wanted = {"macs": share} if measure == "macs" else {"units": round(1 - share, 9)}
+        searches = {
+            compensate: cn.search(subject.model, subject.inputs, **wanted, compensate=compensate, seed=self._seed)
+            for compensate in COMPENSATIONS
+        }
+        plans = {compensate: cn.plan(scores) for compensate, scores in searches.items()}
+        judge = Judge(subject, part)
+        accuracy = {OURS: {compensate: judge.measure(plan, compensate) for compensate, plan in plans.items()}}
+        macs = {OURS: {compensate: _share_of_macs(subject, plan) for compensate, plan in plans.items()}}
+        own = dict(judge.seconds)
+        for name, others in self._plan_others(wanted, searches["none"], plans["none"]):
+            accuracy[name] = {
+                compensate: fmean(judge.measure(other, compensate) for other in others)
+                for compensate in COMPENSATIONS
+            }
+            macs[name] = dict.fromkeys(COMPENSATIONS, fmean(_share_of_macs(subject, other) for other in others))
+        return {
+            "before": measure_accuracy(subject.model, part.inputs, part.labels),
+            "accuracy": accuracy,
+            "macs": macs,
+            "kept": {
+                compensate: {name: len(kept) for name, kept in plan.kept.items()}
+                for compensate, plan in plans.items()
+            },
+            "seconds": {
+                "search": {compensate: round(scores.seconds, 2) for compensate, scores in searches.items()},
+                "prune": own,
+                "methods": {name: round(seconds, 2) for name, (_, seconds) in self._preferences.items()},
+            },
+            "threads": torch.get_num_threads(),
+            "torch_pruning": version("torch-pruning"),
+            "images": {"calibration": len(subject.labels), "measured": len(part), "digest": part.digest[:16]},
+        }
+
+    def _plan_others(
+        self, wanted: Mapping[str, float], scores: cn.Scores, plan: cn.Plan
+    ) -> Iterator[tuple[str, list[cn.Plan]]]:
+        """A plan of every method, and several random ones."""
+        drawn = [draw_random(self._subject, seed) for seed in range(self._case.draws)]
+        given = {RANDOM: drawn, **{name: [self._prefer(name)] for name in self._methods}}
+        if "units" in wanted:
+            for name, preferences in given.items():
+                yield name, [plan.preferred(each, name) for each in preferences]
+            return
+        share = find_uniform_share(self._subject, scores, wanted["macs"])
+        for name, preferences in given.items():
+            frames = [_frame(scores, each) for each in preferences]
+            yield name, [cn.plan(frame, **wanted) for frame in frames]
+            if self._case.uniform:
+                yield f"{name}{UNIFORM}", [cn.plan(frame, units=share) for frame in frames]
+
+    def _prefer(self, name: str) -> Floats:
+        if name not in self._preferences:
+            started = time.perf_counter()
+            values = prefer(name, self._subject)
+            self._preferences[name] = (values, time.perf_counter() - started)
+        return self._preferences[name][0]
+
+
+class Judge:
+    """Every distinct smaller network is made and measured once. `seconds` of making, by compensation, of the last."""
+
+    def __init__(self, subject: Subject, part: Part) -> None:
+        self._subject, self._part = subject, part
+        self._known: dict[tuple[bytes, str], float] = {}
+        self.seconds: dict[str, float] = {}
+
+    def measure(self, plan: cn.Plan, compensate: str) -> float:
+        key = (plan.stays.tobytes(), compensate)
+        if key not in self._known:
+            started = time.perf_counter()
+            smaller = cn.prune(self._subject.model, plan, self._subject.inputs, compensate=compensate)
+            self.seconds[compensate] = round(time.perf_counter() - started, 2)
+            self._known[key] = measure_accuracy(smaller, self._part.inputs, self._part.labels)
+        return self._known[key]
+
+
+def find_uniform_share(subject: Subject, scores: cn.Scores, macs: float) -> float:
+    """The largest share of units, kept of every layer, whose multiply-adds are within the budget."""
+    low, high = 1, SHARE_STEPS
+    while high - low > 1:
+        middle = (low + high) // 2
+        plan = cn.plan(_frame(scores, scores.per_unit), units=middle / SHARE_STEPS)
+        low, high = (middle, high) if _share_of_macs(subject, plan) <= macs else (low, middle)
+    return low / SHARE_STEPS
+
+
+def _frame(scores: cn.Scores, values: Floats) -> cn.Scores:
+    """The same with other values, and no budget of their own."""
+    by_layer = {layer.name: values[layer.units] for layer in scores.layers if layer.scored}
+    return replace(scores, values_by_layer=by_layer, settings={})
+
+
+def _share_of_macs(subject: Subject, plan: cn.Plan) -> float:
+    stays = plan.stays.astype(float)
+    wirings = subject.network.wirings
+    return round(count_cost(wirings, stays, "macs") / count_cost(wirings, stays * 0 + 1, "macs"), 6)
+
+
+def _tell(what: str, done: int, of: int) -> None:
+    print(f"training {what}: epoch {done} of {of}", flush=True)
 
 
 if __name__ == "__main__":

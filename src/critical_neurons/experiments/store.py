@@ -146,6 +146,10 @@ class Store:
         """The result of exactly this cell."""
         return self._read(cell.table)[0].get(cell.key)
 
+    def find_all(self, table: str) -> list[Record]:
+        """The results of a table, whatever their cells, oldest first."""
+        return [record for record in self._read(table)[0].values() if record.method == METHOD_VERSION]
+
     def find_missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """Those without a result of exactly their settings."""
         wanted = list(cells)

@@ -1,0 +1,248 @@
+"""Preferring: a network and calibration images to a number for every unit, by each of the ways others choose units.
+
+The higher the number, the rather the unit stays. Numbers of different layers compare as Torch-Pruning's do:
+divided by the mean of their layer, except LAMP's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch_pruning
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_pruning.pruner import importance as tp
+
+import critical_neurons as cn
+from critical_neurons.compensating import reads_units
+from critical_neurons.compensating.eliminating import NONE, Consumer, eliminate
+from critical_neurons.compensating.gathering import Moments, gather_moments
+from critical_neurons.experiments.baselines import measure_sensitivity
+from critical_neurons.measuring import predict
+from critical_neurons.network import Floats, Ints, Network, Wiring
+from critical_neurons.plans import group_units
+
+BATCH_SIZE = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A trained network, the images all choices are made on, and how the paper's program is solved on ten of them."""
+
+    model: nn.Module
+    inputs: Tensor
+    labels: Tensor
+    program: Mapping[str, Any]
+
+    @cached_property
+    def network(self) -> Network:
+        return cn.read_network(self.model, self.inputs[:4])
+
+    @cached_property
+    def moments(self) -> Mapping[str, Moments]:
+        """Of what every module reads that units feed into."""
+        names = [wiring.module for wiring in self.consumers]
+        return gather_moments(self.copy_model(), names, self.inputs, lambda done, total: None)
+
+    @property
+    def consumers(self) -> list[Wiring]:
+        return [wiring for wiring in self.network.wirings if reads_units(wiring)]
+
+    def copy_model(self) -> nn.Module:
+        """To be changed, with gradients."""
+        return copy.deepcopy(self.model).eval().requires_grad_(True)
+
+    def read_weight(self, wiring: Wiring) -> Tensor:
+        """(outputs, columns), a column for every weight that an output has."""
+        return self.model.get_submodule(wiring.module).get_parameter("weight").detach().double().flatten(1)
+
+
+def list_methods(model: nn.Module) -> list[str]:
+    """Those that make sense for the network."""
+    normed = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    return [name for name in METHODS if normed or name != "BN scale"]
+
+
+def prefer(name: str, subject: Subject) -> Floats:
+    """A number for every unit, by the method of that name."""
+    return METHODS[name](subject)
+
+
+def draw_random(subject: Subject, seed: int) -> Floats:
+    return np.random.default_rng(seed).random(subject.network.unit_count)
+
+
+def by_weights(subject: Subject, build: Callable[[], Any]) -> Floats:
+    return _ask(subject, subject.copy_model(), build())
+
+
+def by_gradient(subject: Subject) -> Floats:
+    """Taylor: of the mean loss over all images."""
+    model = subject.copy_model()
+    for inputs, labels in _split(subject, BATCH_SIZE):
+        loss = functional.cross_entropy(model(inputs), labels, reduction="sum") / len(subject.labels)
+        loss.backward()
+    return _ask(subject, model, tp.TaylorImportance())
+
+
+def by_curvature(subject: Subject) -> Floats:
+    """Hessian: squared gradients of single images, averaged here, since Torch-Pruning's own sum (`accumulate_grad`)
+    forgets all images but the last."""
+    model = subject.copy_model()
+    parameters = list(model.parameters())
+    totals = [torch.zeros_like(parameter) for parameter in parameters]
+    for inputs, labels in _split(subject, 1):
+        gradients = torch.autograd.grad(functional.cross_entropy(model(inputs), labels), parameters)
+        for total, gradient in zip(totals, gradients, strict=True):
+            total.addcmul_(gradient, gradient, value=1 / len(subject.labels))
+    for parameter, total in zip(parameters, totals, strict=True):
+        parameter.grad = total
+    return _ask(subject, model, tp.HessianImportance())
+
+
+def by_read_values(subject: Subject) -> Floats:
+    """Activation: Torch-Pruning keeps what it sees last, so that all images are run at once."""
+    model, importance = subject.copy_model(), tp.ActivationImportance()
+    with torch.no_grad(), importance.compute_importance(model):
+        model(subject.inputs)
+    return _ask(subject, model, importance)
+
+
+def by_sensitivity(subject: Subject) -> Floats:
+    """SNIP by unit: the summed sensitivity of incoming weights."""
+    sensitivity = measure_sensitivity(subject.model, subject.inputs, subject.labels)
+    values = np.zeros(subject.network.unit_count)
+    for layer in subject.network.scored:
+        np.add.at(values, layer.units, sensitivity[layer.name].flatten(1).sum(1).numpy())
+    return _normalise(subject, values)
+
+
+def by_activation(subject: Subject) -> Floats:
+    """The mean of what consumers read of the unit, over images and positions."""
+    return _average(subject, lambda wiring, moments: _mean_of(moments))
+
+
+def by_outgoing(subject: Subject, measure: Callable[[Moments], Floats]) -> Floats:
+    """The mean or deviation of what consumers read of the unit, times the L2 norm of their weights for it."""
+
+    def weigh(wiring: Wiring, moments: Moments) -> Floats:
+        squares = (subject.read_weight(wiring) ** 2).sum(0).numpy().reshape(len(wiring.inputs), -1)
+        return measure(moments) * np.repeat(np.sqrt(squares.sum(1)), squares.shape[1])
+
+    return _average(subject, weigh)
+
+
+def by_elimination(subject: Subject) -> Floats:
+    """Greedy backward elimination, layer by layer in the whole network: the error of what consumers compute, once the
+    unit has gone. Every output of theirs counts alike; in what `cn.search` does the loss decides."""
+    values = np.zeros(subject.network.unit_count)
+    for units, blocks in group_units(subject.network.layers, subject.network.groups):
+        numbers = np.full(subject.network.unit_count + 1, NONE)
+        numbers[units] = np.arange(len(units))
+        consumers = []
+        for wiring in subject.consumers:
+            if not np.isin(wiring.inputs, units).any():
+                continue
+            weight = subject.read_weight(wiring)
+            consumers.append(
+                Consumer(
+                    subject.moments[wiring.module].regularise(0),
+                    weight.T,
+                    torch.eye(len(weight), dtype=torch.float64),
+                    torch.from_numpy(numbers[_list_columns(subject, wiring)]),
+                )
+            )
+        found = eliminate(consumers, len(units), blocks)
+        values[units[found.order.numpy()]] = found.errors.numpy()
+    return _normalise(subject, values)
+
+
+def by_program(subject: Subject) -> Floats:
+    """The paper's program on one image of every class, correctly classified where there is one."""
+    correct = predict(subject.model, subject.inputs) == subject.labels
+    order = torch.argsort(~correct, stable=True)
+    rows = [int(order[subject.labels[order] == label][0]) for label in subject.labels.unique()]
+    scores = cn.score(subject.model, subject.inputs[rows], subject.labels[rows], **subject.program)
+    return _normalise(subject, scores.per_unit)
+
+
+def _mean_of(moments: Moments) -> Floats:
+    return moments.mean[0].double().numpy()
+
+
+def _deviation_of(moments: Moments) -> Floats:
+    return moments.covariance[0].diagonal().double().clamp(min=0).sqrt().numpy()
+
+
+METHODS: Mapping[str, Callable[[Subject], Floats]] = {
+    "L1": partial(by_weights, build=partial(tp.MagnitudeImportance, p=1)),
+    "L2": partial(by_weights, build=partial(tp.MagnitudeImportance, p=2)),
+    "Taylor": by_gradient,
+    "Hessian": by_curvature,
+    "FPGM": partial(by_weights, build=tp.FPGMImportance),
+    "LAMP": partial(by_weights, build=tp.LAMPImportance),
+    "BN scale": partial(by_weights, build=tp.BNScaleImportance),
+    "activation": by_read_values,
+    "SNIP by unit": by_sensitivity,
+    "mean activation": by_activation,
+    "mean x outgoing norm": partial(by_outgoing, measure=_mean_of),
+    "deviation x outgoing norm": partial(by_outgoing, measure=_deviation_of),
+    "greedy elimination": by_elimination,
+    "paper's program": by_program,
+}
+"""The first eight are Torch-Pruning's, with its own settings."""
+
+
+def _ask(subject: Subject, model: nn.Module, importance: Any) -> Floats:
+    """What Torch-Pruning's importance says, group by group of its own graph. Of groups that it has nothing to say of
+    (BN scale, where there is no batch norm), their L1."""
+    graph = torch_pruning.DependencyGraph().build_dependency(model, example_inputs=subject.inputs[:2])
+    units = {model.get_submodule(layer.name): layer.units for layer in subject.network.scored}
+    values = np.full(subject.network.unit_count, np.nan)
+    for group in graph.get_all_groups(root_module_types=(nn.Conv2d, nn.Linear)):
+        if not any(
+            item.dep.target.module in units for item in group if graph.is_out_channel_pruning_fn(item.dep.handler)
+        ):
+            continue
+        found = importance(group)
+        found = tp.MagnitudeImportance(p=1)(group) if found is None else found
+        for item in group:
+            module = item.dep.target.module
+            if module in units and graph.is_out_channel_pruning_fn(item.dep.handler):
+                values[units[module][item.idxs]] = torch.nan_to_num(found)[item.root_idxs].numpy()
+    assert np.isfinite(values).all(), "a unit that Torch-Pruning does not know"
+    return values
+
+
+def _average(subject: Subject, measure: Callable[[Wiring, Moments], Floats]) -> Floats:
+    """Over the columns of all consumers, a number for every column."""
+    totals, counts = np.zeros(subject.network.unit_count + 1), np.zeros(subject.network.unit_count + 1)
+    for wiring in subject.consumers:
+        columns = _list_columns(subject, wiring)
+        np.add.at(totals, columns, measure(wiring, subject.moments[wiring.module]))
+        np.add.at(counts, columns, 1)
+    return _normalise(subject, (totals / np.maximum(counts, 1))[:-1])  # the last is what belongs to no unit
+
+
+def _list_columns(subject: Subject, wiring: Wiring) -> Ints:
+    """The unit behind every column of what the module multiplies with its weights."""
+    return np.repeat(wiring.inputs, subject.read_weight(wiring).shape[1] // len(wiring.inputs))
+
+
+def _normalise(subject: Subject, values: Floats) -> Floats:
+    shares = values.copy()
+    for units, _ in group_units(subject.network.layers, subject.network.groups):
+        mean = values[units].mean()
+        if mean > 0:
+            shares[units] /= mean
+    return shares
+
+
+def _split(subject: Subject, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(torch.split(subject.inputs, size), torch.split(subject.labels, size), strict=True)
