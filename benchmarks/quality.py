@@ -32,14 +32,14 @@ from torch import nn
 import critical_neurons as cn
 from critical_neurons.costs import count_cost
 from critical_neurons.errors import CriticalNeuronsError
-from critical_neurons.experiments.data import VALIDATION_SHARE, Dataset, Part
+from critical_neurons.experiments.data import VALIDATION_SHARE, Dataset, Part, load_stored
 from critical_neurons.experiments.models import MODELS, fc3
 from critical_neurons.experiments.reproducing.cells import select_cells
 from critical_neurons.experiments.reproducing.runs import Runs, find_data
 from critical_neurons.experiments.sampling import draw_batch
 from critical_neurons.experiments.store import Cell, Store
 from critical_neurons.experiments.training import Recipe, build_model, train
-from critical_neurons.loading import Look, load_batch, load_model
+from critical_neurons.loading import load_model
 from critical_neurons.measuring import measure_accuracy
 from critical_neurons.network import Floats
 from preferring import Subject, draw_random, list_methods, prefer
@@ -69,8 +69,8 @@ PLAIN_RECIPE = Recipe("adam", 1e-3, epochs=10)
 
 @dataclass(frozen=True)
 class Case:
-    """A network on a data set, and what is measured of it. `look`: images as stored, changed in this way, with the
-    last tenth of the training split for validation; without it the paper's images and split. `brought`: the weights
+    """A network on a data set, and what is measured of it. `stored`: images as stored, with the last tenth of the
+    training split for validation, and `centre` taken off; else the paper's images and split. `brought`: the weights
     are given, not trained. `methods`: all, unless given. `uniform`: every baseline with one share for all layers as
     well, where the size is a share of multiply-adds."""
 
@@ -80,7 +80,8 @@ class Case:
     removed: tuple[float, ...] = REMOVED
     macs: tuple[float, ...] = MACS
     sizes: tuple[int, ...] = (CALIBRATION,)
-    look: Look | None = None
+    stored: bool = False
+    centre: float = 0.0
     brought: bool = False
     measured: int | None = None
     program: Mapping[str, Any] | None = None
@@ -98,12 +99,12 @@ DEEP = {
     "uniform": False,
 }
 CASES = (
-    Case(PLAIN, "fashion", (0, 1, 2, 3, 4), sizes=SIZES, look=Look()),
+    Case(PLAIN, "fashion", (0, 1, 2, 3, 4), sizes=SIZES, stored=True),
     *(Case(network, data, SEEDS) for network in ("fc3", "fc4") for data in ("mnist", "fashion")),
     Case("lenet5", "mnist", SEEDS),
     Case("lenet5", "fashion", SEEDS, sizes=SIZES),
     Case("lenet5", "cifar10", (0,)),
-    Case("vgg16", "cifar10", (0,), look=Look(mean=(0.5,), std=(1.0,)), brought=True, **DEEP),
+    Case("vgg16", "cifar10", (0,), stored=True, centre=0.5, brought=True, **DEEP),
     *([Case("resnet20", "cifar10", (0,), **DEEP)] if "resnet20" in MODELS else []),
 )
 
@@ -200,11 +201,11 @@ def run_cells(
 
 
 def load_images(case: Case, runs: Runs) -> Dataset:
-    if case.look is None:
+    if not case.stored:
         return runs.load(case.data)
     assert runs.data is not None
-    source = str(find_data(runs.data, case.data))
-    training, test = (Part(*load_batch(source, split=split, look=case.look)) for split in ("train", "test"))
+    found = load_stored(find_data(runs.data, case.data), cache=runs.cache)
+    training, test = (Part(part.inputs - case.centre, part.labels) for part in found)
     last = len(training) - round(VALIDATION_SHARE * len(training))
     rows = torch.arange(len(training))
     return Dataset(training.select(rows[:last]), training.select(rows[last:]), test)

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from critical_neurons.errors import InvalidFileError, InvalidInputError, OutputError
 from critical_neurons.experiments import data as data_module
-from critical_neurons.experiments.data import HUB_IDS, Part, load_dataset
+from critical_neurons.experiments.data import HUB_IDS, Part, load_dataset, load_stored
 from critical_neurons.loading import Look, load_batch
 
 ROUNDING = 1e-6
@@ -239,3 +239,15 @@ def test_the_digest_tells_images_and_labels_apart():
     assert digest == Part(inputs.clone(), labels.clone()).digest
     assert digest != Part(inputs.flip(0), labels).digest
     assert digest != Part(inputs, labels.flip(0)).digest
+
+
+def test_stored_images_keep_their_order_and_size(source, tmp_path):
+    training, test = load_stored(source, cache=tmp_path / "cache")
+    for part, split in ((training, "train"), (test, "test")):
+        inputs, labels = load_batch(str(source), split=split)
+        assert part.inputs.shape[1:] == (1, 28, 28)
+        assert torch.equal(part.labels, labels)
+        torch.testing.assert_close(part.inputs, inputs, atol=ROUNDING, rtol=0)
+    kept = only_file(tmp_path / "cache").stat().st_mtime_ns
+    load(source, tmp_path)
+    assert only_file(tmp_path / "cache").stat().st_mtime_ns == kept  # one cache for both

@@ -15,7 +15,6 @@ from critical_neurons.experiments.models import lenet5, vgg16
 from critical_neurons.experiments.reproducing.cells import Schedule
 from critical_neurons.experiments.reproducing.runs import Runs
 from critical_neurons.experiments.store import Cell, Record, Store
-from critical_neurons.loading import Look
 from preferring import METHODS, Subject, list_methods, prefer
 from quality import CASES, PAPER, PLAIN, TABLE, Case, find_uniform_share, list_cells, run_cells
 from quality_page import OURS, UNIFORM, collect, list_bars, write_page
@@ -135,7 +134,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     store = Store(folder / "results")
     common = {"removed": (0.7,), "sizes": (20,), "methods": ("L1", "greedy elimination"), "draws": 2, "measured": 40}
     cases = [
-        Case(PLAIN, "fashion", (0,), macs=(0.3,), look=Look(), **common),
+        Case(PLAIN, "fashion", (0,), macs=(0.3,), stored=True, **common),
         Case("lenet5", "mnist", (0,), macs=(), **common),
     ]
     with pytest.MonkeyPatch.context() as patch:

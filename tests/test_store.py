@@ -76,9 +76,20 @@ def test_results_of_another_method_stay_but_do_not_count(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "METHOD_VERSION", module.METHOD_VERSION + 1)
     assert store.find(CELL) is None
     assert store.find_best(CELL) == [None]
+    assert store.find_all(CELL.table) == []
     assert store.find_missing([CELL]) == [CELL]
     assert store.find_problems() == []
     assert len((tmp_path / "table2.jsonl").read_text().splitlines()) == 2
+
+
+def test_all_results_of_a_table(tmp_path):
+    store, other = Store(tmp_path), replace(CELL, name="another")
+    assert store.find_all(CELL.table) == []
+    store.add(CELL, {"accuracy": 0.7})
+    second = store.add(other, {"accuracy": 0.8})
+    newest = store.add(CELL, {"accuracy": 0.9})
+    store.add(replace(CELL, table="table1"), {"accuracy": 0.1})
+    assert store.find_all(CELL.table) == [second, newest]
 
 
 def test_status_tells_done_from_shortened_from_missing(tmp_path):

@@ -51,7 +51,8 @@ ACCEPTED = (
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """inputs (images, 3, 32, 32) in [0, 1] and labels (images,). Grey images take the memory of one channel."""
+    """inputs (images, 3, 32, 32) in [0, 1] and labels (images,); of `load_stored` in another shape. Grey images take
+    the memory of one channel."""
 
     inputs: Tensor
     labels: Tensor
@@ -90,11 +91,7 @@ def load_dataset(source: str | os.PathLike[str], *, cache: str | os.PathLike[str
     A tenth of every class of the training split is held out, always the same. The pictures are kept in the folder
     `cache`, those of a folder under a digest of its files, those of an id under the id: the hub is asked once.
     """
-    name = os.fspath(source)
-    if not Path(name).expanduser().exists():
-        name = HUB_IDS.get(name, name)
-    kept = make_folder(Path(cache or CACHE).expanduser()) / f"{_name_cache(name)}.safetensors"
-    tensors = _read_cache(kept) or _fill_cache(kept, name)
+    name, tensors = _open(source, cache)
     labels = tensors["train_labels"]
     training, held_out = _hold_out(name, labels.numpy())
     strangers = np.setdiff1d(tensors["test_labels"], labels)
@@ -108,6 +105,24 @@ def load_dataset(source: str | os.PathLike[str], *, cache: str | os.PathLike[str
         Part(_resize(images[held_out]), labels[held_out]),
         Part(_resize(tensors["test_images"]), tensors["test_labels"]),
     )
+
+
+def load_stored(source: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> tuple[Part, Part]:
+    """The splits train and test of the same data set as they are stored, in their order and size, in [0, 1]."""
+    _, tensors = _open(source, cache)
+    training, test = (
+        Part(tensors[f"{split}_images"].float() / 255, tensors[f"{split}_labels"]) for split in ("train", "test")
+    )
+    return training, test
+
+
+def _open(source: str | os.PathLike[str], cache: str | os.PathLike[str] | None) -> tuple[str, Mapping[str, Tensor]]:
+    """The name of the data set, and its pictures and labels by split."""
+    name = os.fspath(source)
+    if not Path(name).expanduser().exists():
+        name = HUB_IDS.get(name, name)
+    kept = make_folder(Path(cache or CACHE).expanduser()) / f"{_name_cache(name)}.safetensors"
+    return name, _read_cache(kept) or _fill_cache(kept, name)
 
 
 def _name_cache(name: str) -> str:
