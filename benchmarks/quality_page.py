@@ -71,8 +71,8 @@ METHODS = """\
 - **random**: mean over five draws, one for VGG-16 and ResNet-20.
 - **By MACs** (multiply-adds), every method chooses the shares of the layers: ours by `cn.search(macs=...)`, the
   others by one ranking of all units, numbers divided by the mean of their layer as Torch-Pruning does (LAMP's as they
-  are). With *one share* it is the same baseline with one share of units for all layers, the largest that fits; not
-  for VGG-16 and ResNet-20.
+  are; within a layer it ranks as L2 does). With *one share* it is the same baseline with one share of units for all
+  layers, the largest that fits; not for VGG-16 and ResNet-20.
 - **Best baseline**: the one that loses least in the mean over the seeds, chosen anew in every cell. Differences are
   paired over seeds, ± standard error; *wins* and *loses* are differences of more than one standard error. A single
   seed has none, and any difference counts.
@@ -101,7 +101,7 @@ class Place:
 
     @property
     def budget(self) -> str:
-        return f"{self.share:.0%} removed" if self.measure == "removed" else f"MACs at {self.share:g}"
+        return f"{100 * self.share:.0f} % removed" if self.measure == "removed" else f"MACs at {self.share:g}"
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def describe_origin(records: Sequence[Record], measured: Sequence[Measured]) -> 
     versions = {**last.versions, "torch-pruning": last.result["torch_pruning"]}
     text = (
         f"{sum(len(each.results) for each in measured)} cells, on {'; '.join(machines)}, "
-        f"{', '.join(map(str, threads))} of them used; the last on {last.recorded[:10]} with "
+        f"threads: {', '.join(map(str, threads))}; the last on {last.recorded[:10]} with "
         f"{', '.join(f'{name} {number}' for name, number in versions.items())}.\n"
     )
     untested = sum(each.part == "validation" for each in measured)
@@ -276,9 +276,9 @@ def _limit_losses(usual: Sequence[Measured], compensate: str, limits: Mapping[fl
             asked += 1
             lost = fmean(each.lose(OURS, compensate))
             if lost > limits[place.share]:
-                short.append(f"{lost:.2f} at {place.share:.0%}{_say_part(each)}")
+                short.append(f"{lost:.2f} at {100 * place.share:.0f} %{_say_part(each)}")
     bounds = " / ".join(f"{limit:.1f}" for limit in limits.values())
-    shares = " / ".join(f"{share:.0%}"[:-1] for share in limits)
+    shares = " / ".join(f"{100 * share:.0f}" for share in limits)
     text = f"{PLAIN} on Fashion-MNIST, {TITLES[compensate]}: at most {bounds} lost at {shares} % removed"
     return Bar(text, asked, tuple(short))
 
@@ -320,11 +320,15 @@ def describe_verdicts(usual: Sequence[Measured]) -> str:
 def describe_case(mine: Sequence[Measured], pictures: str) -> str:
     ordered = sorted(mine, key=_order)
     title = mine[0].place.case_title
-    before = {seed: 100 * result["before"] for each in mine for seed, result in each.results.items()}
+    same = [each for each in mine if each.part == mine[0].part]
+    before = {seed: 100 * result["before"] for each in same for seed, result in each.results.items()}
     reference = summarise(list(before.values()))
     assert reference is not None
     images = max(result["images"]["measured"] for result in mine[0].results.values())
-    sections = [f"## {title}\n", f"Reference {reference.show()} %, {len(before)} seeds, {images} images measured.\n"]
+    sections = [
+        f"## {title}\n",
+        f"Reference {reference.show()} %, seeds {', '.join(map(str, before))}, {images} {mine[0].part} images.\n",
+    ]
     if any(each.place.measure == "removed" for each in mine):
         sections.append(f"![{title}]({pictures}/{_name_picture(mine[0].place)}.svg)\n")
     for compensate, said in TITLES.items():
@@ -359,7 +363,7 @@ def describe_sizes(measured: Sequence[Measured], pictures: str) -> str:
             rows = []
             for share in sorted({each.place.share for each in mine}):
                 at = {each.place.images: each for each in mine if each.place.share == share}
-                row = [f"{share:.0%} removed"]
+                row = [f"{100 * share:.0f} % removed"]
                 for size in sizes:
                     figure = summarise(at[size].lose(OURS, compensate)) if size in at else None
                     row.append(f"{figure.show()} ({at[size].compare(compensate)})" if figure else "")
@@ -387,7 +391,11 @@ def describe_seconds(usual: Sequence[Measured]) -> str:
         return ""
     parts = [f"{part}, {said}" for said in TITLES.values() for part in ("search", "removal", "both at most")]
     header = ["", *parts, "baselines of a second and more"]
-    return f"## Seconds\n\nMeans over cells, and the most that both took in one.\n\n{_table(header, rows)}"
+    said = (
+        "Means over cells, and the most that both took in one; by the clock, or of the processor where these are\n"
+        "fewer, as they are on a machine with other work."
+    )
+    return f"## Seconds\n\n{said}\n\n{_table(header, rows)}"
 
 
 def _timed(results: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -413,7 +421,7 @@ def draw_pictures(measured: Sequence[Measured]) -> Iterator[tuple[str, bytes]]:
     for case, mine in _by_size(measured).items():
         shares = sorted({each.place.share for each in mine}, key=lambda share: abs(share - PICTURED))
         at = sorted((each for each in mine if each.place.share == shares[0]), key=lambda each: each.place.images)
-        label = f"calibration images, {shares[0]:.0%} of the units removed"
+        label = f"calibration images, {100 * shares[0]:.0f} % of the units removed"
         yield from _draw(f"{'-'.join(case)}-images", at, [each.place.images for each in at], label)
 
 

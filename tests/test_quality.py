@@ -169,7 +169,7 @@ def test_page_from_a_run(records, tmp_path):
     usual = [*records, *(relabel(record, images=1000) for record in records)]
     write_page(usual, tmp_path / "quality.md")
     page = (tmp_path / "quality.md").read_text()
-    assert "784-300-100-10, Fashion-MNIST, 70% removed (validation)" in page
+    assert "784-300-100-10, Fashion-MNIST, 70 % removed (validation)" in page
     for name in ("fashion-784-300-100-10", "mnist-lenet5", "mnist-lenet5-images"):
         for suffix in (".png", ".svg"):
             assert (tmp_path / "quality" / f"{name}{suffix}").stat().st_size > 0
@@ -242,7 +242,7 @@ def test_bars_name_what_falls_short():
     assert bars[0].state == "met"
     assert bars[1].state == "**0 of 1**"
     assert bars[-1].state == "not measured"
-    assert "80% removed +0.60 ± 0.00 (L1)" in bars[1].short[0]
+    assert "80 % removed +0.60 ± 0.00 (L1)" in bars[1].short[0]
 
 
 def test_test_images_count_where_there_are_any():
