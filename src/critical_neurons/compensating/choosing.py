@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from critical_neurons.compensating.eliminating import NONE, Consumer, Elimination, eliminate, refit
+from critical_neurons.compensating.exchanging import exchange
 from critical_neurons.compensating.gathering import gather_metrics, gather_moments
 from critical_neurons.network import Bools, Ints, Wiring
 
@@ -66,7 +67,7 @@ class Choice:
         found = []
         for done, group in enumerate(self._groups):
             progress(done, len(self._groups))
-            traced = self._eliminate(group, whole, metrics)
+            traced = eliminate(self._find_maps(group, whole, metrics), len(group.units), group.blocks)
             worths = []
             for share in TRIED_SHARES:
                 count = int(share * len(group.units)) // group.blocks * group.blocks
@@ -94,7 +95,7 @@ class Choice:
             group = self._groups[place]
             modules = [each.module for each in self._consumers_of(group)]
             metrics = gather_metrics(draft, modules, self._sample, self._seed) if modules else {}
-            orders[place] = self._eliminate(group, stays, metrics).order.numpy()
+            orders[place] = _order(self._find_maps(group, stays, metrics), group, counts[place])
             stays[group.units[orders[place][: len(group.units) - counts[place]]]] = False
             self._refit(draft, self._consumers_of(group), stays)
         progress(len(places), len(places))
@@ -112,7 +113,8 @@ class Choice:
     def _consumers_of(self, group: Group) -> list[Wiring]:
         return [wiring for wiring in self._consumers if np.isin(wiring.inputs, group.units).any()]
 
-    def _eliminate(self, group: Group, stays: Bools, metrics: Mapping[str, Tensor]) -> Elimination:
+    def _find_maps(self, group: Group, stays: Bools, metrics: Mapping[str, Tensor]) -> list[Consumer]:
+        """What reads the group, as linear maps of what stays."""
         numbers = np.full(self._unit_count + 1, NONE)
         numbers[group.units] = np.arange(len(group.units))
         consumers = []
@@ -126,7 +128,7 @@ class Choice:
                 units = torch.from_numpy(numbers[part.units])[left]
                 if (units != NONE).any():
                     consumers.append(Consumer(squares, weight, metric, units))
-        return eliminate(consumers, len(group.units), group.blocks)
+        return consumers
 
     def _draft(self, stays: Bools) -> nn.Module:
         draft = copy.deepcopy(self._model)
@@ -153,6 +155,15 @@ class Choice:
             found, wanted = (functional.log_softmax(each(part), dim=1) for each in (draft, self._model))
             total += float(functional.kl_div(found, wanted, log_target=True, reduction="sum"))
         return total / len(inputs)
+
+
+def _order(consumers: Sequence[Consumer], group: Group, count: int) -> Ints:
+    """The units of the group in the order in which they go, of which the last `count` stay."""
+    order = eliminate(consumers, len(group.units), group.blocks).order
+    stays = torch.zeros(len(order), dtype=torch.bool)
+    stays[order[len(order) - count :]] = True
+    stays = exchange(consumers, stays, group.blocks)
+    return order[stays[order].int().argsort(stable=True)].numpy()
 
 
 def reads_units(wiring: Wiring) -> bool:

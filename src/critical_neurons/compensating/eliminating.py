@@ -94,7 +94,7 @@ class _System:
         order = _sort_columns(consumer.units)
         self._units = consumer.units[order]
         self._inverse = torch.cholesky_inverse(torch.linalg.cholesky(consumer.squares[order[:, None], order]))
-        self._weight = consumer.weight[order] @ _take_root(consumer.metric)
+        self._weight = consumer.weight[order] @ take_root(consumer.metric)
         self._begin()
 
     def _begin(self) -> None:
@@ -166,7 +166,7 @@ def _list_kinds(units: Tensor, inverse: Tensor) -> list[_Kind]:
     return kinds
 
 
-def _take_root(metric: Tensor) -> Tensor:
+def take_root(metric: Tensor) -> Tensor:
     """L (outputs, rank) with M = L L'. Directions that are noise beside the largest are left out."""
     values, vectors = torch.linalg.eigh(metric)
     used = values > torch.finfo(values.dtype).eps * len(values) * values[-1].clamp(min=0.0)
