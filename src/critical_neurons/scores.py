@@ -22,12 +22,35 @@ FORMAT_VERSION = 1
 CSV_COLUMNS = ("layer", "channel", "unit", "score", "reason")
 
 
+@dataclass(frozen=True)
+class LayerChoice:
+    """What a search says of a layer, or of layers that share their units: the least-squares error of what reads it,
+    refitted to the units that stay and weighed by how the loss feels it, and a bound below which no choice of as many
+    units falls. Of the network's loss neither says anything certain."""
+
+    layers: tuple[str, ...]
+    error: float
+    bound: float | None
+
+    @property
+    def gap(self) -> float | None:
+        """The share of the error that a better choice could save at most."""
+        if self.bound is None:
+            return None
+        return max(0.0, 1 - self.bound / self.error) if self.error > 0 else 0.0
+
+    def __str__(self) -> str:
+        bound = "unknown" if self.bound is None else f"{self.bound:.3g}"
+        gap = "unknown" if self.gap is None else f"{self.gap:.0%}"
+        return f"{', '.join(self.layers)}: least-squares error {self.error:.3g}, bound {bound}, gap {gap}"
+
+
 @dataclass(frozen=True, eq=False)
 class Scores(Mapping[str, Floats]):
     """`scores["features.0"]` are the scores of that layer, one in [0, 1] per unit.
 
     Averaged scores have no objective and no bound of their own; they keep the worst status and the largest gap of
-    their `parts`.
+    their `parts`. `layer_choices` come from a search for what is refitted.
     """
 
     values_by_layer: Mapping[str, Floats]
@@ -47,6 +70,7 @@ class Scores(Mapping[str, Floats]):
     logit_error: float
     notes: tuple[str, ...] = ()
     parts: tuple[Scores, ...] = ()
+    layer_choices: tuple[LayerChoice, ...] = ()
 
     @property
     def per_unit(self) -> Floats:
@@ -94,6 +118,7 @@ class Scores(Mapping[str, Floats]):
             "logit_error": self.logit_error,
             "notes": list(self.notes),
             "parts": [part.to_dict() for part in self.parts],
+            "layer_choices": [{**vars(each), "layers": list(each.layers)} for each in self.layer_choices],
         }
 
     @classmethod
@@ -116,6 +141,10 @@ class Scores(Mapping[str, Floats]):
             logit_error=data["logit_error"],
             notes=tuple(data["notes"]),
             parts=tuple(cls.from_dict(part) for part in data["parts"]),
+            layer_choices=tuple(
+                LayerChoice(tuple(each["layers"]), each["error"], each["bound"])
+                for each in data.get("layer_choices", ())
+            ),
         )
         sizes = {layer.name: layer.size for layer in scores.layers if layer.scored}
         if sizes != {name: len(values) for name, values in scores.items()}:
@@ -171,4 +200,5 @@ def average_scores(
         logit_error=max(part.logit_error for part in parts),
         notes=parts[0].notes + notes,
         parts=tuple(parts),
+        layer_choices=(),
     )

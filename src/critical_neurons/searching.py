@@ -22,7 +22,7 @@ from critical_neurons.network import Bools, Floats, Ints, Network
 from critical_neurons.pipeline import Compensation, check_compensation
 from critical_neurons.plans import group_units
 from critical_neurons.reading import read_network, unwrap
-from critical_neurons.scores import Scores
+from critical_neurons.scores import LayerChoice, Scores
 from critical_neurons.selecting import Scope, select_units
 from critical_neurons.settings import BUDGETS, Settings, as_names
 from critical_neurons.sharing import share_budget
@@ -32,7 +32,7 @@ from critical_neurons.surroundings import describe_versions
 REMOVED_BELOW = 0.5
 """Scores of the units that stay are at least this."""
 
-UNCERTIFIED = "searched: good units for this budget, nothing is certified"
+UNCERTIFIED = "searched: good units for this budget, nothing is certified of the network's loss"
 
 
 def search(
@@ -61,7 +61,9 @@ def search(
     feels it; layers from the last to the first. Else gates on all units follow the gradient of the loss until they
     are open or shut, and are then exchanged as long as that helps.
 
-    Nothing is certified: `objective` is the Kullback-Leibler divergence of the outputs, and there is no bound.
+    Nothing is certified of the network: `objective` is the Kullback-Leibler divergence of the outputs, and there is
+    no bound. With "least_squares" each layer's choice by itself has one in `layer_choices`: a least-squares error, and
+    what no choice of as many units of that layer falls below.
     `ignore`, `start` and `stop` as for `score`. `progress` is told how far the search has come.
     """
     started = time.monotonic()
@@ -86,10 +88,11 @@ def search(
     by_elimination = compensate == "least_squares" and not wide
     if compensate == "least_squares" and wide:
         notes.append(f"{', '.join(wide)}: too many weights for a unit to be refitted; units chosen as if none were")
-    per_unit, loss = task.eliminate() if by_elimination else task.descend()
+    per_unit, loss, layer_choices = task.eliminate() if by_elimination else (*task.descend(), ())
     return replace(
         task.frame(per_unit),
         objective=loss,
+        layer_choices=layer_choices,
         seconds=time.monotonic() - started,
         settings={
             "method": "elimination" if by_elimination else "gates",
@@ -103,7 +106,7 @@ def search(
             "input_shape": list(batch.inputs.shape[1:]),
             "versions": describe_versions("torch", "numpy"),
         },
-        notes=tuple(notes),
+        notes=(*notes, *map(str, layer_choices)),
     )
 
 
@@ -135,8 +138,8 @@ class _Task:
     def by_layer(self) -> bool:
         return self.measure == "units" and "scope" not in self.budget
 
-    def eliminate(self) -> tuple[Floats, float]:
-        """Scores by the order in which units go, and the loss of what is left."""
+    def eliminate(self) -> tuple[Floats, float, tuple[LayerChoice, ...]]:
+        """Scores by the order in which units go, the loss of what is left, and what is known of each choice."""
         choice = Choice(
             self.model,
             self.network.wirings,
@@ -152,14 +155,19 @@ class _Task:
             traced = choice.trace(self._report("layers tried"))
             losses = [each.errors.numpy() for each in traced]
             counts = share_budget(self.groups, losses, self._cost, self._slope, self._limit(1.0))
-        orders, loss = choice.choose(counts, self._report("layers chosen from"))
+        chosen = choice.choose(counts, self._report("layers chosen from"))
         per_unit = np.zeros(self.network.unit_count)
-        for (units, _), count, order in zip(self.groups, counts, orders, strict=True):
+        for (units, _), count, order in zip(self.groups, counts, chosen.orders, strict=True):
             per_unit[units[order]] = _grade(len(units), count)
         stays = self._select(per_unit)
         if np.array_equal(stays, per_unit >= REMOVED_BELOW):
-            return per_unit, loss
-        return _rank(per_unit, stays), choice.measure(stays)  # units of one group may differ in what they cost
+            errors = zip(self.groups, chosen.errors, chosen.bounds, strict=True)
+            return (
+                per_unit,
+                chosen.loss,
+                tuple(LayerChoice(self._name_layers(units), error, bound) for (units, _), error, bound in errors),
+            )
+        return _rank(per_unit, stays), choice.measure(stays), ()  # units of one group may differ in what they cost
 
     def descend(self) -> tuple[Floats, float]:
         """Scores by gates, what stays chosen again by exchanges, and the loss of what is left."""
@@ -176,6 +184,9 @@ class _Task:
         per_unit = _rank(worth, stays)
         stays = self._select(per_unit)  # what was exchanged may differ in what it costs
         return _rank(per_unit, stays), found.measure(stays, temperature=1.0)
+
+    def _name_layers(self, units: Ints) -> tuple[str, ...]:
+        return tuple(layer.name for layer in self.network.scored if np.isin(layer.units, units).any())
 
     def frame(self, per_unit: Floats) -> Scores:
         """Scores with these values and nothing else to say."""

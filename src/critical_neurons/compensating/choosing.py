@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from critical_neurons.compensating.eliminating import NONE, Consumer, Elimination, eliminate, refit
+from critical_neurons.compensating.eliminating import NONE, Consumer, Elimination, eliminate, measure_error, refit
 from critical_neurons.compensating.exchanging import exchange
 from critical_neurons.compensating.gathering import gather_metrics, gather_moments
+from critical_neurons.compensating.relaxing import bound_error
 from critical_neurons.network import Bools, Ints, Wiring
 
 METRIC_INPUTS = 256
@@ -35,6 +36,17 @@ class Group:
 
     units: Ints
     blocks: int
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """For every group, its units in the order in which they go, the error with those that stay, and a bound below which
+    no choice of as many falls, where it is known. `loss`: by how much the draft's outputs diverge from the model's."""
+
+    orders: tuple[Ints, ...]
+    errors: tuple[float, ...]
+    bounds: tuple[float | None, ...]
+    loss: float
 
 
 class Choice:
@@ -83,23 +95,27 @@ class Choice:
 
     def choose(
         self, counts: Sequence[int], progress: Callable[[int, int], None] = lambda done, total: None
-    ) -> tuple[list[Ints], float]:
-        """The units of every group in the order in which they go, of which the last `counts` stay, and by how much
-        the outputs of the draft then diverge from the model's."""
+    ) -> Chosen:
+        """So many units of every group: the last in the orders."""
         stays = np.ones(self._unit_count + 1, dtype=bool)  # the last entry answers for NO_UNIT
         draft = copy.deepcopy(self._model)
-        orders: list[Ints] = [np.arange(len(group.units)) for group in self._groups]
+        orders: dict[int, Ints] = {}
+        errors: dict[int, float] = {}
+        bounds: dict[int, float | None] = {}
         places = sorted(range(len(self._groups)), key=self._find_last, reverse=True)
         for done, place in enumerate(places):
             progress(done, len(places))
             group = self._groups[place]
             modules = [each.module for each in self._consumers_of(group)]
             metrics = gather_metrics(draft, modules, self._sample, self._seed) if modules else {}
-            orders[place] = _order(self._find_maps(group, stays, metrics), group, counts[place])
+            maps, count = self._find_maps(group, stays, metrics), counts[place]
+            orders[place], errors[place] = _order(maps, group, count)
+            bounds[place] = bound_error(maps, len(group.units), count, group.blocks)
             stays[group.units[orders[place][: len(group.units) - counts[place]]]] = False
             self._refit(draft, self._consumers_of(group), stays)
         progress(len(places), len(places))
-        return orders, self._diverge(draft, self._inputs)
+        found = (tuple(each[place] for place in range(len(places))) for each in (orders, errors, bounds))
+        return Chosen(*found, loss=self._diverge(draft, self._inputs))
 
     def measure(self, stays: Bools) -> float:
         """By how much the outputs diverge from the model's with these units alone and their consumers refitted."""
@@ -157,13 +173,13 @@ class Choice:
         return total / len(inputs)
 
 
-def _order(consumers: Sequence[Consumer], group: Group, count: int) -> Ints:
-    """The units of the group in the order in which they go, of which the last `count` stay."""
+def _order(consumers: Sequence[Consumer], group: Group, count: int) -> tuple[Ints, float]:
+    """The units of the group in the order in which they go, and the error when the last `count` stay."""
     order = eliminate(consumers, len(group.units), group.blocks).order
     stays = torch.zeros(len(order), dtype=torch.bool)
     stays[order[len(order) - count :]] = True
     stays = exchange(consumers, stays, group.blocks)
-    return order[stays[order].int().argsort(stable=True)].numpy()
+    return order[stays[order].int().argsort(stable=True)].numpy(), measure_error(consumers, stays)
 
 
 def reads_units(wiring: Wiring) -> bool:

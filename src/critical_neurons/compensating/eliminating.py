@@ -83,6 +83,15 @@ def refit(squares: Tensor, weight: Tensor, stays: Tensor) -> Tensor:
     return fitted
 
 
+def measure_error(consumers: Sequence[Consumer], stays: Tensor) -> float:
+    """The least error when these units stay."""
+    total = 0.0
+    for each in consumers:
+        missing = each.weight - refit(each.squares, each.weight, stays[each.units] | (each.units == NONE))
+        total += float((missing.T @ each.squares @ missing * each.metric).sum())
+    return total
+
+
 class _System:
     """H and V L, with M = L L', on the columns that are left.
 

@@ -4,9 +4,9 @@ In the terms of `eliminating`, with M = L L', K the columns that stay and R thos
 
     A = [[-G_KK⁻¹, G_KK⁻¹ G_KR], [(G_KK⁻¹ G_KR)', G_RR - G_RK G_KK⁻¹ G_KR]],    Y = [V L, G_R (W - V) L].
 
-Removal of a unit that stays adds tr Y_u' (-A_uu)⁻¹ Y_u, and return of one that has gone saves tr Y_u' (A_uu)⁻¹ Y_u. Both
-are exact, and so is the latter for a unit r once a unit u has gone: that changes A_rr and Y_r by what A_ur, A_uu and
-Y_u say. Removal and return of a unit are each a pivot on A_uu, the sweep of statistics.
+Removal of a unit that stays adds tr Y_u' (-A_uu)⁻¹ Y_u, and return of one that has gone saves tr Y_u' (A_uu)⁻¹ Y_u.
+Both are exact, and so is the latter for a unit r once a unit u has gone: that changes A_rr and Y_r by what A_ur, A_uu
+and Y_u say. Removal and return of a unit are each a pivot on A_uu, the sweep of statistics.
 """
 
 from __future__ import annotations
@@ -149,6 +149,8 @@ def _list_kinds(units: Tensor) -> list[_Kind]:
     order = units.argsort(stable=True)[int((units == NONE).sum()) :]
     columns = order.split(counts.tolist())
     return [
-        _Kind(present[counts == size], torch.stack([columns[place] for place in (counts == size).nonzero().flatten()]))
+        _Kind(
+            present[counts == size], torch.stack([columns[place] for place in (counts == size).nonzero().flatten()])
+        )
         for size in counts.unique().tolist()
     ]
