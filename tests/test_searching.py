@@ -170,6 +170,24 @@ def test_the_objective_is_the_divergence_of_the_outputs(few_steps):
     assert scores.objective == pytest.approx(float(divergence), rel=SAME_OBJECTIVE)
 
 
+def test_every_layer_has_an_error_and_a_bound_that_travel(tmp_path):
+    scores = cn.search(build(), draw(), units=0.5)
+    assert [choice.layers for choice in scores.layer_choices] == [("0",), ("2",)]
+    assert all(0.0 < choice.bound <= choice.error and 0.0 <= choice.gap < 1.0 for choice in scores.layer_choices)
+    assert all(str(choice) in scores.notes for choice in scores.layer_choices)
+    assert searching.UNCERTIFIED in scores.notes
+    assert scores.bound is None
+    scores.save(tmp_path / "scores.json")
+    assert cn.Scores.load(tmp_path / "scores.json").layer_choices == scores.layer_choices
+
+
+def test_scores_saved_before_there_were_choices_of_layers_can_be_read():
+    scores = cn.search(build(), draw(), units=0.5)
+    data = scores.to_dict()
+    del data["layer_choices"]
+    assert cn.Scores.from_dict(data).layer_choices == ()
+
+
 def test_spans_and_layers_to_ignore(few_steps):
     assert set(cn.search(build(), draw(), units=0.5, ignore="0")) == {"2"}
     scores = cn.search(build(), draw(), units=0.5, start="2")

@@ -62,8 +62,8 @@ def search(
     are open or shut, and are then exchanged as long as that helps.
 
     Nothing is certified of the network: `objective` is the Kullback-Leibler divergence of the outputs, and there is
-    no bound. With "least_squares" each layer's choice by itself has one in `layer_choices`: a least-squares error, and
-    what no choice of as many units of that layer falls below.
+    no bound. With "least_squares" each layer's choice by itself has one in `layer_choices`: a least-squares error,
+    and what no choice of as many units of that layer falls below.
     `ignore`, `start` and `stop` as for `score`. `progress` is told how far the search has come.
     """
     started = time.monotonic()

@@ -40,8 +40,8 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """For every group, its units in the order in which they go, the error with those that stay, and a bound below which
-    no choice of as many falls, where it is known. `loss`: by how much the draft's outputs diverge from the model's."""
+    """For every group, its units in the order in which they go, the error with those that stay, and a bound below
+    which no choice of as many falls, where it is known. `loss`: by how much the draft's outputs diverge."""
 
     orders: tuple[Ints, ...]
     errors: tuple[float, ...]
