@@ -98,6 +98,7 @@ class Scores(Mapping[str, Floats]):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
+        choices = [{**vars(each), "layers": list(each.layers)} for each in self.layer_choices]
         return {
             "format": FORMAT,
             "version": FORMAT_VERSION,
@@ -118,7 +119,7 @@ class Scores(Mapping[str, Floats]):
             "logit_error": self.logit_error,
             "notes": list(self.notes),
             "parts": [part.to_dict() for part in self.parts],
-            "layer_choices": [{**vars(each), "layers": list(each.layers)} for each in self.layer_choices],
+            **({"layer_choices": choices} if choices else {}),  # files without any are as they were before
         }
 
     @classmethod

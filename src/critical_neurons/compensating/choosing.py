@@ -114,8 +114,13 @@ class Choice:
             stays[group.units[orders[place][: len(group.units) - counts[place]]]] = False
             self._refit(draft, self._consumers_of(group), stays)
         progress(len(places), len(places))
-        found = (tuple(each[place] for place in range(len(places))) for each in (orders, errors, bounds))
-        return Chosen(*found, loss=self._diverge(draft, self._inputs))
+        places_in_order = range(len(places))
+        return Chosen(
+            orders=tuple(orders[place] for place in places_in_order),
+            errors=tuple(errors[place] for place in places_in_order),
+            bounds=tuple(bounds[place] for place in places_in_order),
+            loss=self._diverge(draft, self._inputs),
+        )
 
     def measure(self, stays: Bools) -> float:
         """By how much the outputs diverge from the model's with these units alone and their consumers refitted."""

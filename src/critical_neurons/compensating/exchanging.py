@@ -88,7 +88,8 @@ class _Tableau:
     def _price(self, kind: _Kind) -> Tensor:
         own = self._squares[kind.columns[:, :, None], kind.columns[:, None]]
         products = self._products[kind.columns]
-        return torch.linalg.solve(own, products @ products.mT).diagonal(dim1=1, dim2=2).sum(1)
+        solved: Tensor = torch.linalg.solve(own, products @ products.mT)
+        return solved.diagonal(dim1=1, dim2=2).sum(1)
 
     def add_changes(self, changes: Tensor, left: Tensor, gone: Tensor) -> None:
         """What return of a unit that has gone saves less once one that stays has left: (left, gone)."""
@@ -110,8 +111,8 @@ class _Tableau:
         cross = slope @ torch.einsum("uiq,rjq->urij", gave, takes)
         squares = slope @ (gave @ gave.mT)[:, None] @ slope.mT
         before = takes @ takes.mT
-        after = torch.linalg.solve(other - slope @ across, before - cross - cross.mT + squares)
-        saved = torch.linalg.solve(other, before)
+        after: Tensor = torch.linalg.solve(other - slope @ across, before - cross - cross.mT + squares)
+        saved: Tensor = torch.linalg.solve(other, before)
         return after.diagonal(dim1=2, dim2=3).sum(2) - saved.diagonal(dim1=1, dim2=2).sum(1)
 
     def pivot(self, unit: Tensor) -> None:
@@ -147,7 +148,7 @@ class _Kind:
 def _list_kinds(units: Tensor) -> list[_Kind]:
     present, counts = torch.unique(units[units != NONE], return_counts=True)
     order = units.argsort(stable=True)[int((units == NONE).sum()) :]
-    columns = order.split(counts.tolist())
+    columns = torch.split(order, counts.tolist())
     return [
         _Kind(
             present[counts == size], torch.stack([columns[place] for place in (counts == size).nonzero().flatten()])
