@@ -45,7 +45,7 @@ def inspect(
 def solve(
     program: Program,
     *,
-    solver: str = "highs",
+    solver: str = "auto",
     time_limit: float = 300.0,
     gap: float = 1e-4,
     threads: int | None = None,

@@ -59,7 +59,7 @@ def score(
     budget: Mapping[str, Any] | None = None,
     units: float | None = None,
     by_class: bool = False,
-    solver: str = "highs",
+    solver: str = "auto",
     solver_options: Mapping[str, Any] | None = None,
     time_limit: float = 300.0,
     gap: float = 1e-4,
@@ -87,8 +87,9 @@ def score(
     * `budget`: in place of the sparsity term, at most this share kept: {"units": 0.5} of every layer (with "scope":
       "global" of all), {"params": 0.5} or {"macs": 0.5}.
     * `by_class`: one program per class; the scores are averaged, `scores.parts` keeps them.
-    * `solver`: "highs", or "scip", or "cvxpy:NAME", which gets the paper's program literally, with every
-      activation and gate. `solver_options` are handed to it.
+    * `solver`: "auto" is "highs", or, with many data points and no gates to be whole, "barrier", interior points of
+      our own; or "scip", or "cvxpy:NAME", which gets the paper's program literally, with every activation and gate.
+      `solver_options` are handed to it.
     * `time_limit` in seconds, `gap`: when to stop. Ctrl-C stops too. Both leave the best scores so far.
     * `ignore`: names of layers that get no scores. `progress` is called with every `Step`.
     * `start`, `stop`: names of the first and of the last module that is read and scored, as in `named_modules`; of a

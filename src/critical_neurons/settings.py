@@ -37,7 +37,7 @@ class Settings:
     budget: Mapping[str, Any] | None = None
     units: float | None = None
     by_class: bool = False
-    solver: str = "highs"
+    solver: str = "auto"
     solver_options: Mapping[str, Any] = field(default_factory=dict)
     time_limit: float = 300.0
     gap: float = 1e-4

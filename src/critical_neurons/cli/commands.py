@@ -162,7 +162,7 @@ def score(
     bounds: BoundsMethod = "interval",
     budget: Budget = "",
     by_class: Annotated[bool, typer.Option("--by-class", help="One program per class, scores averaged.")] = False,
-    solver: Annotated[str, typer.Option(help="highs, scip, or cvxpy:NAME.")] = "highs",
+    solver: Annotated[str, typer.Option(help="auto, highs, barrier, scip, or cvxpy:NAME.")] = "auto",
     solver_option: SolverOptions = None,
     time_limit: TimeLimit = 300.0,
     gap: Annotated[float, typer.Option(help="Relative gap at which the solver is content.")] = 1e-4,

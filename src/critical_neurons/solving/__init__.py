@@ -7,7 +7,15 @@ __all__ = ["Capability", "Limits", "Report", "Solver", "find_solver", "ignore_pr
 
 
 def find_solver(name: str) -> Solver:
-    """`highs`, `scip`, or `cvxpy:NAME` for any solver of CVXPY."""
+    """`auto`, `highs`, `barrier`, `scip`, or `cvxpy:NAME` for any solver of CVXPY."""
+    if name == "auto":
+        from critical_neurons.solving.auto import AutoSolver
+
+        return AutoSolver()
+    if name == "barrier":
+        from critical_neurons.solving.barrier import BarrierSolver
+
+        return BarrierSolver()
     if name == "highs":
         from critical_neurons.solving.highs import HighsSolver
 
@@ -22,5 +30,6 @@ def find_solver(name: str) -> Solver:
 
         return ConicSolver(inner)
     raise InvalidSettingError(
-        f"solver: found {name!r}. Accepted: 'highs', 'scip', or 'cvxpy:NAME' such as 'cvxpy:CLARABEL'."
+        f"solver: found {name!r}. Accepted: 'auto', 'highs', 'barrier', 'scip', or 'cvxpy:NAME' such as "
+        "'cvxpy:CLARABEL'."
     )

@@ -46,8 +46,9 @@ DIFFERENCES = """\
 - **Thresholds** of Table 3 and of the figures are not in the paper; those of Table 2 for the same network are used.
 - **LeNet-5 on CIFAR-10** is trained with momentum 0.9, flips and shifts of four pixels. The paper names SGD, its rate
   and 256 epochs alone.
-- **VGG-16** is trained in parts, and its smaller networks are fine-tuned as a whole, at a tenth of the rate. Tables 2
-  and 3 have it linearised; the paper's rows have a table of their own.
+- **VGG-16** is trained in parts, and its smaller networks are fine-tuned as a whole, at a tenth of the rate. Where
+  training is cut short it is scored on any images: of some classes it may get none right. Tables 2 and 3 have it
+  linearised; the paper's rows have a table of their own.
 - **Incremental** scoring during training starts a new optimiser every epoch, as the parameters are others.
 - **CIFAR-10** went once through JPEG where these results were made.
 """

@@ -19,7 +19,7 @@ from critical_neurons.experiments.baselines import (
 )
 from critical_neurons.experiments.data import Dataset, Part
 from critical_neurons.experiments.decoupled import score_parts
-from critical_neurons.experiments.reproducing.cells import Settings
+from critical_neurons.experiments.reproducing.cells import WHOLE, Settings
 from critical_neurons.experiments.reproducing.runs import Runs
 from critical_neurons.experiments.sampling import draw_batch
 from critical_neurons.experiments.store import Cell
@@ -106,11 +106,14 @@ def score_on(model: nn.Module, data: Dataset, settings: Settings) -> cn.Scores:
 
 
 def score_decoupled(settings: Settings, runs: Runs) -> tuple[nn.Module, cn.Scores]:
-    """A network trained in parts, and its scores by them."""
+    """A network trained in parts, and its scores by them; on any images where training was cut short, since there may
+    be a class it gets nothing right of."""
     data, seed = settings["data"], settings["seed"]
     names = (data, settings["network"], f"seed-{seed}")
     decoupled = runs.train_decoupled(runs.build(settings["network"], seed), data, seed, *names)
-    batch = draw(settings, runs.load(data), decoupled.model)
+    correct = settings["batch"]["correct"] and runs.schedule == WHOLE
+    drawn = {**settings, "batch": {**settings["batch"], "correct": correct}}
+    batch = draw(drawn, runs.load(data), decoupled.model)
     score = partial(_score, **settings["score"])
     return decoupled.model, score_parts(decoupled, batch.inputs, batch.labels, score=score)
 
