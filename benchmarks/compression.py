@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def compress_vgg(weights: str, data: str) -> None:
-    """The parts of `cn.compress` one by one, so that each has its time; peak memory is that after refitting."""
+    """The parts of `cn.compress(scoring={})` one by one, each with its time; peak memory is that after refitting."""
     look = Look(mean=(0.5,), std=(1.0,))
     inputs, labels = load_batch(data, per_class=CALIBRATION // 10, seed=SEED, look=look)
     test = load_batch(data, split="test", look=look)

@@ -48,7 +48,7 @@ class Subject:
     def moments(self) -> Mapping[str, Moments]:
         """Of what every module reads that units feed into."""
         names = [wiring.module for wiring in self.consumers]
-        return gather_moments(self.copy_model(), names, self.inputs, lambda done, total: None)
+        return gather_moments(self.copy_model(), names, self.inputs, lambda done, total: None)[0]
 
     @property
     def consumers(self) -> list[Wiring]:

@@ -664,7 +664,7 @@ class TestCompress:
         assert re.search(r"^accuracy, test data +100.00% +\d+\.\d\d% ", result.stdout, re.MULTILINE)
         assert re.search(r"^multiply-adds +1,100 +\d+ +(50\.0|4\d\.\d)%$", result.stdout, re.MULTILINE)
         assert "onnxruntime, batch of 64" in result.stdout
-        told = ["200 inputs of shape 6", "Scoring", "Planning", "Removing and refitting", "Comparing", "Exporting"]
+        told = ["200 inputs of shape 6", "Searching", "Planning", "Removing and refitting", "Comparing", "Exporting"]
         assert [result.stderr.index(text) for text in told] == sorted(result.stderr.index(text) for text in told)
         assert "Written: smaller, smaller.onnx, smaller.pt2" in result.stderr
         inputs = torch.from_numpy(wide_data[0])
@@ -673,7 +673,8 @@ class TestCompress:
             assert torch.allclose(open_onnx(Path("smaller.onnx"))(inputs), expected, atol=1e-5)
             assert torch.allclose(torch.export.load("smaller.pt2").module()(inputs), expected, atol=1e-5)
 
-    def test_it_does_what_the_library_does(self, wide_data):
+    def test_it_does_what_the_library_does(self, wide_data, monkeypatch):
+        monkeypatch.setattr("critical_neurons.gating.STEPS", 20)
         options = ("--max-drop", 0.05, "--keep", "0", "--min-units", 2, "--round-to", 2, "--seed", 3)
         result = json.loads(succeed(*self.QUICK, *options, "--compensate", "bias", "--json").stdout)
         inputs, labels = (torch.from_numpy(values[:200]) for values in wide_data)
@@ -707,6 +708,12 @@ class TestCompress:
         assert settings["ignore"] == ["2"]
         assert np.bincount(settings["labels"]).tolist() == [6, 6, 6]
         assert f"of the {share[0].removeprefix('--')} kept" in result["plan"]["rule"]
+
+    def test_the_settings_of_the_paper(self):
+        result = json.loads(succeed(*self.QUICK, "--units", 0.5, "--paper", "--json").stdout)
+        settings = result["scores"]["settings"]
+        assert (settings["formulation"], settings["integer"], settings["input_radius"]) == ("paper", False, 1e-5)
+        assert sorted(settings["labels"]) == [0, 1, 2]
 
     def test_spans(self):
         result = json.loads(
@@ -776,6 +783,7 @@ class TestCompress:
             (("--macs", 0.5, "--output", "a.pt2", "--output", "./a.pt2"), "given to --output twice"),
             ((), "Give one of --macs, --params, --units and --max-drop"),
             (("--macs", 0.5, "--max-drop", 0.1), "Give one of --macs"),
+            (("--macs", 0.5, "--time-limit", 9, "--threads", 1), "--time-limit, --threads: of a program"),
         ],
     )
     def test_told_before_anything_is_loaded(self, options, message):
@@ -790,7 +798,8 @@ class TestCompress:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (("--macs", 1e-6), "macs cannot fall to"),
+            (("--macs", 1e-6), "the budget cannot be met"),
+            (("--macs", 1e-6, "--formulation", "linearised"), "macs cannot fall to"),
             (("--macs", 0), "macs"),
             (("--max-drop", 1.5), "max_drop=1.5"),
             (("--units", 0.5, "--keep", "conv"), "keep: no layer conv"),
@@ -798,7 +807,10 @@ class TestCompress:
             (("--units", 0.5, "--test-data", "gone.npz"), "gone.npz: no such file"),
             (("--units", 0.5, "--test-split", "test"), "--test-split: train.npz is a file"),
             (("--units", 0.5, "--per-class", 150), "per_class: 150 of every class asked for"),
-            (("--units", 0.5, "--time-limit", 1e-9), "Stopped before any feasible point was known"),
+            (
+                ("--units", 0.5, "--formulation", "linearised", "--time-limit", 1e-9),
+                "Stopped before any feasible point was known",
+            ),
         ],
     )
     def test_refusals(self, options, message):
@@ -969,7 +981,7 @@ class TestDemo:
         assert again["images"] == {"training": 1198, "test": 599}
         after = again["comparison"]["after"]["accuracy"]
         assert again["read_back"] == {"smaller": after, "smaller.onnx": after}
-        assert again["refitted"]["scored"] == after
+        assert again["refitted"]["searched"] == after
         numbers = again["refitted"]["random"]
         shown = [after, sum(numbers) / 3, min(numbers), max(numbers)]
         assert re.search("^refitted +" + " +".join(f"{each:.1%}" for each in shown), result.stdout, re.MULTILINE)
@@ -985,11 +997,11 @@ class TestDemo:
         assert before["accuracy"] > 0.98
         assert after["accuracy"] > 0.9
         assert after["macs"] < 0.05 * before["macs"]
-        assert result["refitted"]["scored"] > result["without_refitting"]["scored"]
+        assert result["refitted"]["searched"] > result["without_refitting"]["searched"]
         assert result["seconds"]["all"] < 60
 
     @pytest.mark.parametrize(
-        ("scored", "verdict"),
+        ("searched", "verdict"),
         [
             (0.95, "ahead of chance, +15.0 points; better than 2 of 2 random removals"),
             (0.85, "a tie, +5.0 points; better than 1 of 2 random removals"),
@@ -997,8 +1009,8 @@ class TestDemo:
             (0.60, "behind chance, -20.0 points; better than 0 of 2 random removals"),
         ],
     )
-    def test_a_tie_is_called_so(self, scored, verdict):
-        assert judge(Removal(scored, (0.70, 0.90))) == verdict
+    def test_a_tie_is_called_so(self, searched, verdict):
+        assert judge(Removal(searched, (0.70, 0.90))) == verdict
 
     @pytest.mark.parametrize("module", ["sklearn.datasets", "onnxruntime"])
     def test_missing_extra(self, monkeypatch, module):

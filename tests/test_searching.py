@@ -9,6 +9,8 @@ from torch import nn
 
 import critical_neurons as cn
 from critical_neurons import gating, searching
+from critical_neurons.compensating import refitting
+from critical_neurons.costs import count_cost
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.measuring import measure_accuracy
 from critical_neurons.reporting import describe_solve
@@ -196,10 +198,27 @@ def test_spans_and_layers_to_ignore(few_steps):
 
 
 def test_where_weights_are_too_many_to_refit_gates_are_used(few_steps, monkeypatch):
-    monkeypatch.setattr(searching, "MOST_COLUMNS", 8)
+    monkeypatch.setattr(refitting, "MOST_COLUMNS", 8)
     scores = cn.search(build(), draw(), units=0.5)
     assert scores.settings["method"] == "gates"
     assert any(note.startswith("2: too many weights") for note in scores.notes)
+
+
+def test_one_search_finds_the_same_for_every_budget_as_many(few_steps, monkeypatch):
+    """And a sketch for the same budget keeps to it."""
+    told = []
+    for compensate in ("none", "least_squares"):
+        one = searching.Search(build(), draw(), compensate=compensate, progress=told.append)
+        for share in (0.7, 0.4, 0.7):
+            found = one.find({"macs": share})
+            alone = cn.search(build(), draw(), macs=share, compensate=compensate)
+            assert np.array_equal(found.per_unit, alone.per_unit)
+            assert found.objective == alone.objective
+            sketched = cn.plan(one.sketch({"macs": share}), macs=share, compensate=compensate)
+            kept = sketched.stays.astype(float)
+            whole, left = (count_cost(found.wirings, each, "macs") for each in (np.ones_like(kept), kept))
+            assert left <= share * whole
+    assert told.count("0 of 2 gathering what layers read") == told.count("0 of 2 layers tried") == 1
 
 
 def test_pairs_of_inputs_and_labels_are_taken(few_steps):

@@ -1,4 +1,4 @@
-"""Compressing: the whole way from a model and labelled inputs to a smaller model and what it is worth."""
+"""Compressing: the whole way from a model and inputs to a smaller model and what it is worth."""
 
 from __future__ import annotations
 
@@ -17,26 +17,43 @@ from critical_neurons.batch import Batch, choose_evenly, gather_batch
 from critical_neurons.comparing import compare
 from critical_neurons.comparison import Comparison
 from critical_neurons.compensating import check_inputs
-from critical_neurons.costs import count_cost
+from critical_neurons.costs import halve_macs
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
-from critical_neurons.measuring import measure_accuracy
-from critical_neurons.network import Ints, Network
+from critical_neurons.measuring import measure_accuracy, predict
+from critical_neurons.network import Bools, Ints, Network
 from critical_neurons.pipeline import Compensation, check_compensation, inspect, prune
-from critical_neurons.planning import check_drop, plan
-from critical_neurons.plans import Plan
+from critical_neurons.planning import check_drop, find_most, plan
+from critical_neurons.plans import Plan, group_units
 from critical_neurons.scores import Scores
 from critical_neurons.scoring import score
+from critical_neurons.searching import Search
+from critical_neurons.selecting import check_counts, check_keep
+from critical_neurons.settings import as_names
 
 FEWEST_HELD_OUT = 10
 
 HELD_OUT_SHARE = 0.3
 """Of the inputs, where a drop in accuracy has to be judged and nothing else was given to judge it by."""
 
+PAPER: Mapping[str, Any] = {
+    "formulation": "paper",
+    "integer": False,
+    "input_radius": 1e-5,
+    "objective": "published",
+    "loss_weight": 5.0,
+}
+"""Settings of `score`, as the authors' code has them: gates relaxed, a small box around the inputs."""
+
 FEWEST_SCORED, MOST_SCORED = 10, 100
-"""Data points the scores come from."""
+"""Data points that scores of other programs come from."""
 
 SCORED_NUMBERS = 10**7
 """Numbers in a forward pass of all of them, beyond which fewer are taken: a deep network needs minutes else."""
+
+GIVEN_TO_COMPRESS = {"model", "inputs", "labels", "ignore", "start", "stop"}
+"""And so no part of `scoring`."""
+
+LOOKING = "Looking for the most that can go"
 
 
 @dataclass(frozen=True)
@@ -59,85 +76,85 @@ def compress(
     macs: float | None = None,
     max_drop: float | None = None,
     evaluate: Callable[[nn.Module], float] | None = None,
-    compensate: Compensation = "least_squares",
+    compensate: Compensation | None = None,
     test: tuple[Any, Any] | None = None,
     keep: str | Collection[str] = (),
     min_units: int = 1,
     round_to: int = 1,
+    paper: bool = False,
     scoring: Mapping[str, Any] | None = None,
+    ignore: str | Collection[str] = (),
+    start: str | None = None,
+    stop: str | None = None,
     seed: int = 0,
     onnx: bool = True,
     progress: Callable[[str], None] = lambda text: None,
     detail: Callable[[str], None] = lambda text: None,
 ) -> Compression:
-    """Score, plan, prune, compensate and compare in one call.
+    """Search, plan, prune, compensate and compare in one call.
 
     Give one of `units`, `params`, `macs`, the share kept at most, and `max_drop`, the accuracy that may be lost: then
     as many multiply-adds as possible go. A drop is judged by `evaluate`, a function of a model, or by the accuracy on
     a part of the inputs that is held out for it.
 
-    The scores come from a few of the inputs, evenly from all classes; the refitted weights from all of them.
-    `scoring` are settings for `score`, in place of those chosen here: formulation="linearised" and the budget asked
-    for. `keep`, `min_units` and `round_to` as for `plan`.
+    The units to keep come from `search`, and the refitted weights from `compensate="least_squares"`, both on all of
+    the inputs. Two other ways to choose units:
+
+    * `paper=True`: by the paper's scores, `score` with gates relaxed, input_radius=1e-5, the published objective and
+      λ = 5, on one input of every class, one that the model classifies correctly where there is one. The best-scored
+      units that the share allows stay, and nothing is refitted unless `compensate` is given.
+    * `scoring`, settings for `score`: by the scores of any other program, on a few inputs, evenly from all classes;
+      by default formulation="linearised" and the budget asked for. With `paper` they take the place of the paper's.
+
+    `keep`, `min_units` and `round_to` as for `plan`; `ignore`, `start` and `stop` as for `score`.
 
     The comparison is on `test`, a pair (inputs, labels) that should have had no part in anything; without it on the
-    inputs, and labelled so. `progress` is told what is about to be done, `detail` how far that has come. Ctrl-C while
-    the solver works or the most that can go is looked for leaves the best so far, and the rest is done with it.
+    inputs, and labelled so. A search needs no labels: leave them out where `test` is given and no drop is judged by
+    them. `progress` is told what is about to be done, `detail` how far that has come. Ctrl-C while the solver works
+    or the most that can go is looked for leaves the best so far, and the rest is done with it.
     """
-    given = [value for value in (units, params, macs, max_drop) if value is not None]
-    if len(given) != 1:
+    shares = {"units": units, "params": params, "macs": macs}
+    if sum(value is not None for value in (*shares.values(), max_drop)) != 1:
         raise InvalidSettingError("compress: give one of units=, params=, macs= and max_drop=.")
     if max_drop is not None:
         check_drop(max_drop)
+    if compensate is None:
+        compensate = "none" if paper else "least_squares"
     check_compensation(compensate)
-    unknown = sorted(
-        set(scoring or ()) - set(signature(score).parameters) | {"model", "inputs", "labels"} & set(scoring or ())
-    )
-    if unknown:
-        raise InvalidSettingError(f"scoring: {', '.join(unknown)} is no setting of score.")
+    check_counts(min_units, round_to)
+    searched = scoring is None and not paper
+    _check_scoring(scoring or {})
     batch = gather_batch(inputs, labels)
-    if batch.labels is None:
-        raise InvalidInputError("labels: none. Give the index of the right class of every input.")
+    if batch.labels is None and not (searched and test is not None and (max_drop is None or evaluate is not None)):
+        raise InvalidInputError(
+            "labels: none. Give the index of the right class of every input. They can be left out where units are "
+            "searched for, test= is given to compare on, and max_drop= is judged by evaluate=."
+        )
     tested = None if test is None else _gather_test(test, batch)
     used, judge, judged_on = batch, evaluate, None
     if max_drop is not None and evaluate is None:
+        assert batch.labels is not None
         used, held_out = _hold_out(batch, batch.labels, seed)
         judge, judged_on = partial(_measure, held_out), held_out.inputs
-    assert used.labels is not None
-    if compensate != "none":
+    if searched or compensate != "none":
         check_inputs(len(used))
-    progress("Scoring")
-    own = dict(scoring or {})
-    network = inspect(
-        model, used.inputs[:2], start=own.get("start"), stop=own.get("stop"), ignore=own.get("ignore", ())
-    )
-    settings = {
-        "formulation": "linearised",
-        "budget": _budget(units, params, macs, network),
-        "seed": seed,
-        "progress": lambda step: detail(str(step)),
-        **own,
-    }
-    chosen = choose_evenly(used.labels, _count_scored(network), seed)
-    scores = score(model, used.inputs[chosen], used.labels[chosen], **settings)
-    progress("Planning" if max_drop is None else "Looking for the most that can go")
-    found = plan(
-        scores,
-        units=units,
-        params=params,
-        macs=macs,
-        max_drop=max_drop,
-        evaluate=judge,
-        model=model,
-        calibration=used.inputs,
-        judged_on=judged_on,
+    read: dict[str, Any] = {"ignore": as_names(ignore), "start": start, "stop": stop}
+    network = inspect(model, used.inputs[:2], **read)
+    task = _Task(
+        model,
+        network,
+        used,
+        share={name: share for name, share in shares.items() if share is not None},
+        read=read,
+        planned={"keep": check_keep(keep, network.layers), "min_units": min_units, "round_to": round_to},
         compensate=compensate,
-        keep=keep,
-        min_units=min_units,
-        round_to=round_to,
-        progress=detail,
+        drop={"max_drop": max_drop, "evaluate": judge, "judged_on": judged_on},
+        seed=seed,
+        progress=progress,
+        detail=detail,
     )
-    progress("Removing and refitting")
+    found, scores = task.search() if searched else task.score(scoring or {}, paper=paper)
+    progress("Removing and refitting" if compensate != "none" else "Removing")
     smaller = prune(
         model,
         found,
@@ -154,16 +171,96 @@ def compress(
     return Compression(smaller, found, scores, comparison)
 
 
-def _budget(units: float | None, params: float | None, macs: float | None, network: Network) -> dict[str, float]:
-    """What was asked for; of the multiply-adds that can go the half, where the share is not known yet."""
-    shares = {"units": units, "params": params, "macs": macs}
-    given = {name: share for name, share in shares.items() if share is not None}
-    if given:
-        return given
-    all_kept = np.ones(network.unit_count + 1)
-    none_kept = np.append(np.zeros(network.unit_count), 1.0)
-    floor = count_cost(network.wirings, none_kept, "macs") / count_cost(network.wirings, all_kept, "macs")
-    return {"macs": (1 + floor) / 2}
+@dataclass(frozen=True)
+class _Task:
+    """What both ways to a plan have in common. `read`: settings of `inspect`; `planned`: of `plan`."""
+
+    model: nn.Module
+    network: Network
+    batch: Batch
+    share: dict[str, Any]
+    read: dict[str, Any]
+    planned: dict[str, Any]
+    compensate: Compensation
+    drop: dict[str, Any]
+    seed: int
+    progress: Callable[[str], None]
+    detail: Callable[[str], None]
+
+    def search(self) -> tuple[Plan, Scores]:
+        self.progress("Searching" if self.share else LOOKING)
+        ignored = (*self.read["ignore"], *self.planned["keep"])  # what must stay takes no part in the search
+        search = Search(
+            self.model,
+            self.batch.inputs,
+            compensate=self.compensate,
+            seed=self.seed,
+            progress=self.detail,
+            **{**self.read, "ignore": ignored},
+        )
+        if self.share:
+            return self._plan(search.find(self.share))
+
+        def choose(find: Callable[[Mapping[str, Any]], Scores], share: float) -> tuple[Plan, Scores]:
+            scores = find({"macs": share})
+            return plan(scores, macs=share, compensate=self.compensate, **self.planned), scores
+
+        return find_most(
+            partial(choose, search.sketch),
+            finer=partial(choose, search.find),
+            model=self.model,
+            example=self.batch.inputs,
+            compensate=self.compensate,
+            progress=self.detail,
+            **self.drop,
+        )
+
+    def score(self, scoring: Mapping[str, Any], *, paper: bool) -> tuple[Plan, Scores]:
+        self.progress("Scoring")
+        inputs, labels = self.batch.inputs, self.batch.labels
+        assert labels is not None
+        if paper:
+            correct = predict(self.model, torch.from_numpy(inputs)).numpy() == labels
+            chosen, own = _choose_one_per_class(labels, correct, self.seed), PAPER
+        else:
+            chosen = choose_evenly(labels, _count_scored(self.network), self.seed)
+            groups = group_units(self.network.scored, self.network.groups)
+            own = {
+                "formulation": "linearised",
+                "budget": self.share or {"macs": halve_macs(self.network.wirings, groups)},
+            }
+        settings = {"seed": self.seed, "progress": lambda step: self.detail(str(step)), **own, **scoring}
+        return self._plan(score(self.model, inputs[chosen], labels[chosen], **self.read, **settings))
+
+    def _plan(self, scores: Scores) -> tuple[Plan, Scores]:
+        self.progress("Planning" if self.share else LOOKING)
+        found = plan(
+            scores,
+            **self.share,
+            **self.drop,
+            **self.planned,
+            model=self.model,
+            calibration=self.batch.inputs,
+            compensate=self.compensate,
+            progress=self.detail,
+        )
+        return found, scores
+
+
+def _check_scoring(scoring: Mapping[str, Any]) -> None:
+    unknown = sorted(set(scoring) - set(signature(score).parameters) | GIVEN_TO_COMPRESS & set(scoring))
+    if unknown:
+        raise InvalidSettingError(
+            f"scoring: {', '.join(unknown)} is no setting of score, or is given to compress itself."
+        )
+
+
+def _choose_one_per_class(labels: Ints, correct: Bools, seed: int) -> Ints:
+    """Indices of one data point of every class at random, in ascending order: a correct one where there is one."""
+    shuffled = np.random.default_rng(seed).permutation(len(labels))
+    ranked = shuffled[np.argsort(~correct[shuffled], kind="stable")]
+    _, first = np.unique(labels[ranked], return_index=True)
+    return np.sort(ranked[first])
 
 
 def _gather_test(test: Any, batch: Batch) -> Batch:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
 
-from critical_neurons.network import Floats, Wiring
+from critical_neurons.network import Floats, Ints, Wiring
 
 Measure: TypeAlias = Literal["units", "params", "macs"]
 
@@ -38,6 +38,16 @@ def count_new_biases(wirings: Iterable[Wiring], kept: Floats, *, everywhere: boo
             and (everywhere or (kept[wiring.inputs[wiring.shifted]] == 0).any())
         )
     )
+
+
+def halve_macs(wirings: Sequence[Wiring], groups: Sequence[tuple[Ints, int]]) -> float:
+    """The share of the multiply-adds that is left when half of those that can go are gone: every group, its units and
+    the number of its blocks, keeps one unit of each block at least."""
+    whole = np.ones(sum(len(units) for units, _ in groups) + 1)
+    least = whole.copy()
+    for units, blocks in groups:
+        least[units] = blocks / len(units)
+    return (1 + count_cost(wirings, least, "macs") / count_cost(wirings, whole, "macs")) / 2
 
 
 def differentiate_cost(wirings: Iterable[Wiring], kept: Floats, measure: Measure) -> Floats:

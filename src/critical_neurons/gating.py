@@ -80,8 +80,7 @@ class GatedModel:
 
 class GateSearch:
     def __init__(self, model: GatedModel, inputs: Tensor, seed: int = 0) -> None:
-        self._model, self._inputs = model, inputs
-        self._generator = torch.Generator().manual_seed(seed)
+        self._model, self._inputs, self._seed = model, inputs, seed
         self._batch_size = min(MOST_BATCH, max(LEAST_BATCH, BATCH_NUMBERS // model.size))
         with torch.no_grad():
             whole = torch.ones(model.unit_count)
@@ -97,11 +96,11 @@ class GateSearch:
         `limit` gives what the gates are projected on: of the gates so far, and of how much of the way down to the
         budget has been gone. Units under different limits must not overlap.
         """
-        gates = torch.ones(self._model.unit_count)
+        gates, generator = torch.ones(self._model.unit_count), torch.Generator().manual_seed(self._seed)
         first, second = torch.zeros_like(gates), torch.zeros_like(gates)
         for step in range(STEPS):
             progress(step, STEPS)
-            slope = self._differentiate(gates, self._draw())
+            slope = self._differentiate(gates, self._draw(generator))
             first = MOMENTUM * first + (1 - MOMENTUM) * slope
             second = SECOND_MOMENTUM * second + (1 - SECOND_MOMENTUM) * slope.square()
             way = (step + 1) / STEPS
@@ -175,8 +174,8 @@ class GateSearch:
         wanted = functional.log_softmax(self._wanted[rows] / temperature, dim=1)
         return functional.kl_div(found, wanted, log_target=True, reduction="batchmean")
 
-    def _draw(self) -> Tensor:
-        return torch.randperm(len(self._inputs), generator=self._generator)[: self._batch_size]
+    def _draw(self, generator: torch.Generator) -> Tensor:
+        return torch.randperm(len(self._inputs), generator=generator)[: self._batch_size]
 
 
 def project(values: Floats, weights: Floats, most: float) -> Floats:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from numbers import Real
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 from torch import nn
@@ -22,8 +22,16 @@ from critical_neurons.reading import unwrap
 from critical_neurons.scores import Scores
 from critical_neurons.selecting import Scope, Threshold, select_units
 
+Chooser: TypeAlias = Callable[[float], tuple[Plan, Scores]]
+"""A plan that keeps a given share, and the scores it is made from; raises an InvalidSettingError where so small a
+share cannot be reached."""
+
 DROP_STEPS = 7
 """Bisections of the share kept: it is then known to within a hundredth."""
+
+ROUGH_STEPS, FINE_STEPS, FINE_REACH = 5, 3, 0.75
+"""Where better plans take long: bisections with others, then with those, from the share found down to this much of
+it."""
 
 ROUNDING = 1e-9
 """By which a drop may exceed what is allowed: accuracies are quotients."""
@@ -89,22 +97,102 @@ def plan(
     if model is None or evaluate is None:
         raise InvalidSettingError("plan: max_drop= needs model= and evaluate=, a function of a model.")
     inputs = None if calibration is None else gather_batch(calibration).inputs
-    rows = _find_example(scores, example, inputs, compensate)
+
+    def choose(share: float) -> tuple[Plan, Scores]:
+        shares: dict[str, Any] = {measure: share}
+        return select(**shares), scores
+
+    found, _ = find_most(
+        choose,
+        model=model,
+        max_drop=max_drop,
+        evaluate=evaluate,
+        example=_find_example(scores, example, inputs, compensate),
+        calibration=inputs,
+        judged_on=judged_on,
+        compensate=compensate,
+        progress=progress,
+    )
+    return found
+
+
+def find_most(
+    choose: Chooser,
+    *,
+    finer: Chooser | None = None,
+    model: nn.Module,
+    max_drop: float,
+    evaluate: Callable[[nn.Module], float],
+    example: Any,
+    calibration: Any = None,
+    judged_on: Any = None,
+    compensate: Compensation = "none",
+    progress: Callable[[str], None] = lambda text: None,
+) -> tuple[Plan, Scores]:
+    """The plan of `plan(max_drop=...)` where every share may have scores of its own, and the scores behind it.
+
+    `finer` chooses better and takes longer: it is asked for the last candidates alone.
+    """
 
     def judge(chosen: Plan) -> float:
-        smaller = prune(model, chosen, rows, compensate=compensate, calibration=inputs)
+        smaller = prune(model, chosen, example, compensate=compensate, calibration=calibration)
         return _evaluate(evaluate, smaller.eval(), chosen.rule)
 
-    def choose(share: float) -> Plan:
-        shares: dict[str, Any] = {measure: share}
-        return select(**shares)
-
     reference = _evaluate(evaluate, copy.deepcopy(unwrap(model)).eval(), "nothing removed")
-    found = _search(choose, judge, reference, float(max_drop), progress)
-    if judged_on is None:
-        return found
-    drop = {**found.provenance["drop"], "judged_on": digest_rows(gather_batch(judged_on).inputs)}
-    return replace(found, provenance={**found.provenance, "drop": drop})
+    found = _Bisection(choose(1.0), judge, reference, float(max_drop), progress)
+    ending = ""
+    try:
+        found.narrow(choose, 0.0, DROP_STEPS if finer is None else ROUGH_STEPS)
+        if finer is not None and (found.share == 1.0 or found.accept(finer, found.share)):
+            found.narrow(finer, FINE_REACH * found.share, FINE_STEPS)
+    except KeyboardInterrupt:
+        ending = ", interrupted"
+    lost = f"{reference - found.worth:.4g}, judged {len(found.known)} times{ending}"
+    drop = {"max_drop": float(max_drop), "before": reference, "after": found.worth, "evaluations": len(found.known)}
+    seen = {} if judged_on is None else {"judged_on": digest_rows(gather_batch(judged_on).inputs)}
+    return replace(
+        found.plan,
+        rule=f"at most {max_drop:.4g} lost ({lost}): {found.plan.rule}",
+        provenance={**found.plan.provenance, "drop": {**drop, **seen}},
+    ), found.scores
+
+
+class _Bisection:
+    """Of the plans judged so far the one for the smallest share that is worth enough, and the scores behind it."""
+
+    def __init__(
+        self,
+        everything: tuple[Plan, Scores],
+        judge: Callable[[Plan], float],
+        reference: float,
+        max_drop: float,
+        progress: Callable[[str], None],
+    ) -> None:
+        self.plan, self.scores, self.worth, self.share = _keep_all(everything[0]), everything[1], reference, 1.0
+        self.known: dict[bytes, float] = {}
+        self._judge, self._reference, self._max_drop, self._tell = judge, reference, max_drop, progress
+
+    def narrow(self, choose: Chooser, low: float, steps: int) -> None:
+        """Bisection between a share taken for too small and the smallest one so far."""
+        for _ in range(steps):
+            middle = (low + self.share) / 2
+            if not self.accept(choose, middle):
+                low = middle
+
+    def accept(self, choose: Chooser, share: float) -> bool:
+        """Take what is chosen for the share if it is worth enough, and say whether it is."""
+        try:
+            chosen, scores = choose(share)
+        except InvalidSettingError:  # so small a share cannot be reached
+            return False
+        key = chosen.stays.tobytes()
+        if key not in self.known:
+            self.known[key] = self._judge(chosen)
+            self._tell(f"{chosen.rule}: {self.known[key]:.4g} after {self._reference:.4g}")
+        if self._reference - self.known[key] > self._max_drop + ROUNDING:
+            return False
+        self.plan, self.scores, self.worth, self.share = chosen, scores, self.known[key], share
+        return True
 
 
 def _find_example(scores: Scores, example: Any, calibration: Any, compensate: Compensation) -> Any:
@@ -124,51 +212,10 @@ def check_drop(max_drop: float) -> None:
         raise InvalidSettingError(f"plan: max_drop={max_drop!r}. Accepted: a share of accuracy, such as 0.01.")
 
 
-def _search(
-    select: Callable[[float], Plan],
-    judge: Callable[[Plan], float],
-    reference: float,
-    max_drop: float,
-    progress: Callable[[str], None],
-) -> Plan:
-    """Bisection for the smallest share whose plan is worth enough."""
-    best, worth, ending = _keep_all(select(1.0)), reference, ""
-    known: dict[bytes, float] = {}
-    low, high = 0.0, 1.0
-    try:
-        for _ in range(DROP_STEPS):
-            middle = (low + high) / 2
-            chosen = _try(select, middle)
-            if chosen is None:
-                low = middle
-                continue
-            key = chosen.stays.tobytes()
-            if key not in known:
-                known[key] = judge(chosen)
-                progress(f"{chosen.rule}: {known[key]:.4g} after {reference:.4g}")
-            if reference - known[key] <= max_drop + ROUNDING:
-                high, best, worth = middle, chosen, known[key]
-            else:
-                low = middle
-    except KeyboardInterrupt:
-        ending = ", interrupted"
-    found = f"at most {max_drop:.4g} lost ({reference - worth:.4g}, judged {len(known)} times{ending})"
-    drop = {"max_drop": max_drop, "before": reference, "after": worth, "evaluations": len(known)}
-    return replace(best, rule=f"{found}: {best.rule}", provenance={**best.provenance, "drop": drop})
-
-
 def _keep_all(plan: Plan) -> Plan:
     """Rounding may take units from a plan that keeps a share of 1."""
     layers = tuple(replace(layer, kept=np.arange(layer.total), reason="kept") for layer in plan.layers)
     return replace(plan, layers=layers, rule="everything kept")
-
-
-def _try(select: Callable[[float], Plan], share: float) -> Plan | None:
-    """None where so small a share cannot be reached."""
-    try:
-        return select(share)
-    except InvalidSettingError:
-        return None
 
 
 def _evaluate(evaluate: Callable[[nn.Module], float], model: nn.Module, what: str) -> float:

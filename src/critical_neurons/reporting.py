@@ -147,21 +147,20 @@ def describe_parameters(before: int, after: int) -> tuple[str, str, str]:
 
 def report_demo(demo: Demo, read_back: Mapping[str, float]) -> RenderableType:
     """The compression; what random removal does; what was read back from the files."""
-    table = _table("Accuracy, test data", ">By score", ">At random, mean", ">Lowest", ">Highest")
+    table = _table("Accuracy, test data", ">Searched", ">At random, mean", ">Lowest", ">Highest")
     for name, removal in (("without refitting", demo.plain), ("refitted", demo.refitted)):
-        numbers = removal.scored, fmean(removal.random), min(removal.random), max(removal.random)
+        numbers = removal.searched, fmean(removal.random), min(removal.random), max(removal.random)
         table.add_row(name, *(f"{number:.1%}" for number in numbers))
-    scored = len(demo.compression.scores.settings["labels"])
     return Group(
         report_compression(demo.compression),
         Text(),
         table,
         Text(f"At random: as many units of every layer, {len(demo.plain.random)} times."),
-        Text(f"Without refitting: {judge(demo.plain)}."),
+        Text(f"Without refitting, units searched for that: {judge(demo.plain)}."),
         Text(f"Refitted: {judge(demo.refitted)}."),
         Text(
-            f"Trained on {len(demo.training[1])} digits, scored on {scored} of them, refitted on all of them; tested "
-            f"on {len(demo.test[1])} others. No fine-tuning."
+            f"Trained, searched and refitted on {len(demo.training[1])} digits, tested on {len(demo.test[1])} others."
+            " No fine-tuning."
         ),
         Text(f"Read back: {', '.join(f'{name} {accuracy:.1%}' for name, accuracy in read_back.items())}."),
         Text(f"{demo.seconds:.1f} s in all, {demo.training_seconds:.1f} s of it training"),
@@ -170,12 +169,12 @@ def report_demo(demo: Demo, read_back: Mapping[str, float]) -> RenderableType:
 
 def judge(removal: Removal) -> str:
     """A difference from the mean of the random removals counts where it is larger than theirs from each other."""
-    difference, spread = removal.scored - fmean(removal.random), pstdev(removal.random)
+    difference, spread = removal.searched - fmean(removal.random), pstdev(removal.random)
     if abs(difference) <= spread + ROUNDING:
         verdict = "a tie"
     else:
         verdict = "ahead of chance" if difference > 0 else "behind chance"
-    beaten = sum(each < removal.scored for each in removal.random)
+    beaten = sum(each < removal.searched for each in removal.random)
     return f"{verdict}, {100 * difference:+.1f} points; better than {beaten} of {len(removal.random)} random removals"
 
 

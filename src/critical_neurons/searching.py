@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from critical_neurons.batch import digest_rows, gather_batch
-from critical_neurons.compensating import MOST_COLUMNS, Choice, Group, check_inputs, reads_units
-from critical_neurons.costs import Measure, count_cost, count_new_biases, differentiate_cost
+from critical_neurons.compensating import Choice, Elimination, Group, can_refit, check_inputs, reads_units
+from critical_neurons.costs import Measure, count_cost, count_new_biases, differentiate_cost, halve_macs
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.gating import GatedModel, GateSearch, Limit
 from critical_neurons.network import Bools, Floats, Ints, Network
@@ -33,6 +34,9 @@ REMOVED_BELOW = 0.5
 """Scores of the units that stay are at least this."""
 
 UNCERTIFIED = "searched: good units for this budget, nothing is certified of the network's loss"
+SKETCHED = "sketched: the units of every layer chosen as if the other layers lost none"
+HALFWAY = "sketched: units chosen for a budget halfway down"
+UNFITTED = "too many weights for a unit to be refitted; units chosen as if none were"
 
 
 def search(
@@ -66,69 +70,151 @@ def search(
     and what no choice of as many units of that layer falls below.
     `ignore`, `start` and `stop` as for `score`. `progress` is told how far the search has come.
     """
-    started = time.monotonic()
-    check_compensation(compensate)
     given = {"units": units, "params": params, "macs": macs}
     budget: dict[str, Any] = {name: share for name, share in given.items() if share is not None}
     if len(budget) != 1:
         raise InvalidSettingError("search: give one of units=, params= and macs=.")
     if scope != "layer":
         budget["scope"] = scope
-    settings = Settings(budget=budget, seed=seed, ignore=as_names(ignore), start=start, stop=stop)
-    batch = gather_batch(inputs)
-    check_inputs(len(batch))
-    network = read_network(model, torch.from_numpy(batch.inputs[:4]), ignore=settings.ignore, start=start, stop=stop)
-    if not network.scored:
-        raise InvalidInputError(f"the network has nothing to score:\n{network}")
-    source = copy.deepcopy(unwrap(model)).cpu().eval().requires_grad_(False)
-    rows = torch.from_numpy(batch.inputs).to(next(source.parameters()).dtype)
-    task = _Task(network, source, rows, budget, seed, progress, biases_added=compensate != "none")
-    wide = _find_wide(network, source)
-    notes = [*network.notes, UNCERTIFIED]
-    by_elimination = compensate == "least_squares" and not wide
-    if compensate == "least_squares" and wide:
-        notes.append(f"{', '.join(wide)}: too many weights for a unit to be refitted; units chosen as if none were")
-    per_unit, loss, layer_choices = task.eliminate() if by_elimination else (*task.descend(), ())
-    return replace(
-        task.frame(per_unit),
-        objective=loss,
-        layer_choices=layer_choices,
-        seconds=time.monotonic() - started,
-        settings={
-            "method": "elimination" if by_elimination else "gates",
-            "compensate": compensate,
-            "budget": budget,
-            "seed": seed,
-            "ignore": list(settings.ignore),
-            "start": start,
-            "stop": stop,
-            "inputs": digest_rows(batch.inputs),
-            "input_shape": list(batch.inputs.shape[1:]),
-            "versions": describe_versions("torch", "numpy"),
-        },
-        notes=(*notes, *map(str, layer_choices)),
-    )
+    Settings(budget=budget)
+    return Search(
+        model,
+        inputs,
+        compensate=compensate,
+        seed=seed,
+        ignore=ignore,
+        start=start,
+        stop=stop,
+        progress=progress,
+    ).find(budget)
 
 
-def _find_wide(network: Network, model: nn.Module) -> list[str]:
-    """Modules that refitting leaves as they are, but for their bias."""
-    names = [wiring.module for wiring in network.wirings if reads_units(wiring)]
-    return [name for name in names if model.get_submodule(name).get_parameter("weight")[0].numel() > MOST_COLUMNS]
+class Search:
+    """A model and inputs, read and looked into once, and scores for one budget after another.
 
+    Settings as for `search`; a budget as for `score`.
+    """
 
-@dataclass(frozen=True)
-class _Task:
-    network: Network
-    model: nn.Module
-    inputs: Tensor
-    budget: dict[str, Any]
-    seed: int
-    tell: Callable[[str], None]
-    biases_added: bool
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        *,
+        compensate: Compensation = "least_squares",
+        seed: int = 0,
+        ignore: Collection[str] = (),
+        start: str | None = None,
+        stop: str | None = None,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        check_compensation(compensate)
+        self._settings = Settings(seed=seed, ignore=as_names(ignore), start=start, stop=stop)
+        self._compensate, self.tell = compensate, progress
+        self._batch = gather_batch(inputs)
+        check_inputs(len(self._batch))
+        rows = torch.from_numpy(self._batch.inputs)
+        self.network = read_network(model, rows[:4], ignore=self._settings.ignore, start=start, stop=stop)
+        if not self.network.scored:
+            raise InvalidInputError(f"the network has nothing to score:\n{self.network}")
+        self._model = copy.deepcopy(unwrap(model)).cpu().eval().requires_grad_(False)
+        self._rows = rows.to(next(self._model.parameters()).dtype)
+        self._fixed = _find_fixed(self.network, self._model)
+        self._eliminates = compensate == "least_squares" and not self._fixed
+
+    def find(self, budget: Mapping[str, Any]) -> Scores:
+        """The units to keep under the budget, and the loss of what is left as `objective`."""
+        task = self._begin(budget)
+        per_unit, loss, layer_choices = task.eliminate() if self._eliminates else (*task.descend(), ())
+        found = self._finish(task, per_unit, loss, *map(str, layer_choices))
+        return replace(found, layer_choices=layer_choices)
+
+    def sketch(self, budget: Mapping[str, Any]) -> Scores:
+        """Scores to look for the right budget with: from what was done for all budgets, and not as good."""
+        if self._eliminates:
+            task = self._begin(budget)
+            return self._finish(task, task.trace(), None, SKETCHED)
+        return replace(self._halfway, notes=(*self._halfway.notes, HALFWAY))
 
     @property
     def groups(self) -> list[tuple[Ints, int]]:
         return group_units(self.network.scored, self.network.groups)
+
+    @cached_property
+    def choice(self) -> Choice:
+        return Choice(
+            self._model,
+            self.network.wirings,
+            [Group(units, blocks) for units, blocks in self.groups],
+            self._rows,
+            seed=self._settings.seed,
+            progress=self.report("gathering what layers read"),
+        )
+
+    @cached_property
+    def traced(self) -> list[Elimination]:
+        return self.choice.trace(self.report("layers tried"))
+
+    @cached_property
+    def gates(self) -> GateSearch:
+        size = sum(math.prod(op.shape) for op in self.network.ops)
+        gated = GatedModel(self._model, self.network.holds, self.network.unit_count, size)
+        return GateSearch(gated, self._rows, self._settings.seed)
+
+    @cached_property
+    def _halfway(self) -> Scores:
+        """Of the multiply-adds that can go one half gone."""
+        return self.find({"macs": halve_macs(self.network.wirings, self.groups)})
+
+    def report(self, what: str) -> Callable[[int, int], None]:
+        return lambda done, total: self.tell(f"{done} of {total} {what}")
+
+    def _begin(self, budget: Mapping[str, Any]) -> _Task:
+        Settings(budget=budget)
+        return _Task(self, self.network, dict(budget), self._compensate != "none", time.monotonic())
+
+    def _finish(self, task: _Task, per_unit: Floats, loss: float | None, *notes: str) -> Scores:
+        settings = self._settings
+        if self._compensate == "least_squares" and self._fixed:
+            notes = (f"{', '.join(self._fixed)}: {UNFITTED}", *notes)
+        return replace(
+            task.frame(per_unit),
+            objective=loss,
+            seconds=time.monotonic() - task.started,
+            settings={
+                "method": "elimination" if self._eliminates else "gates",
+                "compensate": self._compensate,
+                "budget": task.budget,
+                "seed": settings.seed,
+                "ignore": list(settings.ignore),
+                "start": settings.start,
+                "stop": settings.stop,
+                "inputs": digest_rows(self._batch.inputs),
+                "input_shape": list(self._batch.inputs.shape[1:]),
+                "versions": describe_versions("torch", "numpy"),
+            },
+            notes=(*self.network.notes, UNCERTIFIED, *notes),
+        )
+
+
+def _find_fixed(network: Network, model: nn.Module) -> list[str]:
+    """Modules that refitting leaves as they are, but for their bias."""
+    names = [wiring.module for wiring in network.wirings if reads_units(wiring)]
+    return [name for name in names if not can_refit(model.get_submodule(name))]
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One budget, and the search it belongs to."""
+
+    search: Search
+    network: Network
+    budget: dict[str, Any]
+    biases_added: bool
+    started: float
+
+    @property
+    def groups(self) -> list[tuple[Ints, int]]:
+        return self.search.groups
 
     @property
     def measure(self) -> Measure:
@@ -140,45 +226,47 @@ class _Task:
 
     def eliminate(self) -> tuple[Floats, float, tuple[LayerChoice, ...]]:
         """Scores by the order in which units go, the loss of what is left, and what is known of each choice."""
-        choice = Choice(
-            self.model,
-            self.network.wirings,
-            [Group(units, blocks) for units, blocks in self.groups],
-            self.inputs,
-            seed=self.seed,
-            progress=self._report("gathering what layers read"),
-        )
+        choice, counts = self.search.choice, self._count_units()
+        chosen = choice.choose(counts, self.search.report("layers chosen from"))
+        graded = self._grade(counts, chosen.orders)
+        per_unit = self._settle(graded)
+        if not np.array_equal(per_unit, graded):
+            return per_unit, choice.measure(per_unit >= REMOVED_BELOW), ()
+        errors = zip(self.groups, chosen.errors, chosen.bounds, strict=True)
+        choices = tuple(LayerChoice(self._name_layers(units), error, bound) for (units, _), error, bound in errors)
+        return per_unit, chosen.loss, choices
+
+    def trace(self) -> Floats:
+        """Scores by the order in which units of a layer go when all others stay."""
+        orders = [each.order.numpy() for each in self.search.traced]
+        return self._settle(self._grade(self._count_units(), orders))
+
+    def _count_units(self) -> list[int]:
+        """How many every group keeps."""
         if self.by_layer:
             stays = self._select(np.zeros(self.network.unit_count))
-            counts = [int(stays[units].sum()) for units, _ in self.groups]
-        else:
-            traced = choice.trace(self._report("layers tried"))
-            losses = [each.errors.numpy() for each in traced]
-            counts = share_budget(self.groups, losses, self._cost, self._slope, self._limit(1.0))
-        chosen = choice.choose(counts, self._report("layers chosen from"))
+            return [int(stays[units].sum()) for units, _ in self.groups]
+        losses = [each.errors.numpy() for each in self.search.traced]
+        return share_budget(self.groups, losses, self._cost, self._slope, self._limit(1.0))
+
+    def _grade(self, counts: Sequence[int], orders: Sequence[Ints]) -> Floats:
         per_unit = np.zeros(self.network.unit_count)
-        for (units, _), count, order in zip(self.groups, counts, chosen.orders, strict=True):
+        for (units, _), count, order in zip(self.groups, counts, orders, strict=True):
             per_unit[units[order]] = _grade(len(units), count)
+        return per_unit
+
+    def _settle(self, per_unit: Floats) -> Floats:
+        """As they are, unless a plan keeps others: units of one group may differ in what they cost."""
         stays = self._select(per_unit)
-        if np.array_equal(stays, per_unit >= REMOVED_BELOW):
-            errors = zip(self.groups, chosen.errors, chosen.bounds, strict=True)
-            return (
-                per_unit,
-                chosen.loss,
-                tuple(LayerChoice(self._name_layers(units), error, bound) for (units, _), error, bound in errors),
-            )
-        return _rank(per_unit, stays), choice.measure(stays), ()  # units of one group may differ in what they cost
+        return per_unit if np.array_equal(stays, per_unit >= REMOVED_BELOW) else _rank(per_unit, stays)
 
     def descend(self) -> tuple[Floats, float]:
         """Scores by gates, what stays chosen again by exchanges, and the loss of what is left."""
-        network = self.network
-        size = sum(math.prod(op.shape) for op in network.ops)
-        gated = GatedModel(self.model, network.holds, network.unit_count, size)
-        found = GateSearch(gated, self.inputs, self.seed)
-        gates = found.descend(self._limit_gates, progress=self._report("steps"))
+        found = self.search.gates
+        gates = found.descend(self._limit_gates, progress=self.search.report("steps"))
         stays = self._select(gates)
         within = [part for units, blocks in self.groups for part in units.reshape(blocks, -1)]
-        self.tell("exchanging units")
+        self.search.tell("exchanging units")
         stays, _ = found.exchange(stays, within)
         worth = -found.differentiate(stays)  # to first order, what the loss rises by without the unit
         per_unit = _rank(worth, stays)
@@ -246,9 +334,6 @@ class _Task:
         if self.measure == "units":
             return np.append(np.ones(len(kept) - 1), 0.0)
         return differentiate_cost(self.network.wirings, kept, self.measure)
-
-    def _report(self, what: str) -> Callable[[int, int], None]:
-        return lambda done, total: self.tell(f"{done} of {total} {what}")
 
 
 def _rank(values: Floats, stays: Bools) -> Floats:

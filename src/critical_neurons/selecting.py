@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, TypeAlias
@@ -12,7 +12,7 @@ import numpy as np
 
 from critical_neurons.costs import Measure, count_cost, count_new_biases
 from critical_neurons.errors import InvalidSettingError
-from critical_neurons.network import Floats, Ints
+from critical_neurons.network import Floats, Ints, Layer
 from critical_neurons.plans import LayerPlan, Plan, choose_highest, group_units
 from critical_neurons.scores import Scores
 from critical_neurons.span import Span
@@ -58,10 +58,8 @@ def select_units(
     (name, value), *_ = chosen.items()
     if scope not in ("layer", "global"):
         raise InvalidSettingError(f"plan: scope={scope!r}. Accepted: 'layer', 'global'.")
-    for setting, number in (("min_units", min_units), ("round_to", round_to)):
-        if not isinstance(number, int | np.integer) or number < 1:
-            raise InvalidSettingError(f"plan: {setting}={number!r}. Accepted: a whole number of at least 1.")
-    names = _names(keep, scores)
+    check_counts(min_units, round_to)
+    names = check_keep(keep, scores.layers)
     groups = _groups(scores, names, min_units)
     match name:
         case "threshold":
@@ -150,12 +148,18 @@ def _groups(scores: Scores, keep: Collection[str], min_units: int) -> list[_Grou
     return groups
 
 
-def _names(keep: str | Collection[str], scores: Scores) -> tuple[str, ...]:
-    """The layers to keep, one or several, known to the scores."""
+def check_counts(min_units: int, round_to: int) -> None:
+    for setting, number in (("min_units", min_units), ("round_to", round_to)):
+        if not isinstance(number, int | np.integer) or number < 1:
+            raise InvalidSettingError(f"plan: {setting}={number!r}. Accepted: a whole number of at least 1.")
+
+
+def check_keep(keep: str | Collection[str], known: Iterable[Layer]) -> tuple[str, ...]:
+    """The names of the layers to keep, one or several, in the order of those that are known."""
     names = (keep,) if isinstance(keep, str) else keep
     if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
         raise InvalidSettingError(f"plan: keep={keep!r}. Accepted: names of layers.")
-    layers = [layer.name for layer in scores.layers]
+    layers = [layer.name for layer in known]
     unknown = sorted(set(names) - set(layers))
     if unknown:
         raise InvalidSettingError(f"plan: keep: no layer {', '.join(unknown)}. Layers: {', '.join(layers)}.")

@@ -42,10 +42,8 @@ Seed = Annotated[int, typer.Option(help="Seed of every random choice.")]
 Objective = Annotated[
     Literal["published", "paper"], typer.Option(help="As in the authors' code, or as printed in the paper.")
 ]
-Formulation = Annotated[
-    Literal["paper", "exact", "linearised"],
-    typer.Option(help="The paper's program; the masked network itself; or gates fixed and nothing proved."),
-]
+FORMULATION_HELP = "The paper's program; the masked network itself; or gates fixed and nothing proved."
+Formulation = Annotated[Literal["paper", "exact", "linearised"], typer.Option(help=FORMULATION_HELP)]
 BoundsMethod = Annotated[
     Literal["interval", "backward"],
     typer.Option(help="Interval arithmetic, or backward substitution: tighter and slower."),
@@ -63,10 +61,8 @@ Macs = Annotated[float | None, typer.Option(help="Keep at most this share of the
 MinUnits = Annotated[int, typer.Option(help="Units that stay in every layer.")]
 RoundTo = Annotated[int, typer.Option(help="Keep a multiple of so many units per layer.")]
 Keep = Annotated[list[str] | None, typer.Option(help="A layer that loses nothing; repeat for more.")]
-Compensate = Annotated[
-    Literal["none", "bias", "least_squares"],
-    typer.Option(help="What is refitted to make up for the removed units: nothing, biases, or weights and biases."),
-]
+COMPENSATE_HELP = "What is refitted to make up for the removed units: nothing, biases, or weights and biases."
+Compensate = Annotated[Literal["none", "bias", "least_squares"], typer.Option(help=COMPENSATE_HELP)]
 TimeLimit = Annotated[float, typer.Option(help="Seconds after which the best so far is taken.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of the solver.")]
 Ignore = Annotated[list[str] | None, typer.Option(help="A layer that gets no scores; repeat for more.")]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from critical_neurons.cli.commands import app, choose_example
 from critical_neurons.cli.options import (
+    COMPENSATE_HELP,
+    FORMULATION_HELP,
     Channels,
     Compensate,
     DataName,
     Folder,
-    Formulation,
     Ignore,
     InputShape,
     Json,
@@ -35,7 +36,6 @@ from critical_neurons.cli.options import (
     Std,
     Stop,
     Threads,
-    TimeLimit,
     Units,
     Weights,
     WeightsOutput,
@@ -202,7 +202,10 @@ def compress(
             help="Remove as much as possible while the accuracy on a held-out part of DATA falls by no more."
         ),
     ] = None,
-    compensate: Compensate = "least_squares",
+    compensate: Annotated[
+        Literal["none", "bias", "least_squares"] | None,
+        typer.Option(help=f"{COMPENSATE_HELP} Default: least_squares, none with --paper."),
+    ] = None,
     keep: Keep = None,
     min_units: MinUnits = 1,
     round_to: RoundTo = 1,
@@ -223,8 +226,14 @@ def compress(
         typer.Option(help="A file to export to: .onnx, or .pt2 of torch.export. Repeat for more."),
     ] = None,
     no_onnx: NoOnnx = False,
-    formulation: Formulation = "linearised",
-    time_limit: TimeLimit = 300.0,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Units by the paper's own scores and settings, not by a search.")
+    ] = False,
+    formulation: Annotated[
+        Literal["paper", "exact", "linearised"] | None,
+        typer.Option(help=f"Units by the scores of a program, not by a search. {FORMULATION_HELP}"),
+    ] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds for the program. Default: 300.")] = None,
     threads: Threads = None,
     ignore: Ignore = None,
     start: Start = None,
@@ -236,11 +245,11 @@ def compress(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Make MODEL smaller with labelled inputs from DATA: score, plan, remove, refit, compare, save.
+    """Make MODEL smaller with labelled inputs from DATA: search, plan, remove, refit, compare, save.
 
-    Give one of --macs, --params, --units and --max-drop. Files are written when everything has succeeded. Ctrl-C
-    while the solver works or --max-drop is looked for takes the best so far and goes on; at any other time it ends
-    the command.
+    Give one of --macs, --params, --units and --max-drop. The units to keep are searched for, unless --paper or
+    --formulation asks for a program's scores. Files are written when everything has succeeded. Ctrl-C while the
+    solver works or --max-drop is looked for takes the best so far and goes on; at any other time it ends the command.
 
     \b
     Examples:
@@ -248,11 +257,17 @@ def compress(
         --save smaller --output smaller.onnx
       critical-neurons compress vgg16 uoft-cs/cifar10 --weights vgg16.pt --max-drop 0.01 --test-split test \\
         --save smaller
+      critical-neurons compress lenet5 train.npz --weights lenet5.pt --units 0.7 --paper --save smaller
     """
     paths = output or []
     check_exports(paths, save, overwrite=overwrite)
     if sum(value is not None for value in (macs, params, units, max_drop)) != 1:
         raise InvalidSettingError("Give one of --macs, --params, --units and --max-drop.")
+    program = {"formulation": formulation, "time_limit": time_limit, "threads": threads}
+    scoring = {name: value for name, value in program.items() if value is not None}
+    if scoring and formulation is None and not paper:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in scoring)
+        raise InvalidSettingError(f"{names}: of a program, but units are searched for. Add --paper or --formulation.")
     import critical_neurons as cn
     from critical_neurons.experiments.models import MODELS
     from critical_neurons.loading import Look, load_batch, load_model
@@ -283,14 +298,11 @@ def compress(
             keep=tuple(keep or ()),
             min_units=min_units,
             round_to=round_to,
-            scoring={
-                "formulation": formulation,
-                "time_limit": time_limit,
-                "threads": threads,
-                "ignore": tuple(ignore or ()),
-                "start": start,
-                "stop": stop,
-            },
+            paper=paper,
+            scoring=scoring or None,
+            ignore=tuple(ignore or ()),
+            start=start,
+            stop=stop,
             seed=seed,
             onnx=not no_onnx,
             progress=note,

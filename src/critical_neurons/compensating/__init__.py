@@ -1,16 +1,17 @@
 """Compensating: the modules behind removed units refitted, so that what was removed is missed least."""
 
-from critical_neurons.compensating.choosing import Choice, Chosen, Group, reads_units
-from critical_neurons.compensating.refitting import MOST_COLUMNS, Refit
+from critical_neurons.compensating.choosing import Choice, Group, reads_units
+from critical_neurons.compensating.eliminating import Elimination
+from critical_neurons.compensating.refitting import Refit, can_refit
 from critical_neurons.compensating.streaming import Stop, check_inputs, refit_modules
 
 __all__ = [
-    "MOST_COLUMNS",
     "Choice",
-    "Chosen",
+    "Elimination",
     "Group",
     "Refit",
     "Stop",
+    "can_refit",
     "check_inputs",
     "reads_units",
     "refit_modules",

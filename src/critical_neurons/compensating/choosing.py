@@ -49,6 +49,25 @@ class Chosen:
     loss: float
 
 
+@dataclass(frozen=True, eq=False)
+class _Runs:
+    """Inputs, and what the model gives for them."""
+
+    inputs: Tensor
+    outputs: Tensor
+
+    @torch.no_grad()
+    def diverge(self, draft: nn.Module) -> float:
+        """By how much the outputs of the draft diverge from the model's."""
+        total = 0.0
+        for rows, outputs in zip(
+            torch.split(self.inputs, PASS_SIZE), torch.split(self.outputs, PASS_SIZE), strict=True
+        ):
+            found, wanted = (functional.log_softmax(each, dim=1) for each in (draft(rows), outputs))
+            total += float(functional.kl_div(found, wanted, log_target=True, reduction="sum"))
+        return total / len(self.inputs)
+
+
 class Choice:
     """`model` is on the CPU in evaluation mode and is left as it is."""
 
@@ -62,19 +81,22 @@ class Choice:
         seed: int = 0,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        self._model, self._groups, self._inputs, self._seed = model, groups, inputs, seed
+        self._model, self._groups, self._seed = model, groups, seed
         self._unit_count = sum(len(group.units) for group in groups)
         self._consumers = [wiring for wiring in wirings if reads_units(wiring)]
-        self._moments = gather_moments(model, [wiring.module for wiring in self._consumers], inputs, progress)
+        names = [wiring.module for wiring in self._consumers]
+        self._moments, outputs = gather_moments(model, names, inputs, progress)
         drawn = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))[:METRIC_INPUTS]
-        self._sample = inputs[drawn]  # data sets come in the order of their classes
+        self._all = _Runs(inputs, outputs)
+        self._sample = _Runs(inputs[drawn], outputs[drawn])  # data sets come in the order of their classes
 
     def trace(self, progress: Callable[[int, int], None] = lambda done, total: None) -> list[Elimination]:
         """Every group by itself in the whole model: the order in which its units go, and what each costs.
 
         The errors are scaled by what they are worth: the divergence of the model's outputs.
         """
-        metrics = gather_metrics(self._model, [each.module for each in self._consumers], self._sample, self._seed)
+        names = [each.module for each in self._consumers]
+        metrics = gather_metrics(self._model, names, self._sample.inputs, self._seed)
         whole = np.ones(self._unit_count + 1, dtype=bool)
         found = []
         for done, group in enumerate(self._groups):
@@ -87,7 +109,7 @@ class Choice:
                 if error > 0:
                     stays = whole.copy()
                     stays[group.units[traced.order[:count].numpy()]] = False
-                    worths.append(self._diverge(self._draft(stays), self._sample) / error)
+                    worths.append(self._sample.diverge(self._draft(stays)) / error)
             worth = float(np.mean(worths)) if worths else 0.0
             found.append(Elimination(traced.order, traced.errors * worth))
         progress(len(self._groups), len(self._groups))
@@ -107,7 +129,7 @@ class Choice:
             progress(done, len(places))
             group = self._groups[place]
             modules = [each.module for each in self._consumers_of(group)]
-            metrics = gather_metrics(draft, modules, self._sample, self._seed) if modules else {}
+            metrics = gather_metrics(draft, modules, self._sample.inputs, self._seed) if modules else {}
             maps, count = self._find_maps(group, stays, metrics), counts[place]
             orders[place], errors[place] = _order(maps, group, count)
             bounds[place] = bound_error(maps, len(group.units), count, group.blocks)
@@ -119,12 +141,12 @@ class Choice:
             orders=tuple(orders[place] for place in places_in_order),
             errors=tuple(errors[place] for place in places_in_order),
             bounds=tuple(bounds[place] for place in places_in_order),
-            loss=self._diverge(draft, self._inputs),
+            loss=self._all.diverge(draft),
         )
 
     def measure(self, stays: Bools) -> float:
         """By how much the outputs diverge from the model's with these units alone and their consumers refitted."""
-        return self._diverge(self._draft(np.append(stays, True)), self._inputs)
+        return self._all.diverge(self._draft(np.append(stays, True)))
 
     def _find_last(self, place: int) -> int:
         """Where the last module stands that reads the group."""
@@ -168,14 +190,6 @@ class Choice:
                 weight[part.outputs] = fitted.T.reshape(weight[part.outputs].shape).to(weight)
                 bias[part.outputs] += (moments.mean[part.number].double() @ (part.weight - fitted)).to(bias)
             module.bias = nn.Parameter(bias, requires_grad=False)
-
-    @torch.no_grad()
-    def _diverge(self, draft: nn.Module, inputs: Tensor) -> float:
-        total = 0.0
-        for part in torch.split(inputs, PASS_SIZE):
-            found, wanted = (functional.log_softmax(each(part), dim=1) for each in (draft, self._model))
-            total += float(functional.kl_div(found, wanted, log_target=True, reduction="sum"))
-        return total / len(inputs)
 
 
 def _order(consumers: Sequence[Consumer], group: Group, count: int) -> tuple[Ints, float]:

@@ -46,8 +46,8 @@ class Moments:
 @torch.no_grad()
 def gather_moments(
     model: nn.Module, modules: Sequence[str], inputs: Tensor, progress: Callable[[int, int], None]
-) -> dict[str, Moments]:
-    """What the modules read when the model runs on the inputs."""
+) -> tuple[dict[str, Moments], Tensor]:
+    """What the modules read when the model runs on the inputs, and what the model gives."""
     sums = {name: _Sums(model.get_submodule(name), len(inputs)) for name in modules}
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
@@ -55,15 +55,15 @@ def gather_moments(
 
     handles = [model.get_submodule(name).register_forward_hook(watch(name)) for name in modules]
     try:
-        batches = torch.split(inputs, BATCH_SIZE)
+        batches, outputs = torch.split(inputs, BATCH_SIZE), []
         for done, batch in enumerate(batches):
             progress(done, len(batches))
-            model(batch)
+            outputs.append(model(batch))
         progress(len(batches), len(batches))
     finally:
         for handle in handles:
             handle.remove()
-    return {name: each.finish() for name, each in sums.items()}
+    return {name: each.finish() for name, each in sums.items()}, torch.cat(outputs)
 
 
 class _Sums:

@@ -51,11 +51,16 @@ def begin_refit(traced: fx.GraphModule, node: fx.Node, kept: Tensor, method: Ref
             return _Statistics(module, kept)
         case nn.Linear() | nn.Conv1d() | nn.Conv2d():
             absorbed = module.bias is None and all(_is_batch_norm(traced, user) for user in node.users)
-            if method == "bias" or module.weight[0].numel() > MOST_COLUMNS:
+            if method == "bias" or not can_refit(module):
                 return _Offset(module, kept, absorbed=absorbed)
             return _Weights(module, kept, input_count, absorbed=absorbed)
         case _:
             raise TypeError(f"{type(module).__name__} cannot be refitted")
+
+
+def can_refit(module: nn.Module) -> bool:
+    """Whether least squares change the weights of the module, and not just its bias or nothing."""
+    return isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d) and module.weight[0].numel() <= MOST_COLUMNS
 
 
 def _is_batch_norm(traced: fx.GraphModule, node: fx.Node) -> bool:

@@ -44,9 +44,9 @@ THREADS = 1
 
 @dataclass(frozen=True)
 class Removal:
-    """Accuracies on the test digits without the low-scored units, and without as many of every layer at random."""
+    """Accuracies on the test digits with the units a search keeps, and with as many of every layer at random."""
 
-    scored: float
+    searched: float
     random: tuple[float, ...]
 
 
@@ -85,19 +85,21 @@ def run_demo(
     with on_threads(THREADS):
         found = cn.compress(model, *training, units=units, test=test, seed=seed, progress=progress, detail=detail)
         progress("Removing as many units at random")
-        plans = [found.plan, *(found.plan.random(seed=seed + draw) for draw in range(RANDOM_DRAWS))]
-        plain = _remove(model, plans, training[0], test, "none")
-        refitted = _remove(model, plans, training[0], test, "least_squares")
+        draws = [found.plan.random(seed=seed + draw) for draw in range(RANDOM_DRAWS)]
+        refitted = _remove(model, [found.plan, *draws], training[0], test, "least_squares")
+        progress("Searching for units that need no refitting")
+        unfitted = cn.search(model, training[0], units=units, compensate="none", seed=seed, progress=detail)
+        plain = _remove(model, [cn.plan(unfitted), *draws], training[0], test, "none")
     return Demo(model, found, plain, refitted, training, test, training_seconds, time.perf_counter() - started)
 
 
 def _remove(
     model: nn.Module, plans: list[cn.Plan], inputs: Tensor, test: Labelled, compensate: Compensation
 ) -> Removal:
-    """The first plan is that of the scores."""
+    """The first plan is that of the search."""
     smaller = (cn.prune(model, plan, inputs, compensate=compensate) for plan in plans)
-    scored, *random = (measure_accuracy(each, *test) for each in smaller)
-    return Removal(scored, tuple(random))
+    searched, *random = (measure_accuracy(each, *test) for each in smaller)
+    return Removal(searched, tuple(random))
 
 
 def check_demo(folder: str | os.PathLike[str]) -> None:
@@ -133,7 +135,7 @@ def save_demo(demo: Demo, folder: str | os.PathLike[str]) -> dict[str, float]:
 
 
 def split_digits(seed: int) -> tuple[Labelled, Labelled]:
-    """scikit-learn's 1 797 digits, scaled to [0, 1]: a part for training and scoring, the rest for the test."""
+    """scikit-learn's 1 797 digits, scaled to [0, 1]: a part for training and the search, the rest for the test."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
