@@ -37,7 +37,7 @@ EPOCHS = 6
 PAPER = {"input_radius": 1e-5, "integer": False}
 """The authors' settings: the ones of the literal program."""
 REPEATS = 3
-IMAGES = (10, 50, 100, 200, 500)
+IMAGES = (10, 50, 100, 200, 500, 1000)
 
 
 def main() -> None:
