@@ -5,23 +5,32 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
 
 from critical_neurons.batch import digest_rows, gather_batch
-from critical_neurons.compensating import Choice, Elimination, Group, can_refit, check_inputs, reads_units
+from critical_neurons.compensating import (
+    TEMPERATURES,
+    Choice,
+    Elimination,
+    Group,
+    can_refit,
+    check_inputs,
+    reads_units,
+)
 from critical_neurons.costs import Measure, count_cost, count_new_biases, differentiate_cost, halve_macs
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.gating import GatedModel, GateSearch, Limit
 from critical_neurons.network import Bools, Floats, Ints, Network
-from critical_neurons.pipeline import Compensation, check_compensation
-from critical_neurons.plans import group_units
+from critical_neurons.pipeline import Compensation, check_compensation, prune
+from critical_neurons.plans import Plan, group_units
 from critical_neurons.reading import read_network, unwrap
 from critical_neurons.scores import LayerChoice, Scores
 from critical_neurons.selecting import Scope, select_units
@@ -30,8 +39,15 @@ from critical_neurons.sharing import share_budget
 from critical_neurons.solution import Status
 from critical_neurons.surroundings import describe_versions
 
+LimitGates: TypeAlias = Callable[[Floats, float], Sequence[Limit]]
+
 REMOVED_BELOW = 0.5
 """Scores of the units that stay are at least this."""
+
+CARRIED_OUT_NUMBERS = 10**8
+"""Numbers in a forward pass of all inputs, up to which several choices are carried out to see which is best."""
+
+SHARE_STEPS = 1000
 
 UNCERTIFIED = "searched: good units for this budget, nothing is certified of the network's loss"
 SKETCHED = "sketched: the units of every layer chosen as if the other layers lost none"
@@ -63,7 +79,8 @@ def search(
     `compensate` is what `cn.prune` will be told. With "least_squares" the units of a layer go one after the other,
     always the one whose part the others take over best, judged by the error of what reads them and by how the loss
     feels it; layers from the last to the first. Else gates on all units follow the gradient of the loss until they
-    are open or shut, and are then exchanged as long as that helps.
+    are open or shut, and are then exchanged as long as that helps. On small networks either is done in several ways,
+    and with several shares of the layers, and the smaller network that is nearest to the model is taken.
 
     Nothing is certified of the network: `objective` is the Kullback-Leibler divergence of the outputs, and there is
     no bound. With "least_squares" each layer's choice by itself has one in `layer_choices`: a least-squares error,
@@ -119,7 +136,8 @@ class Search:
         self._model = copy.deepcopy(unwrap(model)).cpu().eval().requires_grad_(False)
         self._rows = rows.to(next(self._model.parameters()).dtype)
         self._fixed = _find_fixed(self.network, self._model)
-        self._eliminates = compensate == "least_squares" and not self._fixed
+        self.refits = not self._fixed
+        self._eliminates = compensate == "least_squares" and self.refits
 
     def find(self, budget: Mapping[str, Any]) -> Scores:
         """The units to keep under the budget, and the loss of what is left as `objective`."""
@@ -159,6 +177,14 @@ class Search:
         size = sum(math.prod(op.shape) for op in self.network.ops)
         gated = GatedModel(self._model, self.network.holds, self.network.unit_count, size)
         return GateSearch(gated, self._rows, self._settings.seed)
+
+    @property
+    def small(self) -> bool:
+        return sum(math.prod(op.shape) for op in self.network.ops) * len(self._rows) <= CARRIED_OUT_NUMBERS
+
+    def carry_out(self, plan: Plan) -> float:
+        """By how much the outputs of the smaller, refitted model diverge from the model's."""
+        return self.choice.diverge(prune(self._model, plan, self._rows, compensate="least_squares"))
 
     @cached_property
     def _halfway(self) -> Scores:
@@ -226,28 +252,57 @@ class _Task:
 
     def eliminate(self) -> tuple[Floats, float, tuple[LayerChoice, ...]]:
         """Scores by the order in which units go, the loss of what is left, and what is known of each choice."""
-        choice, counts = self.search.choice, self._count_units()
-        chosen = choice.choose(counts, self.search.report("layers chosen from"))
+        temperatures = TEMPERATURES if self.search.small else TEMPERATURES[:1]
+        ways = [self._choose(counts, each) for counts in self._list_counts() for each in temperatures]
+        return min(ways, key=lambda way: way[1])
+
+    def _choose(
+        self, counts: Sequence[int], temperature: float | None
+    ) -> tuple[Floats, float, tuple[LayerChoice, ...]]:
+        choice = self.search.choice
+        chosen = choice.choose(counts, self.search.report("layers chosen from"), temperature=temperature)
         graded = self._grade(counts, chosen.orders)
         per_unit = self._settle(graded)
-        if not np.array_equal(per_unit, graded):
-            return per_unit, choice.measure(per_unit >= REMOVED_BELOW), ()
+        as_chosen = np.array_equal(per_unit, graded)
+        if self.search.small:
+            loss = self.search.carry_out(self._plan(per_unit))
+        else:
+            loss = chosen.loss if as_chosen else choice.measure(per_unit >= REMOVED_BELOW)
         errors = zip(self.groups, chosen.errors, chosen.bounds, strict=True)
         choices = tuple(LayerChoice(self._name_layers(units), error, bound) for (units, _), error, bound in errors)
-        return per_unit, chosen.loss, choices
+        return per_unit, loss, choices if as_chosen else ()
 
     def trace(self) -> Floats:
         """Scores by the order in which units of a layer go when all others stay."""
         orders = [each.order.numpy() for each in self.search.traced]
-        return self._settle(self._grade(self._count_units(), orders))
+        return self._settle(self._grade(next(self._list_counts()), orders))
 
-    def _count_units(self) -> list[int]:
-        """How many every group keeps."""
+    def _list_counts(self) -> Iterator[list[int]]:
+        """How many units every group may keep: what is given, or as is best by what the units of each cost the loss;
+        on small networks also as large a share of every group as can be."""
         if self.by_layer:
             stays = self._select(np.zeros(self.network.unit_count))
-            return [int(stays[units].sum()) for units, _ in self.groups]
+            yield [int(stays[units].sum()) for units, _ in self.groups]
+            return
         losses = [each.errors.numpy() for each in self.search.traced]
-        return share_budget(self.groups, losses, self._cost, self._slope, self._limit(1.0))
+        share = partial(share_budget, self.groups, losses, self._cost, self._slope, self._limit(1.0))
+        yield share()
+        if self.search.small:
+            yield share(start=self._share_evenly())
+
+    def _share_evenly(self) -> list[int]:
+        """The largest counts within the budget that are the same share of every group."""
+
+        def count(step: int) -> list[int]:
+            return [max(len(units) * step // SHARE_STEPS // blocks, 1) * blocks for units, blocks in self.groups]
+
+        def fits(step: int) -> bool:
+            kept = np.ones(self.network.unit_count + 1)
+            for (units, _), number in zip(self.groups, count(step), strict=True):
+                kept[units] = number / len(units)
+            return self._cost(kept) <= self._limit(1.0)
+
+        return count(max(bisect_left(range(SHARE_STEPS + 1), True, key=lambda step: not fits(step)) - 1, 0))
 
     def _grade(self, counts: Sequence[int], orders: Sequence[Ints]) -> Floats:
         per_unit = np.zeros(self.network.unit_count)
@@ -262,8 +317,14 @@ class _Task:
 
     def descend(self) -> tuple[Floats, float]:
         """Scores by gates, what stays chosen again by exchanges, and the loss of what is left."""
+        limits: list[LimitGates] = [self._limit_gates]
+        if self.search.small and self.search.refits and not self.by_layer:
+            limits += [partial(self._limit_counts, counts) for counts in self._list_counts()]
+        return min(map(self._descend, limits), key=lambda way: way[1])
+
+    def _descend(self, limit: LimitGates) -> tuple[Floats, float]:
         found = self.search.gates
-        gates = found.descend(self._limit_gates, progress=self.search.report("steps"))
+        gates = found.descend(limit, progress=self.search.report("steps"))
         stays = self._select(gates)
         within = [part for units, blocks in self.groups for part in units.reshape(blocks, -1)]
         self.search.tell("exchanging units")
@@ -300,20 +361,25 @@ class _Task:
     def _select(self, values: Floats) -> Bools:
         """What the budget leaves of the highest-valued units."""
         low, high = values.min(), values.max()
-        scores = self.frame((values - low) / (high - low) if high > low else values)
-        return select_units(scores, biases_added=self.biases_added).stays[:-1]
+        return self._plan((values - low) / (high - low) if high > low else values).stays[:-1]
+
+    def _plan(self, per_unit: Floats) -> Plan:
+        return select_units(self.frame(per_unit), biases_added=self.biases_added)
 
     def _limit_gates(self, gates: Floats, way: float) -> list[Limit]:
         if self.by_layer:
-            share = self.budget["units"]
-            return [
-                Limit(units, np.ones(len(units)), len(units) * (1 - way * (1 - share))) for units, _ in self.groups
-            ]
+            return self._limit_counts([self.budget["units"] * len(units) for units, _ in self.groups], gates, way)
         kept = np.append(gates, 1.0)
         slope = np.maximum(self._slope(kept)[:-1], np.finfo(float).tiny)
         room = slope @ gates + self._limit(way) - self._cost(kept)  # the cost to first order
         scale = slope.mean()
         return [Limit(np.arange(len(gates)), slope / scale, max(room / scale, 0.0))]
+
+    def _limit_counts(self, counts: Sequence[float], gates: Floats, way: float) -> list[Limit]:
+        return [
+            Limit(units, np.ones(len(units)), len(units) - way * (len(units) - count))
+            for (units, _), count in zip(self.groups, counts, strict=True)
+        ]
 
     def _limit(self, way: float) -> float:
         """What may be left once so much of the way down to the budget has been gone."""

@@ -18,16 +18,19 @@ def share_budget(
     cost: Callable[[Floats], float],
     slope: Callable[[Floats], Floats],
     limit: float,
+    start: Sequence[int] | None = None,
 ) -> list[int]:
     """Counts that keep the cost within the limit, at least one unit of every block, with no room for a further one.
 
     `losses[g][n]`: what n + 1 units removed from group g cost the loss. `cost` and `slope`, its derivative, are those
     of how much of every unit is kept, with a last entry for NO_UNIT. Where the loss rises least for the cost saved,
     the next units go: of one group one of every block, the losses made convex before. Once the limit is met, those
-    that fit come back, where the loss falls most for it first.
+    that fit come back, where the loss falls most for it first. `start`: counts to begin with in place of all.
     """
     kept = np.ones(sum(len(units) for units, _ in groups) + 1)
-    counts = [len(units) for units, _ in groups]
+    counts = [len(units) for units, _ in groups] if start is None else list(start)
+    for (units, _), count in zip(groups, counts, strict=True):
+        kept[units] = count / len(units)
     rises = [np.diff(make_convex(np.concatenate([[0.0], loss]))) for loss in losses]
 
     def price(place: int, gone: int, saved: Floats) -> float:

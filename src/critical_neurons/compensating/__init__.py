@@ -1,11 +1,12 @@
 """Compensating: the modules behind removed units refitted, so that what was removed is missed least."""
 
-from critical_neurons.compensating.choosing import Choice, Group, reads_units
+from critical_neurons.compensating.choosing import TEMPERATURES, Choice, Group, reads_units
 from critical_neurons.compensating.eliminating import Elimination
 from critical_neurons.compensating.refitting import Refit, can_refit
 from critical_neurons.compensating.streaming import Stop, check_inputs, refit_modules
 
 __all__ = [
+    "TEMPERATURES",
     "Choice",
     "Elimination",
     "Group",

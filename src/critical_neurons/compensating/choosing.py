@@ -24,6 +24,10 @@ from critical_neurons.network import Bools, Ints, Wiring
 METRIC_INPUTS = 256
 """Inputs from which it is known how the loss feels errors, and by which a group's errors are measured."""
 
+TEMPERATURES = (2.0, 1.0, None)
+"""At which outputs are taken to find how the loss feels errors; None: all errors of a module count alike. On small
+networks now the one, now the other is best; on average the first."""
+
 TRIED_SHARES = (0.5, 0.75)
 """Of the units of a group removed, to see what the errors are worth in terms of the loss."""
 
@@ -96,7 +100,7 @@ class Choice:
         The errors are scaled by what they are worth: the divergence of the model's outputs.
         """
         names = [each.module for each in self._consumers]
-        metrics = gather_metrics(self._model, names, self._sample.inputs, self._seed)
+        metrics = self._weigh(self._model, names, TEMPERATURES[0])
         whole = np.ones(self._unit_count + 1, dtype=bool)
         found = []
         for done, group in enumerate(self._groups):
@@ -116,7 +120,11 @@ class Choice:
         return found
 
     def choose(
-        self, counts: Sequence[int], progress: Callable[[int, int], None] = lambda done, total: None
+        self,
+        counts: Sequence[int],
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        *,
+        temperature: float | None = TEMPERATURES[0],
     ) -> Chosen:
         """So many units of every group: the last in the orders."""
         stays = np.ones(self._unit_count + 1, dtype=bool)  # the last entry answers for NO_UNIT
@@ -129,7 +137,7 @@ class Choice:
             progress(done, len(places))
             group = self._groups[place]
             modules = [each.module for each in self._consumers_of(group)]
-            metrics = gather_metrics(draft, modules, self._sample.inputs, self._seed) if modules else {}
+            metrics = self._weigh(draft, modules, temperature)
             maps, count = self._find_maps(group, stays, metrics), counts[place]
             orders[place], errors[place] = _order(maps, group, count)
             bounds[place] = bound_error(maps, len(group.units), count, group.blocks)
@@ -146,7 +154,17 @@ class Choice:
 
     def measure(self, stays: Bools) -> float:
         """By how much the outputs diverge from the model's with these units alone and their consumers refitted."""
-        return self._all.diverge(self._draft(np.append(stays, True)))
+        return self.diverge(self._draft(np.append(stays, True)))
+
+    def diverge(self, other: nn.Module) -> float:
+        """By how much the outputs of another model diverge from the model's."""
+        return self._all.diverge(other)
+
+    def _weigh(self, model: nn.Module, modules: Sequence[str], temperature: float | None) -> dict[str, Tensor]:
+        if temperature is not None and modules:
+            return gather_metrics(model, modules, self._sample.inputs, temperature=temperature, seed=self._seed)
+        weights = {name: model.get_submodule(name).get_parameter("weight") for name in modules}
+        return {name: torch.eye(len(weight), dtype=torch.float64) for name, weight in weights.items()}
 
     def _find_last(self, place: int) -> int:
         """Where the last module stands that reads the group."""

@@ -20,9 +20,6 @@ ROWS_PER_COLUMN, LEAST_ROWS = 10, 20_000
 RIDGE = 1e-3
 """Added to the covariance, relative to its mean diagonal."""
 
-METRIC_TEMPERATURE = 2.0
-"""Outputs are taken for less certain than they are: the loss of a trained network feels few of its inputs else."""
-
 DRAWS = 4
 """Classes drawn from the outputs for every input; each gives a gradient."""
 
@@ -98,17 +95,20 @@ class _Sums:
         return Moments(self._origin[:, 0] + mean, covariance)
 
 
-def gather_metrics(model: nn.Module, modules: Sequence[str], inputs: Tensor, seed: int) -> dict[str, Tensor]:
+def gather_metrics(
+    model: nn.Module, modules: Sequence[str], inputs: Tensor, *, temperature: float, seed: int
+) -> dict[str, Tensor]:
     """How the loss feels errors of what the modules give: (outputs, outputs), summed over positions.
 
     The Fisher information of the model's outputs, over classes drawn from them: twice the divergence from the outputs
-    as they are, to second order.
+    as they are, to second order. Above a `temperature` of 1 the outputs are taken for less certain than they are: the
+    loss of a trained network feels few of its inputs else.
     """
     generator = torch.Generator().manual_seed(seed)
     metrics: dict[str, Tensor] = {}
     for batch in torch.split(inputs, BATCH_SIZE):
         with torch.enable_grad(), _hold_outputs(model, modules) as held:
-            logits = model(batch) / METRIC_TEMPERATURE
+            logits = model(batch) / temperature
             spread = functional.log_softmax(logits.detach().double(), dim=1).exp()
             drawn = torch.multinomial(spread, DRAWS, replacement=True, generator=generator)
             for labels in drawn.T:
