@@ -14,6 +14,8 @@ import sys
 
 for name in ("cvxpy", "clarabel", "datasets", "PIL", "sklearn", "onnx", "onnxruntime", "onnxscript", "torch_pruning"):
     sys.modules[name] = None  # as if not installed
+for name in ("dask", "distributed", "joblib", "threadpoolctl"):
+    sys.modules[name] = None
 import torch
 from torch import nn
 import critical_neurons as cn
@@ -24,6 +26,12 @@ model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
 inputs = torch.rand(3, 4)
 scores = cn.score(model, inputs, threads=1)
 assert scores.status is cn.Status.OPTIMAL
+assert len(cn.score(model, inputs, torch.tensor([0, 1, 2]), by_class=True).parts) == 3
+for workers in (cn.Workers(2), cn.Workers(scheduler="tcp://127.0.0.1:1")):
+    try:
+        cn.score(model, inputs, torch.tensor([0, 1, 2]), by_class=True, workers=workers)
+    except MissingExtraError as error:
+        print(error)
 plan = cn.plan(scores, units=0.5)
 assert cn.prune(model, plan, inputs)[0].out_features == 3
 assert cn.mask(model, plan)[0].out_features == 6
@@ -68,6 +76,8 @@ def test_importing_does_not_import_torch():
 
 def test_without_extras():
     assert run(WITHOUT_EXTRAS).splitlines() == [
+        "joblib is not installed. Install it with: pip install 'critical_neurons[jobs]'",
+        "dask is not installed. Install it with: pip install 'critical_neurons[dask]'",
         "cvxpy is not installed. Install it with: pip install 'critical_neurons[cvxpy]'",
         "torch-pruning is not installed. Install it with: pip install 'critical_neurons[torch-pruning]'",
         "onnx is not installed. Install it with: pip install 'critical_neurons[onnx]'",
@@ -82,7 +92,17 @@ def test_every_public_name_resolves():
         assert found.__module__.startswith("critical_neurons.")
     assert set(cn.__all__) == {
         *("Bounds", "Comparison", "Compression", "Interval", "Network", "Objective", "Plan", "Program", "Scores"),
-        *("Solution", "Status", "Step", "as_masks", "as_torch_pruning", "bound_network", "budget_network", "compare"),
+        *(
+            "Solution",
+            "Status",
+            "Step",
+            "Workers",
+            "as_masks",
+            "as_torch_pruning",
+            "bound_network",
+            "budget_network",
+            "compare",
+        ),
         *("compress", "encode", "export", "inspect", "load", "mask", "plan", "prune", "read_network", "reads"),
         *("save", "score", "search", "solve"),
     }

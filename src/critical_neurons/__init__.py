@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from critical_neurons.scoring import score
     from critical_neurons.searching import search
     from critical_neurons.solution import Solution, Status, Step
+    from critical_neurons.workers import Workers
 
 _HOMES = {
     "Bounds": "bounds",
@@ -42,6 +43,7 @@ _HOMES = {
     "Solution": "solution",
     "Status": "solution",
     "Step": "solution",
+    "Workers": "workers",
     "as_masks": "adapting",
     "as_torch_pruning": "adapting",
     "bound_network": "bounding",
@@ -76,6 +78,7 @@ __all__ = [
     "Solution",
     "Status",
     "Step",
+    "Workers",
     "as_masks",
     "as_torch_pruning",
     "bound_network",

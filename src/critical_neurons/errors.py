@@ -4,6 +4,8 @@ All derive from `CriticalNeuronsError`; each also inherits the built-in a caller
 says where, what was found, what is accepted and what to do.
 """
 
+from __future__ import annotations
+
 
 class CriticalNeuronsError(Exception):
     """Root of every error raised by critical_neurons."""
@@ -46,6 +48,11 @@ class MissingExtraError(CriticalNeuronsError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed. Install it with: pip install 'critical_neurons[{extra}]'")
+        self._given = package, extra
+
+    def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str]]:
+        """As other errors, it comes back from another process."""
+        return type(self), self._given
 
 
 class InvalidFileError(CriticalNeuronsError, ValueError):
@@ -54,3 +61,7 @@ class InvalidFileError(CriticalNeuronsError, ValueError):
 
 class OutputError(CriticalNeuronsError, OSError):
     """A path that cannot be written."""
+
+
+class WorkersError(CriticalNeuronsError, RuntimeError):
+    """Workers that cannot be reached, were lost, or would give other results."""

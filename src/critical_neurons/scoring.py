@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -17,15 +18,23 @@ from critical_neurons.batch import check_classes, digest_rows, gather_batch
 from critical_neurons.bounding import bound_network
 from critical_neurons.bounds import Bounds
 from critical_neurons.encoding import Goal, Objective, budget_network, encode, encode_literal
-from critical_neurons.errors import InfeasibleProgramError, InvalidInputError, InvalidSettingError, SolverError
+from critical_neurons.errors import (
+    InfeasibleProgramError,
+    InvalidInputError,
+    InvalidSettingError,
+    SolverError,
+    WorkersError,
+)
 from critical_neurons.network import Floats, Ints, Network, Shape
 from critical_neurons.program import Program
 from critical_neurons.reading import Passage, read_network, run_model
 from critical_neurons.scores import Scores, average_scores
 from critical_neurons.settings import BUDGETS, BoundsName, FormulationName, ObjectiveName, Settings, as_names
-from critical_neurons.solution import Status, Step
+from critical_neurons.solution import ClassStep, Status, Step
 from critical_neurons.solving import Capability, Limits, Solver, find_solver, ignore_progress
+from critical_neurons.spreading import Piece, Tell, find_allowed_threads, hire
 from critical_neurons.surroundings import describe_versions
+from critical_neurons.workers import HERE, Workers
 
 LEAST_LOSS_WEIGHT, MOST_LOSS_WEIGHT = 1e-4, 1e4
 SHARE_STEPS = 14
@@ -69,6 +78,8 @@ def score(
     start: str | None = None,
     stop: str | None = None,
     progress: Callable[[Step], None] | None = None,
+    workers: Workers = HERE,
+    earlier: Scores | None = None,
 ) -> Scores:
     """Importance scores of every neuron and feature map: the program of docs/method.md, solved.
 
@@ -86,11 +97,14 @@ def score(
       `Bounds` of your own for these inputs (pruned for the exact formulation), tried before use.
     * `budget`: in place of the sparsity term, at most this share kept: {"units": 0.5} of every layer (with "scope":
       "global" of all), {"params": 0.5} or {"macs": 0.5}.
-    * `by_class`: one program per class; the scores are averaged, `scores.parts` keeps them.
+    * `by_class`: one program per class; the scores are averaged, `scores.parts` keeps them. `workers` solve several
+      at once, each on one thread unless `threads` says more: the scores are the same for any workers. Classes that
+      `earlier` scores hold for the same network, inputs and settings are not solved again.
     * `solver`: "auto" is "highs", or, with many data points and no gates to be whole, "barrier", interior points of
       our own; or "scip", or "cvxpy:NAME", which gets the paper's program literally, with every activation and gate.
       `solver_options` are handed to it.
-    * `time_limit` in seconds, `gap`: when to stop. Ctrl-C stops too. Both leave the best scores so far.
+    * `time_limit` in seconds, `gap`: when to stop. Ctrl-C stops too. Both leave the best scores so far, and so do
+      workers that are lost: of the classes that are done, the average.
     * `ignore`: names of layers that get no scores. `progress` is called with every `Step`.
     * `start`, `stop`: names of the first and of the last module that is read and scored, as in `named_modules`; of a
       container its first and its last call, of a function the name torch.fx gives it. What comes before is run as it
@@ -119,6 +133,8 @@ def score(
         start=start,
         stop=stop,
     )
+    if not by_class and (workers != HERE or earlier is not None):
+        raise InvalidSettingError("workers and earlier: go with by_class=True. A single program is a single piece.")
     started = time.monotonic()
     found = find_solver(settings.solver)
     found.check_options(settings.solver_options)
@@ -140,6 +156,8 @@ def score(
         progress or ignore_progress,
         input_shape=batch.inputs.shape[1:],
         labelled=batch.labels is not None,
+        workers=workers,
+        earlier=() if earlier is None else earlier.parts,
     )
     digests = np.array(digest_rows(batch.inputs))
     points = _Points(passage, predictions if batch.labels is None else batch.labels, digests, own)
@@ -174,6 +192,8 @@ class _Task:
     report: Callable[[Step], None]
     input_shape: Shape
     labelled: bool
+    workers: Workers = HERE
+    earlier: tuple[Scores, ...] = ()
 
     def score_for_share(self, points: _Points, started: float) -> Scores:
         """Bisection for the largest λ at which the mean score is at most the share wanted.
@@ -217,28 +237,60 @@ class _Task:
         return self.score_points(points, started, started + self.settings.time_limit)
 
     def score_by_class(self, points: _Points, started: float) -> tuple[Scores, bool]:
-        """One program per class with an equal share of the time left. Ctrl-C keeps the classes done so far."""
-        classes = np.unique(points.labels).tolist()
-        parts: list[Scores] = []
+        """One program per class with an equal share of the time left. Ctrl-C and lost workers leave the classes done
+        so far."""
+        classes = [int(label) for label in np.unique(points.labels)]
+        parts = {label: known for label in classes if (known := self._find_earlier(points.of_class(label)))}
+        missing = [label for label in classes if label not in parts]
+
+        def hear(label: str, step: Step) -> None:
+            self.report(ClassStep(**vars(step), label=int(label), done=len(parts), classes=len(classes)))
+
         interrupted = False
-        for done, label in enumerate(classes):
-            now = time.monotonic()
-            share = (self.settings.time_limit - (now - started)) / (len(classes) - done)
-            try:
-                part, interrupted = self.score_points(points.of_class(label), now, now + share)
-            except KeyboardInterrupt:
-                if not parts:
-                    raise
-                interrupted = True
-                break
-            parts.append(part)
-            if interrupted:
-                break
-        notes = (
-            () if len(parts) == len(classes) else (f"{INTERRUPTED}: {len(parts)} of {len(classes)} classes averaged",)
-        )
+        reasons: list[str] = []
+        try:
+            with hire(self.workers, most=len(missing), threads=self.settings.threads or 1, hear=hear) as crew:
+
+                def list_pieces() -> Iterator[tuple[str, Piece]]:
+                    for begun, label in enumerate(missing):
+                        rounds = math.ceil((len(missing) - begun) / crew.slots)
+                        share = (started + self.settings.time_limit - time.monotonic()) / rounds
+                        yield str(label), partial(_score_class, self._alone(), points.of_class(label), share)
+
+                for done in crew.run(list_pieces()):
+                    if isinstance(done.error, WorkersError):
+                        reasons.append(f"class {done.name}: {done.error}")
+                        continue
+                    if done.error is not None:
+                        raise done.error
+                    parts[int(done.name)], interrupted = done.result
+                    if interrupted:
+                        break
+        except (KeyboardInterrupt, WorkersError) as stop:
+            if not parts:
+                raise
+            interrupted = True
+            reasons.extend([str(stop)] if isinstance(stop, WorkersError) else [])
+        if not parts:
+            raise WorkersError(" ".join(reasons))
+        count = f"{INTERRUPTED}: {len(parts)} of {len(classes)} classes averaged"
+        notes = () if len(parts) == len(classes) else ("; ".join([count, *reasons]),)
         seconds = time.monotonic() - started
-        return average_scores(parts, settings=self._record(points), seconds=seconds, notes=notes), interrupted
+        ordered = [parts[label] for label in classes if label in parts]
+        return average_scores(ordered, settings=self._record(points), seconds=seconds, notes=notes), interrupted
+
+    def _alone(self) -> _Task:
+        """What another process needs of it."""
+        return replace(self, report=ignore_progress, workers=HERE, earlier=())
+
+    def _find_earlier(self, points: _Points) -> Scores | None:
+        """The same program, solved before and not interrupted."""
+        record = self._record(points)
+        for part in self.earlier:
+            stopped = any(note.startswith(INTERRUPTED) for note in part.notes)
+            if part.fingerprint == self.network.fingerprint and part.settings == record and not stopped:
+                return part
+        return None
 
     def score_points(self, points: _Points, started: float, deadline: float) -> tuple[Scores, bool]:
         """The scores, and whether the search was interrupted by the user."""
@@ -249,7 +301,7 @@ class _Task:
         limits = Limits(
             max(deadline - time.monotonic(), 0.0),
             settings.gap,
-            settings.threads,
+            settings.threads or find_allowed_threads(),
             settings.seed,
             options=settings.solver_options,
         )
@@ -330,6 +382,11 @@ class _Task:
             "labels_from": "user" if self.labelled else "model",
             "versions": describe_versions("torch", "numpy", "scipy", "highspy"),
         }
+
+
+def _score_class(task: _Task, points: _Points, seconds: float, tell: Tell) -> tuple[Scores, bool]:
+    now = time.monotonic()
+    return replace(task, report=tell).score_points(points, now, now + seconds)
 
 
 def _check_own(bounds: Bounds | None, network: Network, inputs: Floats, settings: Settings) -> None:

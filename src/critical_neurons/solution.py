@@ -70,6 +70,20 @@ class Step:
 
 
 @dataclass(frozen=True)
+class ClassStep(Step):
+    """A step of one class's program, while several are solved; `done` of `classes` are."""
+
+    label: int
+    done: int
+    classes: int
+
+    def __str__(self) -> str:
+        """Of a class the size of its program is of little interest."""
+        line = super().__str__().partition("  rows ")[0]
+        return f"{self.done} of {self.classes} classes done; class {self.label}: {line}"
+
+
+@dataclass(frozen=True)
 class Solution:
     status: Status
     point: Floats | None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,17 @@ def describe_versions(*packages: str) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return versions
+
+
+@cache
+def digest_source() -> str:
+    """A digest of the package's own code: two checkouts may call themselves the same version."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 def describe_machine() -> dict[str, Any]:

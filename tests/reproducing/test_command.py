@@ -93,7 +93,7 @@ def test_status_lists_every_cell(run):
     [
         (("table-9",), "table-9: no such table or figure. Accepted: table-1, table-1-appendix"),
         (("table-2", "--only", "fashion/lenet6"), "--only fashion/lenet6: no such cell. Accepted: parts of a name"),
-        (("lambda", "--jobs", "0"), "--jobs: found 0"),
+        (("lambda", "--jobs", "0"), "jobs: found 0. Accepted: a whole number"),
         (("lambda", "--seeds", "0"), "--seeds: found 0"),
         (("lambda", "--epochs", "0"), "--epochs: found 0"),
         (("lambda", "--profile", "quick", "--epochs", "3"), "--epochs and --images: are those of --profile quick"),

@@ -14,13 +14,13 @@ from critical_neurons.experiments.reproducing.cells import QUICK, TABLES, WHOLE,
 from critical_neurons.experiments.reproducing.running import (
     RUNNERS,
     Reference,
-    count_workers,
     find_references,
     run_cells,
 )
 from critical_neurons.experiments.store import Store
 from critical_neurons.experiments.training import CHECKPOINT
 from critical_neurons.measuring import on_threads
+from critical_neurons.workers import Workers
 
 SOME_OF_EVERY_TABLE = [
     ("table-1", "fashion/sim"),
@@ -200,7 +200,7 @@ class TestWhatIsDone:
         listener = Listener()
         own, results = replace(runs, folder=tmp_path / "runs", tell=listener.tell), Store(tmp_path / "results")
         with on_threads(2):
-            assert run_cells(cells, results, own, jobs=2, finished=listener.finish) == []
+            assert run_cells(cells, results, own, workers=Workers(2), finished=listener.finish) == []
         assert run_cells(cells, store, runs) == []
         for cell in cells:
             assert without_seconds(results.find(cell).result) == without_seconds(store.find(cell).result)
@@ -240,7 +240,7 @@ class TestFailures:
         place.parent.mkdir(parents=True)
         place.write_bytes(foreign.read_bytes())
         failing, fine = *find("table-1", "mnist/sim"), *find("snip", "snip")
-        failures = run_cells([failing, fine], store, own, jobs=jobs)
+        failures = run_cells([failing, fine], store, own, workers=Workers(jobs))
         reason = (
             f"{place}: comes from another training, which differs in network, initial weights. Give another folder"
         )
@@ -259,7 +259,7 @@ class TestFailures:
         assert run_cells([done], store, runs) == []
         listener = Listener()
         with pytest.raises(OutputError, match=r"snip\.jsonl: the result cannot be written"):
-            run_cells([done, *cells], store, runs, jobs=jobs, finished=listener.finish)
+            run_cells([done, *cells], store, runs, workers=Workers(jobs), finished=listener.finish)
         assert listener.finished == ["fashion/lenet5/seed-0"]
         assert store.find(done) is not None
 
@@ -291,14 +291,9 @@ class TestFailures:
         with pytest.raises(InvalidSettingError, match=r"fc3/seed-0: listed for .*, to be run by 4 of 30 epochs, VGG"):
             run_cells(find("table-2", "mnist/fc3", schedule=schedule), store, runs)
 
-    def test_no_jobs(self, runs, store):
-        with pytest.raises(InvalidSettingError, match=r"--jobs: found 0\. Accepted: at least one"):
-            run_cells([], store, runs, jobs=0)
-
-    @pytest.mark.parametrize("package", ["joblib", "threadpoolctl"])
-    def test_missing_extra(self, find, runs, tmp_path, monkeypatch, package):
-        monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(MissingExtraError, match=rf"{package} is not installed.*critical_neurons\[reproduce\]"):
+    def test_missing_extra(self, find, runs, tmp_path, monkeypatch):
+        monkeypatch.setitem(sys.modules, "threadpoolctl", None)
+        with pytest.raises(MissingExtraError, match=r"threadpoolctl is not .*critical_neurons\[reproduce\]"):
             run_cells(find("snip"), Store(tmp_path), runs)
 
 
@@ -323,17 +318,12 @@ def test_what_cells_begin_with(find, table, only, names):
     assert all(isinstance(each, Reference) for each in found)
 
 
-def test_no_more_workers_than_cores():
-    assert count_workers(1) == 1
-    assert count_workers(10**6) == os.cpu_count()
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="the paper's data sets are not there; give their folder as DATA")
 def test_the_quick_profile_of_all_tables(runs, tmp_path):
     cells = [cell for table in TABLES for cell in list_cells(table, seeds=[0], profile="quick", schedule=QUICK)]
     store = Store(tmp_path / "results")
     own = replace(runs, folder=tmp_path / "runs", data=DATA, schedule=QUICK, cache=tmp_path / "cache")
-    assert run_cells(cells, store, own, jobs=count_workers(2)) == []
+    assert run_cells(cells, store, own, workers=Workers(2)) == []
     for cell in cells:
         check_result(store.find(cell))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from critical_neurons.cli.options import (
+    Backend,
     BoundsMethod,
     Budget,
     Channels,
@@ -16,12 +17,14 @@ from critical_neurons.cli.options import (
     Formulation,
     Ignore,
     InputShape,
+    Jobs,
     Json,
     Mean,
     ModelName,
     Objective,
     PerClass,
     Resize,
+    Scheduler,
     Seed,
     SolverOptions,
     Split,
@@ -35,6 +38,7 @@ from critical_neurons.cli.options import (
     read_numbers,
     read_pairs,
     read_sizes,
+    read_workers,
 )
 from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
 from critical_neurons.errors import InvalidSettingError
@@ -162,6 +166,12 @@ def score(
     bounds: BoundsMethod = "interval",
     budget: Budget = "",
     by_class: Annotated[bool, typer.Option("--by-class", help="One program per class, scores averaged.")] = False,
+    jobs: Jobs = 1,
+    backend: Backend = "local",
+    scheduler: Scheduler = None,
+    earlier: Annotated[
+        Path | None, typer.Option(help="Scores by class of an interrupted run; classes it finished are taken over.")
+    ] = None,
     solver: Annotated[str, typer.Option(help="auto, highs, barrier, scip, or cvxpy:NAME.")] = "auto",
     solver_option: SolverOptions = None,
     time_limit: TimeLimit = 300.0,
@@ -175,13 +185,15 @@ def score(
 ) -> None:
     """Score the units of MODEL on a few labelled inputs from DATA.
 
-    Ctrl-C stops the solver, and the best scores so far are reported and saved.
+    Ctrl-C stops the solver, and the best scores so far are reported and saved: with --by-class, the average of the
+    classes done. --jobs and --backend dask solve several classes at once.
 
     \b
     Examples:
       critical-neurons score lenet5 ylecun/mnist --weights lenet5.pt --resize 32 --channels 3 --output scores.json
       critical-neurons score my_package.models:make_net batch.npz --relaxed --input-radius 1e-5 --json
       critical-neurons score resnet:make batch.npz --formulation linearised --budget macs=0.5 --output scores.json
+      critical-neurons score lenet5 batch.npz --weights lenet5.pt --by-class --jobs 4 --output scores.json
     """
     from critical_neurons.files import check_writable
 
@@ -190,6 +202,7 @@ def score(
     for path in (output, table):
         if path:
             check_writable(path)
+    workers = read_workers(jobs, backend, scheduler)
     import critical_neurons as cn
     from critical_neurons.experiments.models import MODELS
     from critical_neurons.loading import Look, is_file, load_batch, load_model
@@ -228,6 +241,8 @@ def score(
             start=start,
             stop=stop,
             progress=progress,
+            workers=workers,
+            earlier=None if earlier is None else cn.Scores.load(earlier),
         )
     if all((values == 1).all() for values in scores.values()):
         note("Every unit scores 1: no point better than the whole network was found.")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from critical_neurons.errors import InvalidSettingError
+from critical_neurons.workers import Workers
 
 ModelName = Annotated[
     str, typer.Argument(help="fc3, fc4, lenet5, vgg16, resnet20, or package.module:factory.", metavar="MODEL")
@@ -65,6 +66,13 @@ COMPENSATE_HELP = "What is refitted to make up for the removed units: nothing, b
 Compensate = Annotated[Literal["none", "bias", "least_squares"], typer.Option(help=COMPENSATE_HELP)]
 TimeLimit = Annotated[float, typer.Option(help="Seconds after which the best so far is taken.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of the solver.")]
+Jobs = Annotated[int, typer.Option(help="Processes that work at once, one thread each. Results are the same.")]
+Backend = Annotated[
+    Literal["local", "dask"], typer.Option(help="Processes of this machine, or the workers of a Dask cluster.")
+]
+Scheduler = Annotated[
+    str | None, typer.Option(help="Address of the cluster's scheduler, as tcp://host:8786, with --backend dask.")
+]
 Ignore = Annotated[list[str] | None, typer.Option(help="A layer that gets no scores; repeat for more.")]
 NoOnnx = Annotated[bool, typer.Option("--no-onnx", help="Leave out onnxruntime and int8.")]
 Scope = Annotated[Literal["layer", "global"], typer.Option(help="Whether --units counts in each layer or over all.")]
@@ -75,6 +83,15 @@ Stop = Annotated[
     str | None, typer.Option(help="Last module that is read and scored; what follows counts to first order.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Only JSON on standard output.")]
+
+
+def read_workers(jobs: int, backend: Literal["local", "dask"], scheduler: str | None) -> Workers:
+    if (backend == "dask") != (scheduler is not None):
+        raise InvalidSettingError(
+            "--scheduler: the address of a Dask scheduler goes with --backend dask, and that needs it, as "
+            "--backend dask --scheduler tcp://host:8786."
+        )
+    return Workers(jobs, scheduler)
 
 
 def read_numbers(option: str, text: str) -> tuple[float, ...]:

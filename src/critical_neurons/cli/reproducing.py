@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 import typer
 
 from critical_neurons.cli.commands import app
-from critical_neurons.cli.options import Json
+from critical_neurons.cli.options import Backend, Jobs, Json, Scheduler, read_workers
 from critical_neurons.cli.terminal import note, reports_errors, show, show_bars, show_json
-from critical_neurons.errors import InvalidSettingError
+from critical_neurons.errors import InvalidSettingError, WorkersError
 
 RESULTS, RUNS, PAGE = Path("results"), Path("runs"), Path("docs/reproduction.md")
 SEEDS = 3
@@ -43,7 +43,9 @@ def reproduce(
         Path | None,
         typer.Option(help="A folder with mnist, fashion_mnist, cifar10. By default the Hugging Face hub is asked."),
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Cells run at once, each on one thread. Results are the same.")] = 1,
+    jobs: Jobs = 1,
+    backend: Backend = "local",
+    scheduler: Scheduler = None,
     epochs: Annotated[int | None, typer.Option(help="Train for no more than so many epochs.")] = None,
     images: Annotated[int | None, typer.Option(help="Train on the first so many images.")] = None,
     results: Annotated[Path, typer.Option(help="Folder of the results, one line a cell, and tables.")] = RESULTS,
@@ -84,6 +86,7 @@ def reproduce(
         raise InvalidSettingError(f"--seeds: found {count}. Accepted: at least one.")
     if profile == "quick" and (epochs is not None or images is not None):
         raise InvalidSettingError("--epochs and --images: are those of --profile quick. Leave out one or the other.")
+    workers = read_workers(jobs, backend, scheduler)
     store = Store(results)
     named = list(TABLES) if what in ("all", "status", "page") else [what]
     schedule = QUICK if profile == "quick" else Schedule(epochs, images)
@@ -112,8 +115,8 @@ def reproduce(
     try:
         with show_bars(len(references) + len(missing)) as (finished, tell):
             place = Runs(runs, data, schedule, tell=tell)
-            failures = run_cells(cells, store, place, jobs=jobs, finished=finished)
-    except KeyboardInterrupt:
+            failures = run_cells(cells, store, place, workers=workers, finished=finished)
+    except (KeyboardInterrupt, WorkersError):
         note("What is finished is kept: the same command goes on from there.")
         raise
     if profile == "full":

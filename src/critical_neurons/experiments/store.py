@@ -161,15 +161,18 @@ class Store:
         known = self._read_all(cells)
         return [_choose_best(cell, known[cell.table]) for cell in cells]
 
-    def add(self, cell: Cell, result: Mapping[str, Any]) -> Record:
-        """Record a result, with versions, machine and time. It is on the disk when this returns."""
+    def add(self, cell: Cell, result: Mapping[str, Any], machine: Mapping[str, Any] | None = None) -> Record:
+        """Record a result, with versions, machine and time. It is on the disk when this returns.
+
+        `machine` is the one it was made on, by default this one.
+        """
         record = Record(
             cell,
             _plain_mapping(result, f"{cell.name}: result"),
             METHOD_VERSION,
             datetime.now(UTC).isoformat(timespec="seconds"),
             describe_versions(*PACKAGES),
-            describe_machine(),
+            describe_machine() if machine is None else dict(machine),
         )
         path = self._path(cell.table)
         try:

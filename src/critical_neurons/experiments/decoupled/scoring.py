@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +14,10 @@ import critical_neurons as cn
 from critical_neurons.batch import digest_rows, gather_batch
 from critical_neurons.errors import InvalidInputError, UnreadableModelError
 from critical_neurons.experiments.decoupled.parts import Decoupled, Part
-from critical_neurons.network import Network
+from critical_neurons.network import Ints, Network
 from critical_neurons.reading import copy_for_reading
+from critical_neurons.spreading import Piece, Tell, hire
+from critical_neurons.workers import HERE, Workers
 
 BODY = "body."
 """What the names of the network's modules begin with in a part."""
@@ -27,6 +30,8 @@ def score_parts(
     *,
     score: Callable[..., cn.Scores] = cn.score,
     progress: Callable[[str, cn.Scores], None] = lambda name, scores: None,
+    workers: Workers = HERE,
+    threads: int = 1,
 ) -> cn.Scores:
     """Scores of the whole network: of each convolution by its part and head, of the classifier's hidden layers by the
     last part.
@@ -35,6 +40,8 @@ def score_parts(
     other settings, which hold for every part, the time limit too. `parts` of what is returned keeps the scores of the
     parts, whose layers are called `body.` and the name in the network. `progress` is called with the name and scores
     of each part done.
+
+    `workers` solve several parts at once, each on so many `threads`: the scores are the same for any workers.
 
     The paper's rows hold the head's ReLUs to their pattern, too, at every position, which leaves the maps in front of
     it hardly any room: expect scores near 1. `formulation="linearised"` has no rows, and tells maps apart.
@@ -47,13 +54,21 @@ def score_parts(
     network = cn.read_network(decoupled.model, entering)
     if not network.scored:
         raise InvalidInputError(f"the network has nothing to score:\n{network}")
-    singles: list[cn.Scores] = []
+    pieces: dict[str, Piece] = {}
+    leaving = entering
     for part in decoupled.parts:
-        ignored = _find_ignored(part, network, entering)
+        ignored = _find_ignored(part, network, leaving)
         if ignored is not None:
-            singles.append(score(part.network, entering, batch.labels, ignore=ignored))
-            progress(part.name, singles[-1])
-        entering = run_to(part, entering)
+            pieces[part.name] = partial(_score_part, score, part, leaving, batch.labels, ignored)
+        leaving = run_to(part, leaving)
+    found: dict[str, cn.Scores] = {}
+    with hire(workers, most=len(pieces), threads=threads) as crew:
+        for done in crew.run(pieces.items()):
+            if done.error is not None:
+                raise done.error
+            found[done.name] = done.result
+            progress(done.name, done.result)
+    singles = [found[name] for name in pieces]
     settings = {
         **(singles[0].settings if singles else {}),
         "ignore": [],
@@ -62,6 +77,12 @@ def score_parts(
         "decoupled": True,
     }
     return join_scores(network, singles, settings=settings, seconds=time.monotonic() - started)
+
+
+def _score_part(
+    score: Callable[..., cn.Scores], part: Part, entering: Tensor, labels: Ints, ignored: list[str], tell: Tell
+) -> cn.Scores:
+    return score(part.network, entering, labels, ignore=ignored)
 
 
 def run_to(part: Part, entering: Tensor) -> Tensor:

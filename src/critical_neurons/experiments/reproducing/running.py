@@ -3,25 +3,22 @@ number of them."""
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import parent_process
 from typing import Any, TypeAlias
 
-from critical_neurons.errors import CriticalNeuronsError, InvalidSettingError, MissingExtraError, OutputError
+from critical_neurons.errors import InvalidSettingError, MissingExtraError, OutputError
 from critical_neurons.experiments.reproducing.cells import Schedule, Settings, describe_schedule
 from critical_neurons.experiments.reproducing.following import run_epochs
 from critical_neurons.experiments.reproducing.removing import run_comparison, run_decoupled, run_removal
-from critical_neurons.experiments.reproducing.runs import Runs, Tell, find_data
+from critical_neurons.experiments.reproducing.runs import Runs, find_data
 from critical_neurons.experiments.reproducing.transferring import run_transfer
 from critical_neurons.experiments.store import Cell, Store
-from critical_neurons.measuring import on_threads
+from critical_neurons.spreading import Piece, Tell, hire
+from critical_neurons.surroundings import describe_machine
+from critical_neurons.workers import HERE, Workers
 
 Runner: TypeAlias = Callable[[Cell, Runs], Settings]
 
@@ -53,26 +50,37 @@ def run_cells(
     store: Store,
     runs: Runs,
     *,
-    jobs: int = 1,
+    workers: Workers = HERE,
     finished: Callable[[str], None] = lambda name: None,
 ) -> list[str]:
     """Run the cells that the store has not, and add each as it is done. Gives what failed, with the reason; cells are
     left out where a network they begin with failed.
 
     The networks they begin with are trained first. `finished` is told of all that is done, `runs.tell` of every
-    epoch. A result that cannot be written ends the run.
+    epoch. A result that cannot be written ends the run, and so do workers that are lost; what is done stays done.
     """
-    if not jobs >= 1:
-        raise InvalidSettingError(f"--jobs: found {jobs}. Accepted: at least one.")
     _check_schedules(cells, runs.schedule)
     references, missing = find_work(cells, store)
     if runs.data is not None:
         for data in sorted({data for cell in missing for data in find_data_sets(cell.settings)}):
             find_data(runs.data, data)
-    failed = _run_all({each.name: partial(_train, each) for each in references}, runs, jobs, finished)
+    try:
+        import threadpoolctl  # noqa: F401  results on more threads than one would not be the same
+    except ImportError as error:
+        raise MissingExtraError("threadpoolctl", "reproduce") from error
+    sent = _send(runs)
+    trainings = [(each.name, partial(_train, each, sent)) for each in references]
+    failed = _work(trainings, len(trainings), runs, workers, lambda name, result: finished(name))
     possible = [cell for cell in missing if not any(each.name in failed for each in find_references(cell.settings))]
-    tasks = {f"{cell.table} {cell.name}": partial(_run_cell, cell, store) for cell in possible}
-    failed |= _run_all(tasks, runs, jobs, finished)
+    by_name = {f"{cell.table} {cell.name}": cell for cell in possible}
+
+    def keep(name: str, result: tuple[Settings, dict[str, Any]]) -> None:
+        store.add(by_name[name], *result)
+        finished(name)
+
+    # Another run may be faster: what it has stored when a worker is free is not run here.
+    pieces = ((name, partial(_run_cell, cell, sent)) for name, cell in by_name.items() if store.find_missing([cell]))
+    failed |= _work(pieces, len(possible), runs, workers, keep)
     return [f"{name}: {reason}" for name, reason in failed.items()]
 
 
@@ -104,85 +112,48 @@ def _check_schedules(cells: Collection[Cell], schedule: Schedule) -> None:
             )
 
 
-def count_workers(jobs: int) -> int:
-    """No more than there are cores."""
-    return min(jobs, os.cpu_count() or 1)
+def _train(reference: Reference, runs: Runs, tell: Tell) -> None:
+    _placed(runs, tell).train_reference(reference.network, reference.data, reference.seed)
 
 
-def _train(reference: Reference, runs: Runs) -> None:
-    runs.train_reference(reference.network, reference.data, reference.seed)
-
-
-def _run_cell(cell: Cell, store: Store, runs: Runs) -> None:
-    if not store.find_missing([cell]):  # another run was faster
-        return
+def _run_cell(cell: Cell, runs: Runs, tell: Tell) -> tuple[Settings, dict[str, Any]]:
+    """The result, and the machine it was made on."""
+    own = _placed(runs, tell)
     started = time.perf_counter()
-    result = RUNNERS[cell.settings["kind"]](cell, runs)
+    result = RUNNERS[cell.settings["kind"]](cell, own)
     seconds = time.perf_counter() - started
-    images = {name: runs.load(name).test.digest for name in find_data_sets(cell.settings)}
-    store.add(cell, {**result, "seconds": seconds, "test_images": images})
+    images = {name: own.load(name).test.digest for name in find_data_sets(cell.settings)}
+    return {**result, "seconds": seconds, "test_images": images}, describe_machine()
 
 
-def _run_all(
-    tasks: Mapping[str, Callable[[Runs], None]], runs: Runs, jobs: int, finished: Callable[[str], None]
+def _placed(runs: Runs, tell: Tell) -> Runs:
+    return replace(runs, tell=lambda what, done, of: tell((what, done, of)))
+
+
+def _send(runs: Runs) -> Runs:
+    """What another process needs of it: it may be in another directory, and cannot call `tell`."""
+    data = None if runs.data is None else runs.data.expanduser().absolute()
+    return replace(runs, folder=runs.folder.absolute(), data=data, tell=_tell_nobody)
+
+
+def _tell_nobody(what: str, done: int, of: int) -> None: ...
+
+
+def _work(
+    pieces: Iterable[tuple[str, Piece]],
+    count: int,
+    runs: Runs,
+    workers: Workers,
+    take: Callable[[str, Any], None],
 ) -> dict[str, str]:
-    """The tasks that failed, and why."""
-    try:
-        import threadpoolctl  # noqa: F401
-        from joblib import Parallel, delayed
-    except ImportError as error:
-        raise MissingExtraError(error.name or "joblib", "reproduce") from error
+    """The pieces that failed, and why. The results of the others are taken as they come."""
     failed: dict[str, str] = {}
-    workers = min(count_workers(jobs), max(1, len(tasks)))
-    with _hearing(runs.tell, workers) as tell:
-        told = replace(runs, tell=tell)
-        work = Parallel(n_jobs=workers, return_as="generator_unordered")
-        for name, failure in work(delayed(_attempt)(name, task, told) for name, task in tasks.items()):
-            if failure is None:
-                finished(name)
+    with hire(workers, most=count, hear=lambda name, news: runs.tell(*news)) as crew:
+        for done in crew.run(pieces):
+            if isinstance(done.error, OutputError):
+                raise done.error
+            if done.error is not None:
+                failed[done.name] = str(done.error)
             else:
-                failed[name] = failure
+                take(done.name, done.result)
     return failed
-
-
-def _attempt(name: str, task: Callable[[Runs], None], runs: Runs) -> tuple[str, str | None]:
-    from threadpoolctl import threadpool_limits
-
-    if parent_process() is not None:  # Ctrl-C reaches all processes; the first one ends the others
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with on_threads(1), threadpool_limits(1):
-            task(runs)
-    except OutputError:
-        raise
-    except CriticalNeuronsError as error:
-        return name, str(error)
-    return name, None
-
-
-@contextmanager
-def _hearing(tell: Tell, workers: int) -> Iterator[Tell]:
-    """What other processes can call in place of `tell`, which is then called in this one."""
-    if workers == 1:
-        yield tell
-        return
-    from multiprocessing import Manager
-
-    with Manager() as manager:
-        news: Any = manager.Queue()
-        listener = threading.Thread(target=_pass_on, args=(news, tell), daemon=True)
-        listener.start()
-        try:
-            yield partial(_put, news)
-        finally:
-            news.put(None)
-            listener.join()
-
-
-def _put(news: Any, what: str, done: int, of: int) -> None:
-    news.put((what, done, of))
-
-
-def _pass_on(news: Any, tell: Tell) -> None:
-    while (heard := news.get()) is not None:
-        tell(*heard)

@@ -1,0 +1,46 @@
+"""Spreading: pieces of work and workers to results, which are the same wherever a piece is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from critical_neurons.spreading.base import (
+    Alone,
+    Crew,
+    Done,
+    Hear,
+    Piece,
+    Tell,
+    attempt,
+    find_allowed_threads,
+    limit_blas,
+)
+from critical_neurons.workers import Workers
+
+
+@contextmanager
+def hire(workers: Workers, *, most: int, threads: int = 1, hear: Hear = lambda name, news: None) -> Iterator[Crew]:
+    """A crew for at most so many pieces, each on so many threads; together they keep within the cores.
+
+    `hear` is called with what pieces tell: in this process, but from another thread unless the crew is this process
+    itself. What is under way at the end is given up.
+    """
+    if workers.scheduler is not None:
+        from critical_neurons.spreading.cluster import join_cluster
+
+        with join_cluster(workers.scheduler, threads, hear) as cluster:
+            yield cluster
+        return
+    if min(workers.jobs, most) > 1:
+        from critical_neurons.spreading.processes import count_slots, start_processes
+
+        slots = min(count_slots(workers.jobs, threads), most)
+        if slots > 1:
+            with start_processes(slots, threads, hear) as processes:
+                yield processes
+            return
+    yield Alone(threads, hear)
+
+
+__all__ = ["Crew", "Done", "Hear", "Piece", "Tell", "attempt", "find_allowed_threads", "hire", "limit_blas"]

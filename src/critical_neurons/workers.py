@@ -1,0 +1,40 @@
+"""Workers: where independent pieces of work are run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral
+
+from critical_neurons.errors import InvalidSettingError
+
+
+@dataclass(frozen=True)
+class Workers:
+    """`jobs` processes of this machine, or all workers of the Dask cluster whose `scheduler` is at that address.
+
+    One job is this process itself. Every piece is run on one thread, or as many as it is given: results are the same
+    to the last bit for any workers of one kind of processor.
+    """
+
+    jobs: int = 1
+    scheduler: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.jobs, bool) or not isinstance(self.jobs, Integral) or self.jobs < 1:
+            raise InvalidSettingError(f"jobs: found {self.jobs!r}. Accepted: a whole number of at least one.")
+        object.__setattr__(self, "jobs", int(self.jobs))
+        if self.scheduler is None:
+            return
+        if not isinstance(self.scheduler, str) or not self.scheduler:
+            raise InvalidSettingError(
+                f"scheduler: found {self.scheduler!r}. Accepted: the address of a Dask scheduler, as "
+                "'tcp://host:8786'."
+            )
+        if self.jobs != 1:
+            raise InvalidSettingError(
+                f"jobs: found {self.jobs} beside a scheduler, whose workers are all used. Leave out one or the other."
+            )
+
+
+HERE = Workers()
+"""This process, and no other."""
