@@ -439,6 +439,34 @@ def test_an_interrupt_keeps_the_classes_done():
         assert scores[name] == pytest.approx(np.mean([part[name] for part in scores.parts], axis=0))
 
 
+def test_classes_solved_earlier_are_not_solved_again(tmp_path):
+    """But those are that Ctrl-C stopped, and those of other settings."""
+    labels = torch.tensor([0, 1, 2, 0, 1])
+    whole = cn.score(MODEL, INPUTS, labels, by_class=True, **GATED)
+    first = len(whole.parts[0].history)
+    cn.score(MODEL, INPUTS, labels, by_class=True, progress=Interruption(first + 1), **GATED).save(
+        tmp_path / "s.json"
+    )
+    earlier, told = cn.Scores.load(tmp_path / "s.json"), []
+    scores = cn.score(MODEL, INPUTS, labels, by_class=True, earlier=earlier, progress=told.append, **GATED)
+    assert {step.label for step in told} == {1, 2}
+    assert scores.parts[0] is earlier.parts[0]
+    assert same_bits(scores, whole)
+    assert scores.notes == ()
+    assert str(told[0]).startswith("1 of 3 classes done; class 1: ")
+    other = {**GATED, "loss_weight": 3.0}
+    cn.score(MODEL, INPUTS, labels, by_class=True, earlier=earlier, progress=told.append, **other)
+    assert {step.label for step in told} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("given", [{"workers": cn.Workers(2)}, {"earlier": True}])
+def test_workers_and_earlier_go_with_classes(given):
+    if "earlier" in given:
+        given = {"earlier": cn.score(MODEL, INPUTS, LABELS, **QUICK)}
+    with pytest.raises(InvalidSettingError, match="workers and earlier: go with by_class=True"):
+        cn.score(MODEL, INPUTS, LABELS, **given)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT there")
 def test_ctrl_c_while_the_solver_works():
     code = """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing import Manager
 from typing import Any
@@ -27,12 +27,12 @@ def count_slots(jobs: int, threads: int) -> int:
     return max(1, min(jobs, cores // threads))
 
 
-@dataclass(frozen=True)
 class Processes:
-    slots: int
-    threads: int
-    news: Any
-    """A queue for what pieces tell."""
+    """`news` is a queue for what pieces tell."""
+
+    def __init__(self, slots: int, threads: int, news: Any) -> None:
+        self.slots, self._threads, self._news = slots, threads, news
+        self._under_way: Generator[Done, None, None] | None = None
 
     def run(self, pieces: Iterable[tuple[str, Piece]]) -> Iterator[Done]:
         work = joblib.Parallel(
@@ -42,15 +42,25 @@ class Processes:
             pre_dispatch="n_jobs",
             max_nbytes=None,  # arrays as they are: those of mapped files are read-only
         )
-        calls = (joblib.delayed(_run_there)(name, piece, self.threads, self.news) for name, piece in pieces)
+        dones: Generator[Done, None, None] = work(
+            joblib.delayed(_run_there)(name, piece, self._threads, self._news) for name, piece in pieces
+        )
+        self._under_way = dones
         try:
-            with closing(work(calls)) as dones:
-                yield from dones
+            for done in dones:  # "yield from" would close it by itself
+                yield done
         except BrokenProcessPool as error:
             raise WorkersError(
                 "jobs: a process ended in the middle of its piece: killed, or out of memory. What is finished is "
                 "kept; take fewer jobs if memory was short."
             ) from error
+        finally:
+            self.give_up()
+
+    def give_up(self) -> None:
+        if self._under_way is not None:
+            with warnings.catch_warnings(action="ignore", category=UserWarning):  # that pieces were not finished
+                self._under_way.close()
 
 
 @contextmanager
@@ -59,9 +69,11 @@ def start_processes(slots: int, threads: int, hear: Hear) -> Iterator[Processes]
         news = manager.Queue()
         listener = threading.Thread(target=_pass_on, args=(news, hear), daemon=True)
         listener.start()
+        processes = Processes(slots, threads, news)
         try:
-            yield Processes(slots, threads, news)
+            yield processes
         finally:
+            processes.give_up()
             news.put(None)
             listener.join()
 

@@ -1,0 +1,66 @@
+"""A Dask cluster of separate processes on this machine, whose members can be killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SECONDS = 120.0
+"""After which a cluster that is not there will not come."""
+
+
+class Cluster:
+    """A scheduler and workers, one thread each, without the nannies that would start them again."""
+
+    def __init__(self, folder: Path, workers: int, *, allowed_failures: int = 1) -> None:
+        """A piece whose workers ended more often than allowed is given up."""
+        self._folder, self._stack, self._allowed = folder, ExitStack(), allowed_failures
+        self._file = folder / "scheduler.json"
+        self.scheduler = self._start("scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", self._file)
+        wait_until(self._file.exists)
+        self.address: str = json.loads(self._file.read_text())["address"]
+        self.workers = [self.start_worker() for _ in range(workers)]
+        wait_until(lambda: self.count_workers() == workers)
+
+    def start_worker(self, *first_on_path: Path) -> subprocess.Popen[bytes]:
+        options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--local-directory", self._folder)
+        return self._start("worker", self.address, *options, path=first_on_path)
+
+    def count_workers(self) -> int:
+        from distributed import Client
+
+        with Client(self.address, set_as_default=False) as client:
+            return len(client.nthreads())
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _start(self, what: str, *options: object, path: tuple[Path, ...] = ()) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT / "src", ROOT])),
+            "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": str(self._allowed),
+            "HOME": str(self._folder),
+        }
+        log = self._stack.enter_context((self._folder / f"{what}.log").open("ab"))
+        command = [sys.executable, "-m", f"distributed.cli.dask_{what}", *map(str, options)]
+        process = subprocess.Popen(command, env=environment, cwd=self._folder, stdout=log, stderr=log)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+        return process
+
+
+def wait_until(holds) -> None:
+    end = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -1,0 +1,60 @@
+"""Pieces that workers run, importable there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from threadpoolctl import threadpool_info
+
+from critical_neurons.errors import InvalidInputError, MissingExtraError
+from critical_neurons.spreading import find_allowed_threads
+
+
+def count(name, steps, log, tell):
+    """Tells of its steps; a line in the log for every time it was begun."""
+    with Path(log).open("a") as file:
+        file.write(f"{name} {os.getpid()}\n")
+    for step in range(steps):
+        tell(step)
+        time.sleep(0.05)
+    return name, os.getpid()
+
+
+def read_log(log):
+    """Names and process ids of what was begun."""
+    lines = Path(log).read_text().splitlines() if Path(log).exists() else []
+    return [(name, int(pid)) for name, pid in map(str.split, lines)]
+
+
+def count_until_stopped(log, tell):
+    try:
+        while True:
+            tell("still there")
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        Path(log).write_text("stopped")
+        raise
+
+
+def describe_threads(tell):
+    return torch.get_num_threads(), {pool["num_threads"] for pool in threadpool_info()}, find_allowed_threads()
+
+
+def fail(tell):
+    raise InvalidInputError("labels: found none.")
+
+
+def miss(tell):
+    raise MissingExtraError("cvxpy", "cvxpy")
+
+
+def stumble(tell):
+    raise ZeroDivisionError("a bug")
+
+
+def end_process(tell):
+    os.kill(os.getpid(), signal.SIGKILL)
