@@ -1,12 +1,17 @@
 """The command reproduce, on data sets of a few images."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
 
 from critical_neurons.cli import app
 from critical_neurons.experiments.reproducing import TABLES, list_cells
+from tests.clusters import ROOT, Cluster
 
 
 @pytest.fixture
@@ -149,3 +154,47 @@ def test_a_checkpoint_of_another_network_is_left_alone(run, blocks, tmp_path):
     assert "Failed: fashion/lenet5/seed-0:" in result.stderr
     assert "Remove it to train anew" in result.stderr
     assert checkpoint.read_bytes() == other
+
+
+TWO_CELLS = ("lambda", "--profile", "quick", "--seeds", "1", "--only", "lambda-5", "--only", "lambda-0.25")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT there")
+@pytest.mark.parametrize("what", ["Ctrl-C", "the scheduler is killed"])
+def test_what_a_cluster_has_finished_is_kept(run, blocks, tmp_path, what):
+    """And not run again: by the same command, or on this machine."""
+    arguments = ("reproduce", *TWO_CELLS, "--data", str(blocks), "--json")
+    code = "from critical_neurons.cli import main; main()"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    with Cluster(tmp_path, workers=1) as cluster:
+        there = ("--backend", "dask", "--scheduler", cluster.address)
+        command = [sys.executable, "-c", code, *arguments, *there]
+        with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+            for line in process.stderr:
+                if line.startswith("2 of 3: lambda"):
+                    break
+            if what == "Ctrl-C":
+                process.send_signal(signal.SIGINT)
+            else:
+                cluster.scheduler.kill()
+            _, errors = process.communicate(timeout=60)
+    assert process.returncode == (130 if what == "Ctrl-C" else 2), errors
+    assert "What is finished is kept: the same command goes on from there." in errors
+    assert ("the scheduler was lost" in errors) == (what != "Ctrl-C")
+    assert "Traceback" not in errors
+    (line,) = (tmp_path / "results" / "lambda.jsonl").read_text().splitlines()
+    again = run(*TWO_CELLS, "--data", blocks)
+    assert again.exit_code == 0, again.output
+    assert "2 of 2: lambda" in again.stderr
+    first, second = (tmp_path / "results" / "lambda.jsonl").read_text().splitlines()
+    assert first == line
+    assert json.loads(second)["key"] != json.loads(first)["key"]
+
+
+@pytest.mark.parametrize(
+    "options", [("--backend", "dask"), ("--scheduler", "tcp://host:1"), ("--backend", "local", "--scheduler", "x")]
+)
+def test_a_scheduler_goes_with_dask(run, options):
+    result = run("lambda", *options)
+    assert result.exit_code == 2
+    assert "--scheduler: the address of a Dask scheduler goes with --backend dask" in result.stderr

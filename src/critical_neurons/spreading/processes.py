@@ -47,7 +47,7 @@ class Processes:
         )
         self._under_way = dones
         try:
-            for done in dones:  # "yield from" would close it by itself
+            for done in dones:  # noqa: UP028  "yield from" would close it by itself, and joblib warn
                 yield done
         except BrokenProcessPool as error:
             raise WorkersError(

@@ -1,0 +1,48 @@
+"""Scores are the same to the last bit on any workers: the whole zoo, here, on processes, and on a cluster."""
+
+from functools import partial
+
+import pytest
+
+import critical_neurons as cn
+from critical_neurons.spreading import hire
+from critical_neurons.workers import HERE, Workers
+from tests.clusters import Cluster
+from tests.pieces import score_class_by_class
+from tests.zoo import ZOO, share_case
+
+
+def score_zoo(workers):
+    pieces = []
+    for name in ZOO:
+        case = share_case(name)
+        if case.network.scored:
+            pieces.append((name, partial(score_class_by_class, case.model, case.inputs, case.labels)))
+    with hire(workers, most=len(pieces)) as crew:
+        found = {}
+        for done in crew.run(pieces):
+            assert done.error is None
+            found[done.name] = done.result
+    assert len(found) == len(pieces)
+    return found
+
+
+@pytest.fixture(scope="module")
+def here():
+    return score_zoo(HERE)
+
+
+def test_processes(here):
+    assert score_zoo(Workers(2)) == here
+
+
+def test_cluster(here, tmp_path):
+    with Cluster(tmp_path, workers=2) as cluster:
+        assert score_zoo(Workers(scheduler=cluster.address)) == here
+
+
+@pytest.mark.parametrize("name", ["vgg", "max pool on a stream"])
+def test_programs_that_are_sent_rather_than_models(name, here):
+    case = share_case(name)
+    scores = cn.score(case.model, case.inputs, case.labels, by_class=True, integer=False, workers=Workers(2))
+    assert {each: values.tolist() for each, values in scores.items()} == here[name][0]
