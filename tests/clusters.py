@@ -22,7 +22,9 @@ class Cluster:
         """A piece whose workers ended more often than allowed is given up."""
         self._folder, self._stack, self._allowed = folder, ExitStack(), allowed_failures
         self._file = folder / "scheduler.json"
-        self.scheduler = self._start("scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", self._file)
+        self.scheduler = self._start(
+            "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", self._file
+        )
         wait_until(self._file.exists)
         self.address: str = json.loads(self._file.read_text())["address"]
         self.workers = [self.start_worker() for _ in range(workers)]

@@ -240,6 +240,19 @@ class TestScore:
     def test_averaged_scores_have_a_table_too(self):
         assert "objective none" in succeed("score", "tiny_models:net", "data.npz", "--by-class").stdout
 
+    def test_classes_on_processes_and_those_of_before(self, tmp_path):
+        by_class = ("score", "tiny_models:net", "data.npz", "--by-class")
+        succeed(*by_class, "--output", tmp_path / "alone.json")
+        succeed(*by_class, "--jobs", 2, "--output", tmp_path / "spread.json")
+        alone, spread = (cn.Scores.load(tmp_path / name) for name in ("alone.json", "spread.json"))
+        assert all((alone[name] == spread[name]).all() for name in alone)
+        again = json.loads(succeed(*by_class, "--earlier", tmp_path / "spread.json", "--json").stdout)["scores"]
+        assert again["parts"] == [part.to_dict() for part in spread.parts]  # down to the seconds
+
+    def test_jobs_go_with_classes(self):
+        message = refuse("score", "tiny_models:net", "data.npz", "--jobs", 2)
+        assert "workers and earlier: go with by_class=True" in message
+
     def test_choice_of_the_data_arrives(self):
         chosen = succeed("score", "tiny_models:net", "data.npz", "--per-class", 1)
         assert "3 inputs of shape 6, labels 0 1 2" in chosen.stderr

@@ -333,6 +333,12 @@ def test_the_settings_of_score_hold_for_every_part_and_the_worst_status_is_kept(
     assert stopped.status is cn.Status.FEASIBLE
 
 
+def test_parts_on_processes_give_the_same_scores(trained, scored, digits):
+    found = score_parts(trained, digits[0][:10], digits[1][:10], workers=cn.Workers(2))
+    assert [part.objective for part in found.parts] == [part.objective for part in scored.parts]
+    assert all((found[name] == scored[name]).all() for name in scored)
+
+
 def _stop_second():
     """`cn.score`, with no time for the second part."""
     calls = iter([300.0, 1e-9, 300.0])

@@ -225,6 +225,14 @@ class TestCluster:
             pass
 
 
+def test_a_number_is_no_workers():
+    with (
+        pytest.raises(InvalidSettingError, match=r"workers: found 4\. Accepted: cn\.Workers\(jobs=4\)"),
+        hire(4, most=1),
+    ):
+        pass
+
+
 def test_all_errors_come_back_from_another_process():
     for name, kind in vars(errors).items():
         if not (isinstance(kind, type) and issubclass(kind, errors.CriticalNeuronsError)):

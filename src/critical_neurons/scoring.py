@@ -133,6 +133,8 @@ def score(
         start=start,
         stop=stop,
     )
+    if earlier is not None and not isinstance(earlier, Scores):
+        raise InvalidInputError(f"earlier: found {type(earlier).__name__}. Accepted: Scores, as cn.score gives them.")
     if not by_class and (workers != HERE or earlier is not None):
         raise InvalidSettingError("workers and earlier: go with by_class=True. A single program is a single piece.")
     started = time.monotonic()
@@ -267,7 +269,7 @@ class _Task:
                     if interrupted:
                         break
         except (KeyboardInterrupt, WorkersError) as stop:
-            if not parts:
+            if len(parts) == len(classes) - len(missing):  # nothing that was not known before
                 raise
             interrupted = True
             reasons.extend([str(stop)] if isinstance(stop, WorkersError) else [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from critical_neurons.errors import InvalidSettingError
 from critical_neurons.spreading.base import (
     Alone,
     Crew,
@@ -12,9 +13,7 @@ from critical_neurons.spreading.base import (
     Hear,
     Piece,
     Tell,
-    attempt,
     find_allowed_threads,
-    limit_blas,
 )
 from critical_neurons.workers import Workers
 
@@ -26,6 +25,10 @@ def hire(workers: Workers, *, most: int, threads: int = 1, hear: Hear = lambda n
     `hear` is called with what pieces tell: in this process, but from another thread unless the crew is this process
     itself. What is under way at the end is given up.
     """
+    if not isinstance(workers, Workers):
+        raise InvalidSettingError(
+            f"workers: found {workers!r}. Accepted: cn.Workers(jobs=4), or cn.Workers(scheduler='tcp://host:8786')."
+        )
     if workers.scheduler is not None:
         from critical_neurons.spreading.cluster import join_cluster
 
@@ -43,4 +46,4 @@ def hire(workers: Workers, *, most: int, threads: int = 1, hear: Hear = lambda n
     yield Alone(threads, hear)
 
 
-__all__ = ["Crew", "Done", "Hear", "Piece", "Tell", "attempt", "find_allowed_threads", "hire", "limit_blas"]
+__all__ = ["Crew", "Done", "Hear", "Piece", "Tell", "find_allowed_threads", "hire"]

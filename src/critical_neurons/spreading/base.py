@@ -77,12 +77,12 @@ def find_allowed_threads() -> int | None:
 
 def settle_threads(count: int) -> None:
     """torch, BLAS and solvers compute on so many threads from here on, in a process that runs nothing but pieces."""
-    limit_blas(count)
+    _limit_blas(count)
     torch.set_num_threads(count)
     _allowed.set(count)
 
 
-def limit_blas(count: int) -> AbstractContextManager[Any]:
+def _limit_blas(count: int) -> AbstractContextManager[Any]:
     """At once; as a context it is undone at its end."""
     try:
         from threadpoolctl import threadpool_limits
@@ -97,7 +97,7 @@ def _holding_threads(count: int) -> Iterator[None]:
     """The same for a while. Without its package BLAS is left as it is: then no other workers are possible, either."""
     token = _allowed.set(count)
     try:
-        limits = limit_blas(count)
+        limits = _limit_blas(count)
     except MissingExtraError:
         limits = nullcontext()
     try:

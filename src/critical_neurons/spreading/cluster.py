@@ -142,9 +142,11 @@ class Cluster:
             try:
                 done: Done = future.result(timeout=CONNECT_SECONDS)
             except TimeoutError:
-                return None
+                if future.status != "error":
+                    return None
+                raise
             except KilledWorker as error:
-                return Done(name, error=_explain_killed(name, error))
+                return Done(name, error=_explain_killed(error))
             except WorkersError:
                 raise
             except Exception:
@@ -226,7 +228,7 @@ def _check_versions(address: str, found: Mapping[str, str], needed: Mapping[str,
         )
 
 
-def _explain_killed(name: str, error: KilledWorker) -> WorkersError:
+def _explain_killed(error: KilledWorker) -> WorkersError:
     return WorkersError(
         f"its worker ended in the middle, {error.allowed_failures + 1} times, the last being "
         f"{error.last_worker.address}: killed, or out of memory. Give workers more memory, then run the same again."
