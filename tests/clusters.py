@@ -22,6 +22,13 @@ class Cluster:
         """A piece whose workers ended more often than allowed is given up."""
         self._folder, self._stack, self._allowed = folder, ExitStack(), allowed_failures
         self._file = folder / "scheduler.json"
+        try:
+            self._start_all(workers)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _start_all(self, workers: int) -> None:
         self.scheduler = self._start(
             "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", self._file
         )
