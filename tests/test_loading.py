@@ -70,7 +70,9 @@ class TestModels:
 
     @pytest.mark.parametrize("spec", ["resnet99", "package.", ":net", "package:"])
     def test_unknown_name(self, spec):
-        with pytest.raises(InvalidSettingError, match=r"fc3, fc4, lenet5, vgg16, or package\.module:factory"):
+        with pytest.raises(
+            InvalidSettingError, match=r"fc3, fc4, lenet5, vgg16, resnet20, or package\.module:factory"
+        ):
             load_model(spec)
 
     @pytest.mark.parametrize("module", ["no_such_module", "no_such_module.inner"])

@@ -545,7 +545,10 @@ BAD_SETTINGS = {
     "negative seed": ({"seed": -1}, "seed: found -1"),
     "half a seed": ({"seed": 0.5}, "seed: found 0.5"),
     "seed too large": ({"seed": 2**40}, "seed: found 1099511627776"),
-    "unknown solver": ({"solver": "gurobi"}, "solver: found 'gurobi'. Accepted: 'highs', 'scip', or 'cvxpy:NAME'"),
+    "unknown solver": (
+        {"solver": "gurobi"},
+        "solver: found 'gurobi'. Accepted: 'auto', 'highs', 'barrier', 'scip', or '",
+    ),
     "unknown solver of CVXPY": ({"solver": "cvxpy:NOBODY"}, "cvxpy:NOBODY is not installed"),
     "unknown layer": ({"ignore": ("9",)}, "ignore: no layer is called 9. Layers: 0, 2, 4"),
 }

@@ -41,6 +41,9 @@ SMALLEST_SLACK = 1e-3
 FIRST_PLACE = 0.9
 """Where in its bounds every column starts."""
 
+FIRST_SHARES = (0.0, 0.1, 0.3)
+"""Places tried for a first point where none is known: a budget allows them, if rows do."""
+
 FIRST_BARRIER = 0.1
 
 TIE_PRECISION = 0.01
@@ -106,6 +109,9 @@ class _Search:
         self._known = [np.zeros(source.count, dtype=bool) for source in program.sources]
         self._learnt: list[Rows] = []
         self._steps = 0
+        if program.start is None:
+            for share in FIRST_SHARES:
+                self._judge(self._lower + share * (self._upper - self._lower))
 
     def run(self) -> Solution:
         interrupted = False
@@ -171,16 +177,9 @@ class _Search:
             self._bound = bound
 
     def _add_violated_rows(self, state: _State) -> bool:
-        """Whether the point violates any row. If not, it is offered as the incumbent."""
-        point = self._base.copy()
-        point[self._columns] = state.point
-        point = np.append(point, np.zeros(self._program.column_count - len(point)))
-        rows = self._program.rows
-        values = rows.matrix @ point
-        worst = max((values - rows.upper).max(initial=0.0), (rows.lower - values).max(initial=0.0))
-        for source, known in zip(self._program.sources, self._known, strict=True):
-            violations = source.violations(point)
-            worst = max(worst, violations.max(initial=0.0))
+        """Whether the point violates any row; the worst that are new now have a say."""
+        found, all_violations = self._judge(state.point)
+        for source, known, violations in zip(self._program.sources, self._known, all_violations, strict=True):
             violations[known] = 0.0
             new = np.flatnonzero(violations > FEASIBILITY_TOLERANCE / 2)
             if len(new) > ROWS_PER_STEP:
@@ -189,13 +188,24 @@ class _Search:
                 known[new] = True
                 self._learnt.append(source.build(new))
                 state.add(*self._split(self._learnt[-1]))
-        if worst > FEASIBILITY_TOLERANCE:
-            return True
-        raised = self._program.raise_term(point)
-        value = self._program.value(raised)
-        if self._objective is None or value < self._objective:
-            self._incumbent, self._objective = raised, value
-        return False
+        return found
+
+    def _judge(self, searched: Floats) -> tuple[bool, list[Floats]]:
+        """Whether any row is violated, and by how much those of the sources are. If none is, the point is offered as
+        the incumbent."""
+        point = np.zeros(self._program.column_count)
+        point[: len(self._base)] = self._base
+        point[self._columns] = searched
+        rows = self._program.rows
+        values = rows.matrix @ point
+        violations = [source.violations(point) for source in self._program.sources]
+        worst = max(each.max(initial=0.0) for each in (values - rows.upper, rows.lower - values, *violations))
+        if worst <= FEASIBILITY_TOLERANCE:
+            raised = self._program.raise_term(point)
+            value = self._program.value(raised)
+            if self._objective is None or value < self._objective:
+                self._incumbent, self._objective = raised, value
+        return worst > FEASIBILITY_TOLERANCE, violations
 
     def _split(self, rows: Rows) -> tuple[Floats, Floats]:
         """Rows as a · x <= b over the columns that are searched."""

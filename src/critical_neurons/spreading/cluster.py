@@ -6,6 +6,7 @@ would wait for it for ever.
 
 from __future__ import annotations
 
+import logging
 import pickle
 import queue
 import secrets
@@ -35,6 +36,9 @@ LOOK_SECONDS = 0.5
 
 PACKAGES = ("torch", "numpy", "scipy", "highspy")
 """What results depend on, besides Python and this package."""
+
+LOGS = ("distributed", "distributed.client")
+"""Of Dask, each with a level of its own."""
 
 KEPT = "What is finished is kept."
 
@@ -182,7 +186,7 @@ def join_cluster(scheduler: str, threads: int, hear: Hear) -> Iterator[Cluster]:
         ) from error
     cluster = Cluster(client, scheduler, threads)
     # Pieces carry their network along, so that any worker can be lost.
-    with client, dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"}):
+    with _quiet(), client, dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"}):
         cluster.wait_for_workers()
         cluster.check_workers()
         client.subscribe_topic(cluster.topic, lambda event: hear(*pickle.loads(event[1])))
@@ -233,3 +237,16 @@ def _explain_killed(error: KilledWorker) -> WorkersError:
         f"its worker ended in the middle, {error.allowed_failures + 1} times, the last being "
         f"{error.last_worker.address}: killed, or out of memory. Give workers more memory, then run the same again."
     )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What is lost is told by an error of ours: Dask's own log of it, with its traceback, is not shown."""
+    before = {log: log.level for log in map(logging.getLogger, LOGS)}
+    for log in before:
+        log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for log, level in before.items():
+            log.setLevel(level)
