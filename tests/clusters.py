@@ -32,7 +32,7 @@ class Cluster:
         self.scheduler = self._start(
             "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", self._file
         )
-        wait_until(self._file.exists)
+        wait_until(lambda: self._file.exists() and self._file.read_text().endswith("}"))  # it is not written at once
         self.address: str = json.loads(self._file.read_text())["address"]
         self.workers = [self.start_worker() for _ in range(workers)]
         wait_until(lambda: self.count_workers() == workers)

@@ -159,6 +159,7 @@ def test_a_checkpoint_of_another_network_is_left_alone(run, blocks, tmp_path):
 TWO_CELLS = ("lambda", "--profile", "quick", "--seeds", "1", "--only", "lambda-5", "--only", "lambda-0.25")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT there")
 @pytest.mark.parametrize("what", ["Ctrl-C", "the scheduler is killed"])
 def test_what_a_cluster_has_finished_is_kept(run, blocks, tmp_path, what):

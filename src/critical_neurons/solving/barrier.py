@@ -41,9 +41,6 @@ SMALLEST_SLACK = 1e-3
 FIRST_PLACE = 0.9
 """Where in its bounds every column starts."""
 
-FIRST_SHARES = (0.0, 0.1, 0.3)
-"""Places tried for a first point where none is known: a budget allows them, if rows do."""
-
 FIRST_BARRIER = 0.1
 
 TIE_PRECISION = 0.01
@@ -109,9 +106,6 @@ class _Search:
         self._known = [np.zeros(source.count, dtype=bool) for source in program.sources]
         self._learnt: list[Rows] = []
         self._steps = 0
-        if program.start is None:
-            for share in FIRST_SHARES:
-                self._judge(self._lower + share * (self._upper - self._lower))
 
     def run(self) -> Solution:
         interrupted = False
@@ -179,6 +173,8 @@ class _Search:
     def _add_violated_rows(self, state: _State) -> bool:
         """Whether the point violates any row; the worst that are new now have a say."""
         found, all_violations = self._judge(state.point)
+        if found and self._incumbent is None:
+            self._judge(self._shrink(state))
         for source, known, violations in zip(self._program.sources, self._known, all_violations, strict=True):
             violations[known] = 0.0
             new = np.flatnonzero(violations > FEASIBILITY_TOLERANCE / 2)
@@ -189,6 +185,14 @@ class _Search:
                 self._learnt.append(source.build(new))
                 state.add(*self._split(self._learnt[-1]))
         return found
+
+    def _shrink(self, state: _State) -> Floats:
+        """The point moved towards the lower bounds, as far as it takes to keep within a budget."""
+        move = state.point - self._lower
+        over, used = state.rows @ state.point - state.limits, state.rows @ move
+        violated = (over > 0) & (used > 0)
+        share = float((over[violated] / used[violated]).clip(max=1.0).max(initial=0.0))
+        return self._lower + (1.0 - share) * move
 
     def _judge(self, searched: Floats) -> tuple[bool, list[Floats]]:
         """Whether any row is violated, and by how much those of the sources are. If none is, the point is offered as

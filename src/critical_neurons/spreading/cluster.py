@@ -23,6 +23,7 @@ from critical_neurons.surroundings import describe_versions, digest_source
 try:
     import dask
     from distributed import Client, Future, get_worker
+    from distributed.comm import CommClosedError
     from distributed.scheduler import KilledWorker
 except ImportError as missing:
     raise MissingExtraError(missing.name or "distributed", "dask") from missing
@@ -37,8 +38,8 @@ LOOK_SECONDS = 0.5
 PACKAGES = ("torch", "numpy", "scipy", "highspy")
 """What results depend on, besides Python and this package."""
 
-LOGS = ("distributed", "distributed.client")
-"""Of Dask, each with a level of its own."""
+LOGS = ("distributed", "distributed.client", "tornado", "tornado.application")
+"""Of Dask and what it is built on, each with a level of its own."""
 
 KEPT = "What is finished is kept."
 
@@ -163,7 +164,8 @@ class Cluster:
         try:
             yield
         except Exception as error:
-            if self._client.status != "running":
+            # the connection may be gone before the client knows
+            if self._client.status != "running" or isinstance(error, CommClosedError):
                 raise self._lost() from error
             raise
         if self._client.status != "running":
