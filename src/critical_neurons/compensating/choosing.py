@@ -25,8 +25,8 @@ METRIC_INPUTS = 256
 """Inputs from which it is known how the loss feels errors, and by which a group's errors are measured."""
 
 TEMPERATURES = (2.0, 1.0, None)
-"""At which outputs are taken to find how the loss feels errors; None: all errors of a module count alike. On small
-networks now the one, now the other is best; on average the first."""
+"""At which outputs are taken to find how the loss feels errors; None: all errors of a module count alike. Large
+networks have the first alone; which is best differs from one small network to the next."""
 
 TRIED_SHARES = (0.5, 0.75)
 """Of the units of a group removed, to see what the errors are worth in terms of the loss."""
@@ -129,9 +129,9 @@ class Choice:
         """So many units of every group: the last in the orders."""
         stays = np.ones(self._unit_count + 1, dtype=bool)  # the last entry answers for NO_UNIT
         draft = copy.deepcopy(self._model)
-        orders: dict[int, Ints] = {}
-        errors: dict[int, float] = {}
-        bounds: dict[int, float | None] = {}
+        orders: list[Ints] = [np.arange(0)] * len(self._groups)
+        errors: list[float] = [0.0] * len(self._groups)
+        bounds: list[float | None] = [None] * len(self._groups)
         places = sorted(range(len(self._groups)), key=self._find_last, reverse=True)
         for done, place in enumerate(places):
             progress(done, len(places))
@@ -144,13 +144,7 @@ class Choice:
             stays[group.units[orders[place][: len(group.units) - counts[place]]]] = False
             self._refit(draft, self._consumers_of(group), stays)
         progress(len(places), len(places))
-        places_in_order = range(len(places))
-        return Chosen(
-            orders=tuple(orders[place] for place in places_in_order),
-            errors=tuple(errors[place] for place in places_in_order),
-            bounds=tuple(bounds[place] for place in places_in_order),
-            loss=self._all.diverge(draft),
-        )
+        return Chosen(tuple(orders), tuple(errors), tuple(bounds), loss=self._all.diverge(draft))
 
     def measure(self, stays: Bools) -> float:
         """By how much the outputs diverge from the model's with these units alone and their consumers refitted."""

@@ -14,8 +14,8 @@ from critical_neurons.solving.base import Capability, Limits, Report
 from critical_neurons.solving.highs import HighsSolver
 
 MANY = 50
-"""Data points from which on interior points are faster by far; with ten, both take about a second. HiGHS gives
-vertices, whose scores are more often exactly 0 or 1."""
+"""Data points from which on interior points are taken: they need no tangents, of which HiGHS would need ever more.
+With few points HiGHS is quick, and gives vertices, whose scores are more often exactly 0 or 1."""
 
 
 class AutoSolver:
