@@ -100,7 +100,7 @@ LENET5_CIFAR10 = Recipe("sgd", 1e-2, epochs=256, momentum=0.9, augmented=True)
 """The paper names SGD, rate and epochs. Momentum and augmentation are ours, to come nearer to its reference."""
 
 VGG16 = Recipe("adam", 1e-2, epochs=30)
-RESNET20 = Recipe("sgd", 0.1, epochs=30, momentum=0.9, augmented=True, falling=True)
+RESNET20 = Recipe("sgd", 0.1, epochs=6, momentum=0.9, augmented=True, falling=True)
 
 RECIPES: Mapping[tuple[str, str], Recipe] = {
     **{(model, data): SMALL for model in ("fc3", "fc4", "lenet5") for data in ("mnist", "fashion_mnist")},
