@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
+from critical_neurons import gating
 from critical_neurons.gating import GatedModel, GateSearch, Limit, project
 from tests.zoo import build_model, draw_inputs
 
@@ -94,3 +95,17 @@ def test_units_without_effect_are_shut_first():
     gates = search.descend(lambda gates, way: [Limit(np.arange(10), np.ones(10), 10 - 5 * way)])
     assert np.flatnonzero(gates < 0.5).tolist() == idle
     assert gates.sum() <= 5 + NEAREST
+
+
+def test_many_units_are_exchanged_at_once(monkeypatch):
+    """All that have no effect stay and all others are gone: to exchange one after the other is not needed."""
+    monkeypatch.setattr(gating, "MOST_TRIALS", 0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 3)).double().eval()
+    model[2].weight.data[:, :5] = 0.0
+    search, _ = make_search(model, torch.randn(60, 4, dtype=torch.float64))
+    stays = np.arange(10) < 5
+    found, loss = search.exchange(stays, [np.arange(10)])
+    assert found.sum() == 5
+    assert loss == search.measure(found) < search.measure(stays)
+    assert found[:5].sum() < 4

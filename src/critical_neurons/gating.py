@@ -17,8 +17,9 @@ from torch.nn import functional
 
 from critical_neurons.network import Bools, Floats, Hold, Ints
 
-DESCENT_TEMPERATURE = 0.5
-"""Outputs are compared sharper than they are: what changes a decision counts more than what changes confidence."""
+TEMPERATURES = (1.0, 0.5)
+"""At which outputs are compared: as they are, or sharper, so that what changes a decision counts more than what
+changes confidence. Which is better differs from network to network."""
 
 STEPS, STEP_SIZE = 400, 0.05
 LEAST_BATCH, MOST_BATCH, BATCH_NUMBERS = 25, 250, 2 * 10**6
@@ -89,6 +90,7 @@ class GateSearch:
     def descend(
         self,
         limit: Callable[[Floats, float], Sequence[Limit]],
+        temperature: float = TEMPERATURES[0],
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Floats:
         """Gates (units) by projected gradient from all open.
@@ -100,7 +102,7 @@ class GateSearch:
         first, second = torch.zeros_like(gates), torch.zeros_like(gates)
         for step in range(STEPS):
             progress(step, STEPS)
-            slope = self._differentiate(gates, self._draw(generator))
+            slope = self._differentiate(gates, self._draw(generator), temperature)
             first = MOMENTUM * first + (1 - MOMENTUM) * slope
             second = SECOND_MOMENTUM * second + (1 - SECOND_MOMENTUM) * slope.square()
             way = (step + 1) / STEPS
@@ -114,22 +116,25 @@ class GateSearch:
         progress(STEPS, STEPS)
         return gates.double().numpy()
 
-    def exchange(self, stays: Bools, groups: Sequence[Ints]) -> tuple[Bools, float]:
+    def exchange(
+        self, stays: Bools, groups: Sequence[Ints], temperature: float = TEMPERATURES[0]
+    ) -> tuple[Bools, float]:
         """Units of a group exchanged for others of it as long as the loss falls, and the loss then.
 
-        `stays` (units). The exchanges that promise most, to first order, are tried first, on all inputs.
+        `stays` (units). Many are exchanged at once while that helps; then one after the other, those that promise
+        most, to first order, are tried first. All inputs are heard.
         """
-        best, least = stays.copy(), self.measure(stays)
+        best, least = self._exchange_many(stays, groups, temperature)
         trials = min(MOST_TRIALS, TRIAL_NUMBERS // (len(self._inputs) * self._model.size))
         tried: set[tuple[int, int]] = set()
         while len(tried) < trials:
-            offers = [pair for pair in self._list_exchanges(best, groups) if pair not in tried]
+            offers = [pair for pair in self._list_exchanges(best, groups, temperature) if pair not in tried]
             better = None
             for pair in offers[: trials - len(tried)]:
                 tried.add(pair)
                 further = best.copy()
                 further[list(pair)] = [False, True]
-                loss = self.measure(further)
+                loss = self.measure(further, temperature)
                 if loss < least:
                     better, least = further, loss
                     break
@@ -138,23 +143,44 @@ class GateSearch:
             best = better
         return best, least
 
-    def differentiate(self, stays: Bools) -> Floats:
+    def _exchange_many(self, stays: Bools, groups: Sequence[Ints], temperature: float) -> tuple[Bools, float]:
+        """The worst units of every group for the best of the others, first all that promise something."""
+        best, least = stays, self.measure(stays, temperature)
+        count = len(stays)
+        while count:
+            slope, pairs = self.differentiate(best, temperature), []
+            for units in groups:
+                going = units[best[units]][np.argsort(-slope[units[best[units]]], kind="stable")]
+                coming = units[~best[units]][np.argsort(slope[units[~best[units]]], kind="stable")]
+                pairs += list(zip(going, coming, strict=False))
+            promising = sorted((slope[new] - slope[old], old, new) for old, new in pairs)
+            chosen = [pair for pair in promising if pair[0] < 0][:count]
+            further = best.copy()
+            further[[old for _, old, _ in chosen]], further[[new for _, _, new in chosen]] = False, True
+            if chosen and (loss := self.measure(further, temperature)) < least:
+                best, least = further, loss
+            else:
+                count = min(count, len(chosen)) // 2
+        return best, least
+
+    def differentiate(self, stays: Bools, temperature: float = TEMPERATURES[0]) -> Floats:
         """The derivative of the loss on all inputs by every gate."""
         slope = torch.zeros(len(stays))
         for rows in torch.split(torch.arange(len(self._inputs)), self._batch_size):
-            slope += self._differentiate(torch.from_numpy(stays).float(), rows) * len(rows) / len(self._inputs)
+            part = self._differentiate(torch.from_numpy(stays).float(), rows, temperature)
+            slope += part * len(rows) / len(self._inputs)
         return slope.double().numpy()
 
     @torch.no_grad()
-    def measure(self, stays: Bools, temperature: float = DESCENT_TEMPERATURE) -> float:
+    def measure(self, stays: Bools, temperature: float = TEMPERATURES[0]) -> float:
         """The loss on all inputs of the network with these units alone."""
         gates, total = torch.from_numpy(stays).float(), 0.0
         for rows in torch.split(torch.arange(len(self._inputs)), PASS_SIZE):
             total += float(self._diverge(gates, rows, temperature)) * len(rows)
         return total / len(self._inputs)
 
-    def _list_exchanges(self, stays: Bools, groups: Sequence[Ints]) -> list[tuple[int, int]]:
-        slope = self.differentiate(stays)
+    def _list_exchanges(self, stays: Bools, groups: Sequence[Ints], temperature: float) -> list[tuple[int, int]]:
+        slope = self.differentiate(stays, temperature)
         offers = []
         for units in groups:
             inside, outside = units[stays[units]], units[~stays[units]]
@@ -163,13 +189,13 @@ class GateSearch:
             offers += [(slope[new] - slope[old], int(old), int(new)) for old in going for new in coming]
         return [(old, new) for _, old, new in sorted(offers)]
 
-    def _differentiate(self, gates: Tensor, rows: Tensor) -> Tensor:
+    def _differentiate(self, gates: Tensor, rows: Tensor, temperature: float) -> Tensor:
         with torch.enable_grad():
             free = gates.clamp(min=AJAR).requires_grad_()
-            (slope,) = torch.autograd.grad(self._diverge(free, rows), free)
+            (slope,) = torch.autograd.grad(self._diverge(free, rows, temperature), free)
         return slope
 
-    def _diverge(self, gates: Tensor, rows: Tensor, temperature: float = DESCENT_TEMPERATURE) -> Tensor:
+    def _diverge(self, gates: Tensor, rows: Tensor, temperature: float = TEMPERATURES[0]) -> Tensor:
         found = functional.log_softmax(self._model.run(self._inputs[rows], gates) / temperature, dim=1)
         wanted = functional.log_softmax(self._wanted[rows] / temperature, dim=1)
         return functional.kl_div(found, wanted, log_target=True, reduction="batchmean")

@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeAlias
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from critical_neurons import gating
 from critical_neurons.batch import digest_rows, gather_batch
 from critical_neurons.compensating import (
     TEMPERATURES,
@@ -23,6 +24,7 @@ from critical_neurons.compensating import (
     Group,
     can_refit,
     check_inputs,
+    put_last,
     reads_units,
 )
 from critical_neurons.costs import Measure, count_cost, count_new_biases, differentiate_cost, halve_macs
@@ -35,7 +37,7 @@ from critical_neurons.reading import read_network, unwrap
 from critical_neurons.scores import LayerChoice, Scores
 from critical_neurons.selecting import Scope, select_units
 from critical_neurons.settings import BUDGETS, Settings, as_names
-from critical_neurons.sharing import share_budget
+from critical_neurons.sharing import share_budget, shift_shares
 from critical_neurons.solution import Status
 from critical_neurons.surroundings import describe_versions
 
@@ -80,7 +82,8 @@ def search(
     always the one whose part the others take over best, judged by the error of what reads them and by how the loss
     feels it; layers from the last to the first. Else gates on all units follow the gradient of the loss until they
     are open or shut, and are then exchanged as long as that helps. On small networks either is done in several ways,
-    and with several shares of the layers, and the smaller network that is nearest to the model is taken.
+    and with several shares of the layers, and the smaller network that is nearest to the model is taken; where it is
+    refitted, units of small layers are then exchanged by the same measure.
 
     Nothing is certified of the network: `objective` is the Kullback-Leibler divergence of the outputs, and there is
     no bound. With "least_squares" each layer's choice by itself has one in `layer_choices`: a least-squares error,
@@ -252,43 +255,81 @@ class _Task:
 
     def eliminate(self) -> tuple[Floats, float, tuple[LayerChoice, ...]]:
         """Scores by the order in which units go, the loss of what is left, and what is known of each choice."""
-        temperatures = TEMPERATURES if self.search.small else TEMPERATURES[:1]
-        ways = [self._choose(counts, each) for counts in self._list_counts() for each in temperatures]
-        return min(ways, key=lambda way: way[1])
-
-    def _choose(
-        self, counts: Sequence[int], temperature: float | None
-    ) -> tuple[Floats, float, tuple[LayerChoice, ...]]:
         choice = self.search.choice
-        chosen = choice.choose(counts, self.search.report("layers chosen from"), temperature=temperature)
+        if self.search.small:
+            counts, temperature, orders = self._try_ways()
+            chosen = choice.choose(counts, temperature=temperature, orders=orders)
+        else:
+            counts = self._list_counts()[0]
+            chosen = choice.choose(counts, self.search.report("layers chosen from"))
         graded = self._grade(counts, chosen.orders)
         per_unit = self._settle(graded)
         as_chosen = np.array_equal(per_unit, graded)
         if self.search.small:
             loss = self.search.carry_out(self._plan(per_unit))
         else:
-            loss = chosen.loss if as_chosen else choice.measure(per_unit >= REMOVED_BELOW)
+            loss = choice.diverge(chosen.draft) if as_chosen else choice.measure(per_unit >= REMOVED_BELOW)
         errors = zip(self.groups, chosen.errors, chosen.bounds, strict=True)
         choices = tuple(LayerChoice(self._name_layers(units), error, bound) for (units, _), error, bound in errors)
         return per_unit, loss, choices if as_chosen else ()
 
+    def _try_ways(self) -> tuple[list[int], float | None, list[Ints]]:
+        """Counts, temperature and orders after which the outputs miss least, units of small groups exchanged."""
+        choice, told = self.search.choice, self.search.report("layers chosen from")
+        ways = [
+            (counts, temperature, choice.choose(counts, told, temperature=temperature, bounded=False).orders)
+            for counts in self._shift_counts(self._list_counts())
+            for temperature in TEMPERATURES
+        ]
+        counts, temperature, orders = min(ways, key=lambda way: self._miss(way[0], way[2]))
+        self.search.tell("exchanging units")
+        stays = choice.carrier.exchange(self._keep(counts, orders), self._within)
+        return (
+            counts,
+            temperature,
+            [put_last(order, stays[units]) for (units, _), order in zip(self.groups, orders, strict=True)],
+        )
+
+    def _shift_counts(self, found: list[list[int]]) -> list[list[int]]:
+        """Where the budget leaves the counts open, also those after which the outputs miss least."""
+        if self.by_layer:
+            return found
+        orders = [each.order.numpy() for each in self.search.traced]
+        miss = partial(self._miss, orders=orders)
+        self.search.tell("shifting shares of layers")
+        shifted = shift_shares(self.groups, min(found, key=miss), lambda counts: self._share(start=counts), miss)
+        return found if shifted in found else [*found, shifted]
+
+    def _miss(self, counts: Sequence[int], orders: Sequence[Ints]) -> float:
+        return self.search.choice.carrier.miss(self._keep(counts, orders))
+
+    def _keep(self, counts: Sequence[int], orders: Sequence[Ints]) -> Bools:
+        return self._settle(self._grade(counts, orders)) >= REMOVED_BELOW
+
+    @property
+    def _within(self) -> list[Ints]:
+        """Units that can be exchanged for each other."""
+        return [part for units, blocks in self.groups for part in units.reshape(blocks, -1)]
+
     def trace(self) -> Floats:
         """Scores by the order in which units of a layer go when all others stay."""
         orders = [each.order.numpy() for each in self.search.traced]
-        return self._settle(self._grade(next(self._list_counts()), orders))
+        return self._settle(self._grade(self._list_counts()[0], orders))
 
-    def _list_counts(self) -> Iterator[list[int]]:
+    def _list_counts(self) -> list[list[int]]:
         """How many units every group may keep: what is given, or as is best by what the units of each cost the loss;
         on small networks also as large a share of every group as can be."""
         if self.by_layer:
             stays = self._select(np.zeros(self.network.unit_count))
-            yield [int(stays[units].sum()) for units, _ in self.groups]
-            return
+            return [[int(stays[units].sum()) for units, _ in self.groups]]
+        counts = [self._share()]
+        if self.search.small and (even := self._share(start=self._share_evenly())) not in counts:
+            counts.append(even)
+        return counts
+
+    def _share(self, start: Sequence[int] | None = None) -> list[int]:
         losses = [each.errors.numpy() for each in self.search.traced]
-        share = partial(share_budget, self.groups, losses, self._cost, self._slope, self._limit(1.0))
-        yield share()
-        if self.search.small:
-            yield share(start=self._share_evenly())
+        return share_budget(self.groups, losses, self._cost, self._slope, self._limit(1.0), start)
 
     def _share_evenly(self) -> list[int]:
         """The largest counts within the budget that are the same share of every group."""
@@ -316,23 +357,28 @@ class _Task:
         return per_unit if np.array_equal(stays, per_unit >= REMOVED_BELOW) else _rank(per_unit, stays)
 
     def descend(self) -> tuple[Floats, float]:
-        """Scores by gates, what stays chosen again by exchanges, and the loss of what is left."""
+        """Scores by gates, what stays chosen again by exchanges, and the loss of what is left.
+
+        On small networks in several ways: with several shares of the layers, and from the best again, sharper.
+        """
+        first, *others = gating.TEMPERATURES if self.search.small else gating.TEMPERATURES[:1]
         limits: list[LimitGates] = [self._limit_gates]
         if self.search.small and self.search.refits and not self.by_layer:
             limits += [partial(self._limit_counts, counts) for counts in self._list_counts()]
-        return min(map(self._descend, limits), key=lambda way: way[1])
+        ways = [(limit, *self._descend(limit, first)) for limit in limits]
+        limit, per_unit, loss = min(ways, key=lambda way: way[2])
+        return min([(per_unit, loss), *(self._descend(limit, other) for other in others)], key=lambda way: way[1])
 
-    def _descend(self, limit: LimitGates) -> tuple[Floats, float]:
+    def _descend(self, limit: LimitGates, temperature: float) -> tuple[Floats, float]:
         found = self.search.gates
-        gates = found.descend(limit, progress=self.search.report("steps"))
+        gates = found.descend(limit, temperature, self.search.report("steps"))
         stays = self._select(gates)
-        within = [part for units, blocks in self.groups for part in units.reshape(blocks, -1)]
         self.search.tell("exchanging units")
-        stays, _ = found.exchange(stays, within)
+        stays, _ = found.exchange(stays, self._within, temperature)
         worth = -found.differentiate(stays)  # to first order, what the loss rises by without the unit
         per_unit = _rank(worth, stays)
         stays = self._select(per_unit)  # what was exchanged may differ in what it costs
-        return _rank(per_unit, stays), found.measure(stays, temperature=1.0)
+        return _rank(per_unit, stays), found.measure(stays)
 
     def _name_layers(self, units: Ints) -> tuple[str, ...]:
         return tuple(layer.name for layer in self.network.scored if np.isin(layer.units, units).any())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import permutations
 
 import numpy as np
 
@@ -10,6 +11,11 @@ from critical_neurons.errors import InvalidSettingError
 from critical_neurons.network import Floats, Ints
 
 ROUNDING = 1e-9
+
+SHIFTS = (2.0, 1.5, 1.25, 1.1)
+"""By how much a group grows at the cost of another; first by much."""
+
+MOST_SHIFTS = 100
 
 
 def share_budget(
@@ -71,6 +77,45 @@ def share_budget(
         if cost(kept) > limit + ROUNDING:
             move(place, -1)
             tried.add(place)
+
+
+def shift_shares(
+    groups: Sequence[tuple[Ints, int]],
+    counts: Sequence[int],
+    fit: Callable[[Sequence[int]], list[int]],
+    loss: Callable[[Sequence[int]], float],
+) -> list[int]:
+    """Counts with a loss no higher: one group grows and another shrinks, as long as that helps.
+
+    `fit` makes counts that keep to the budget of such as do not, or leave room.
+    """
+    best, least, trials = list(counts), loss(counts), 0
+    for factor in SHIFTS:
+        moved = True
+        while moved:
+            moved = False
+            for more, less in permutations(range(len(groups)), 2):
+                further = _shift(groups, best, more, less, factor)
+                if further is None:
+                    continue
+                if trials == MOST_SHIFTS:
+                    return best
+                trials += 1
+                further = fit(further)
+                if (found := loss(further)) < least:
+                    best, least, moved = further, found, True
+    return best
+
+
+def _shift(
+    groups: Sequence[tuple[Ints, int]], counts: Sequence[int], more: int, less: int, factor: float
+) -> list[int] | None:
+    """One group larger by the factor and the other smaller by it, a unit at least; None where either cannot be."""
+    further = list(counts)
+    (units, grown), (_, shrunk) = groups[more], groups[less]
+    further[more] = min(max(round(counts[more] * factor / grown), counts[more] // grown + 1) * grown, len(units))
+    further[less] = max(min(round(counts[less] / factor / shrunk), counts[less] // shrunk - 1), 1) * shrunk
+    return further if further[more] > counts[more] and further[less] < counts[less] else None
 
 
 def make_convex(values: Floats) -> Floats:

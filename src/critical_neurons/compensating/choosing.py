@@ -9,12 +9,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from critical_neurons.compensating.carrying import Carrier
 from critical_neurons.compensating.eliminating import NONE, Consumer, Elimination, eliminate, measure_error, refit
 from critical_neurons.compensating.exchanging import exchange
 from critical_neurons.compensating.gathering import gather_metrics, gather_moments
@@ -24,7 +26,7 @@ from critical_neurons.network import Bools, Ints, Wiring
 METRIC_INPUTS = 256
 """Inputs from which it is known how the loss feels errors, and by which a group's errors are measured."""
 
-TEMPERATURES = (2.0, 1.0, None)
+TEMPERATURES = (4.0, 8.0, 2.0, 1.0, None)
 """At which outputs are taken to find how the loss feels errors; None: all errors of a module count alike. Large
 networks have the first alone; which is best differs from one small network to the next."""
 
@@ -45,12 +47,12 @@ class Group:
 @dataclass(frozen=True, eq=False)
 class Chosen:
     """For every group, its units in the order in which they go, the error with those that stay, and a bound below
-    which no choice of as many falls, where it is known. `loss`: by how much the draft's outputs diverge."""
+    which no choice of as many falls, where it is known. `draft`: the model with them alone, in full size."""
 
     orders: tuple[Ints, ...]
     errors: tuple[float, ...]
     bounds: tuple[float | None, ...]
-    loss: float
+    draft: nn.Module
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +96,10 @@ class Choice:
         self._all = _Runs(inputs, outputs)
         self._sample = _Runs(inputs[drawn], outputs[drawn])  # data sets come in the order of their classes
 
+    @cached_property
+    def carrier(self) -> Carrier:
+        return Carrier(self._model, self._consumers, self._all.inputs, self._seed)
+
     def trace(self, progress: Callable[[int, int], None] = lambda done, total: None) -> list[Elimination]:
         """Every group by itself in the whole model: the order in which its units go, and what each costs.
 
@@ -125,11 +131,13 @@ class Choice:
         progress: Callable[[int, int], None] = lambda done, total: None,
         *,
         temperature: float | None = TEMPERATURES[0],
+        orders: Sequence[Ints] | None = None,
+        bounded: bool = True,
     ) -> Chosen:
-        """So many units of every group: the last in the orders."""
+        """So many units of every group: the last in the orders, which are looked for unless they are given."""
         stays = np.ones(self._unit_count + 1, dtype=bool)  # the last entry answers for NO_UNIT
         draft = copy.deepcopy(self._model)
-        orders: list[Ints] = [np.arange(0)] * len(self._groups)
+        found: list[Ints] = [np.arange(0)] * len(self._groups)
         errors: list[float] = [0.0] * len(self._groups)
         bounds: list[float | None] = [None] * len(self._groups)
         places = sorted(range(len(self._groups)), key=self._find_last, reverse=True)
@@ -139,12 +147,14 @@ class Choice:
             modules = [each.module for each in self._consumers_of(group)]
             metrics = self._weigh(draft, modules, temperature)
             maps, count = self._find_maps(group, stays, metrics), counts[place]
-            orders[place], errors[place] = _order(maps, group, count)
-            bounds[place] = bound_error(maps, len(group.units), count, group.blocks)
-            stays[group.units[orders[place][: len(group.units) - counts[place]]]] = False
+            found[place] = _order(maps, group, count) if orders is None else orders[place]
+            if bounded:
+                errors[place] = measure_error(maps, torch.from_numpy(_keep_last(found[place], count)))
+                bounds[place] = bound_error(maps, len(group.units), count, group.blocks)
+            stays[group.units] = _keep_last(found[place], count)
             self._refit(draft, self._consumers_of(group), stays)
         progress(len(places), len(places))
-        return Chosen(tuple(orders), tuple(errors), tuple(bounds), loss=self._all.diverge(draft))
+        return Chosen(tuple(found), tuple(errors), tuple(bounds), draft)
 
     def measure(self, stays: Bools) -> float:
         """By how much the outputs diverge from the model's with these units alone and their consumers refitted."""
@@ -204,13 +214,22 @@ class Choice:
             module.bias = nn.Parameter(bias, requires_grad=False)
 
 
-def _order(consumers: Sequence[Consumer], group: Group, count: int) -> tuple[Ints, float]:
-    """The units of the group in the order in which they go, and the error when the last `count` stay."""
-    order = eliminate(consumers, len(group.units), group.blocks).order
-    stays = torch.zeros(len(order), dtype=torch.bool)
+def _order(consumers: Sequence[Consumer], group: Group, count: int) -> Ints:
+    """The units of the group in the order in which they go; the last `count` are to stay."""
+    order = eliminate(consumers, len(group.units), group.blocks).order.numpy()
+    stays = exchange(consumers, torch.from_numpy(_keep_last(order, count)), group.blocks)
+    return put_last(order, stays.numpy())
+
+
+def put_last(order: Ints, stays: Bools) -> Ints:
+    """The same order among those that go, and then among those that stay."""
+    return order[np.argsort(stays[order], kind="stable")]
+
+
+def _keep_last(order: Ints, count: int) -> Bools:
+    stays = np.zeros(len(order), dtype=bool)
     stays[order[len(order) - count :]] = True
-    stays = exchange(consumers, stays, group.blocks)
-    return order[stays[order].int().argsort(stable=True)].numpy(), measure_error(consumers, stays)
+    return stays
 
 
 def reads_units(wiring: Wiring) -> bool:
