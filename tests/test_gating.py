@@ -109,3 +109,15 @@ def test_many_units_are_exchanged_at_once(monkeypatch):
     assert found.sum() == 5
     assert loss == search.measure(found) < search.measure(stays)
     assert found[:5].sum() < 4
+
+
+def test_changed_decisions_are_those_of_the_masked_network():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 3)).double().eval()
+    inputs = torch.randn(60, 4, dtype=torch.float64)
+    search, network = make_search(model, inputs)
+    plan = cn.plan(cn.score(model, inputs[:2], formulation="linearised"), units=0.3).random(0)
+    with torch.no_grad():
+        changed = cn.mask(model, plan)(inputs).argmax(1) != model(inputs).argmax(1)
+    assert search.count_changed(plan.stays[:-1]) == int(changed.sum()) > 0
+    assert search.count_changed(np.ones(network.unit_count, dtype=bool)) == 0

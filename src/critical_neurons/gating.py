@@ -17,9 +17,9 @@ from torch.nn import functional
 
 from critical_neurons.network import Bools, Floats, Hold, Ints
 
-TEMPERATURES = (1.0, 0.5)
-"""At which outputs are compared: as they are, or sharper, so that what changes a decision counts more than what
-changes confidence. Which is better differs from network to network."""
+TEMPERATURES = (0.5, 1.0, 0.25)
+"""At which outputs are compared: sharper than they are, what changes a decision counts more than what changes
+confidence. Which is best differs from network to network; large ones have the first alone."""
 
 STEPS, STEP_SIZE = 400, 0.05
 LEAST_BATCH, MOST_BATCH, BATCH_NUMBERS = 25, 250, 2 * 10**6
@@ -90,7 +90,7 @@ class GateSearch:
     def descend(
         self,
         limit: Callable[[Floats, float], Sequence[Limit]],
-        temperature: float = TEMPERATURES[0],
+        temperature: float = 1.0,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Floats:
         """Gates (units) by projected gradient from all open.
@@ -116,9 +116,7 @@ class GateSearch:
         progress(STEPS, STEPS)
         return gates.double().numpy()
 
-    def exchange(
-        self, stays: Bools, groups: Sequence[Ints], temperature: float = TEMPERATURES[0]
-    ) -> tuple[Bools, float]:
+    def exchange(self, stays: Bools, groups: Sequence[Ints], temperature: float = 1.0) -> tuple[Bools, float]:
         """Units of a group exchanged for others of it as long as the loss falls, and the loss then.
 
         `stays` (units). Many are exchanged at once while that helps; then one after the other, those that promise
@@ -163,7 +161,7 @@ class GateSearch:
                 count = min(count, len(chosen)) // 2
         return best, least
 
-    def differentiate(self, stays: Bools, temperature: float = TEMPERATURES[0]) -> Floats:
+    def differentiate(self, stays: Bools, temperature: float = 1.0) -> Floats:
         """The derivative of the loss on all inputs by every gate."""
         slope = torch.zeros(len(stays))
         for rows in torch.split(torch.arange(len(self._inputs)), self._batch_size):
@@ -172,12 +170,19 @@ class GateSearch:
         return slope.double().numpy()
 
     @torch.no_grad()
-    def measure(self, stays: Bools, temperature: float = TEMPERATURES[0]) -> float:
+    def measure(self, stays: Bools, temperature: float = 1.0) -> float:
         """The loss on all inputs of the network with these units alone."""
         gates, total = torch.from_numpy(stays).float(), 0.0
         for rows in torch.split(torch.arange(len(self._inputs)), PASS_SIZE):
             total += float(self._diverge(gates, rows, temperature)) * len(rows)
         return total / len(self._inputs)
+
+    @torch.no_grad()
+    def count_changed(self, stays: Bools) -> int:
+        """Inputs for which another output is the largest when these units alone stay."""
+        gates, parts = torch.from_numpy(stays).float(), torch.split(torch.arange(len(self._inputs)), PASS_SIZE)
+        found = torch.cat([self._model.run(self._inputs[rows], gates).argmax(1) for rows in parts])
+        return int((found != self._wanted.argmax(1)).sum())
 
     def _list_exchanges(self, stays: Bools, groups: Sequence[Ints], temperature: float) -> list[tuple[int, int]]:
         slope = self.differentiate(stays, temperature)
@@ -195,7 +200,7 @@ class GateSearch:
             (slope,) = torch.autograd.grad(self._diverge(free, rows, temperature), free)
         return slope
 
-    def _diverge(self, gates: Tensor, rows: Tensor, temperature: float = TEMPERATURES[0]) -> Tensor:
+    def _diverge(self, gates: Tensor, rows: Tensor, temperature: float = 1.0) -> Tensor:
         found = functional.log_softmax(self._model.run(self._inputs[rows], gates) / temperature, dim=1)
         wanted = functional.log_softmax(self._wanted[rows] / temperature, dim=1)
         return functional.kl_div(found, wanted, log_target=True, reduction="batchmean")

@@ -231,6 +231,20 @@ def _find_fixed(network: Network, model: nn.Module) -> list[str]:
     return [name for name in names if not can_refit(model.get_submodule(name))]
 
 
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """Scores found by gates under a limit, for how many inputs another output is then the largest, and the loss."""
+
+    limit: LimitGates
+    per_unit: Floats
+    changed: int
+    loss: float
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        return self.changed, self.loss
+
+
 @dataclass(frozen=True)
 class _Task:
     """One budget, and the search it belongs to."""
@@ -359,17 +373,20 @@ class _Task:
     def descend(self) -> tuple[Floats, float]:
         """Scores by gates, what stays chosen again by exchanges, and the loss of what is left.
 
-        On small networks in several ways: with several shares of the layers, and from the best again, sharper.
+        On small networks in several ways, with several shares of the layers and at several temperatures: the one that
+        changes the fewest decisions is taken.
         """
         first, *others = gating.TEMPERATURES if self.search.small else gating.TEMPERATURES[:1]
         limits: list[LimitGates] = [self._limit_gates]
         if self.search.small and self.search.refits and not self.by_layer:
             limits += [partial(self._limit_counts, counts) for counts in self._list_counts()]
-        ways = [(limit, *self._descend(limit, first)) for limit in limits]
-        limit, per_unit, loss = min(ways, key=lambda way: way[2])
-        return min([(per_unit, loss), *(self._descend(limit, other) for other in others)], key=lambda way: way[1])
+        ways = [self._descend(limit, first) for limit in limits]
+        best = min(ways, key=lambda way: way.rank)
+        ways = [best, *(self._descend(best.limit, other) for other in others)]
+        best = min(ways, key=lambda way: way.rank)
+        return best.per_unit, best.loss
 
-    def _descend(self, limit: LimitGates, temperature: float) -> tuple[Floats, float]:
+    def _descend(self, limit: LimitGates, temperature: float) -> _Way:
         found = self.search.gates
         gates = found.descend(limit, temperature, self.search.report("steps"))
         stays = self._select(gates)
@@ -378,7 +395,7 @@ class _Task:
         worth = -found.differentiate(stays)  # to first order, what the loss rises by without the unit
         per_unit = _rank(worth, stays)
         stays = self._select(per_unit)  # what was exchanged may differ in what it costs
-        return _rank(per_unit, stays), found.measure(stays)
+        return _Way(limit, _rank(per_unit, stays), found.count_changed(stays), found.measure(stays))
 
     def _name_layers(self, units: Ints) -> tuple[str, ...]:
         return tuple(layer.name for layer in self.network.scored if np.isin(layer.units, units).any())
