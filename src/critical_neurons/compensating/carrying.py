@@ -71,9 +71,6 @@ class Carrier:
             self._known[key] = float(functional.kl_div(found, self._wanted, log_target=True, reduction="batchmean"))
         return self._known[key]
 
-    def _soften(self, outputs: Tensor) -> Tensor:
-        return functional.log_softmax(outputs.double() / self._temperature, dim=1)
-
     def exchange(self, stays: Bools, groups: Sequence[Ints], seed: int = 0) -> Bools:
         """Units of small groups exchanged for others of their group as long as less is missed."""
         best, least, trials = stays.copy(), self.miss(stays), 0
@@ -103,6 +100,9 @@ class Carrier:
             for handle in handles:
                 handle.remove()
         return outputs[self._fitted :]
+
+    def _soften(self, outputs: Tensor) -> Tensor:
+        return functional.log_softmax(outputs.double() / self._temperature, dim=1)
 
 
 class _Consumer:
