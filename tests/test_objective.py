@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from critical_neurons.encoding.objective import Objective, encode_sparsity
+from critical_neurons.encoding.objective import Budget, Objective, encode_sparsity
 
 ROUNDING = 1e-12
 
@@ -45,3 +45,17 @@ def test_rescale_only_shifts_the_published_sparsity():
 def test_softmax_is_averaged_or_summed():
     assert Objective("published", loss_weight=5.0).softmax_weight(10) == 0.5
     assert Objective("paper", loss_weight=5.0).softmax_weight(10) == 5.0
+
+
+@pytest.mark.parametrize("sizes", [(6,), (3, 5), (4, 1, 6)])
+@pytest.mark.parametrize("name", ["paper", "published"])
+def test_by_definition_it_is_what_the_rows_allow(name, sizes):
+    generator = np.random.default_rng(0)
+    scores, losses = generator.uniform(size=sum(sizes)), generator.uniform(size=4)
+    objective = Objective(name, loss_weight=3.0, rescale=1.5)
+    expected = sparsity(objective, sizes, scores) + objective.softmax_weight(4) * losses.sum()
+    assert objective.compute(sizes, scores, losses) == pytest.approx(expected, abs=ROUNDING)
+
+
+def test_under_a_budget_only_the_losses_count():
+    assert Budget(np.ones((1, 2)), np.ones(1)).compute((2,), np.ones(2), np.array([1.0, 2.0])) == 1.5

@@ -30,7 +30,7 @@ from critical_neurons.program import Program
 from critical_neurons.reading import Passage, read_network, run_model
 from critical_neurons.scores import Scores, average_scores
 from critical_neurons.settings import BUDGETS, BoundsName, FormulationName, ObjectiveName, Settings, as_names
-from critical_neurons.solution import ClassStep, Status, Step
+from critical_neurons.solution import ClassStep, Status, Step, relative_gap
 from critical_neurons.solving import Capability, Limits, Solver, find_solver, ignore_progress
 from critical_neurons.spreading import Piece, Tell, find_allowed_threads, hire
 from critical_neurons.surroundings import describe_versions
@@ -297,7 +297,8 @@ class _Task:
     def score_points(self, points: _Points, started: float, deadline: float) -> tuple[Scores, bool]:
         """The scores, and whether the search was interrupted by the user."""
         settings, network = self.settings, self.network
-        program = self._encode(points)
+        goal = self._set_goal()
+        program = self._encode(points, goal)
         assert program.unpruned is not None
         logit_error = float(np.abs(program.term.logits(program.unpruned) - points.passage.logits).max())
         limits = Limits(
@@ -320,6 +321,11 @@ class _Task:
             *((INTERRUPTED,) if solution.interrupted else ()),
         )
         per_unit = np.clip(solution.point[program.blocks["score"]].round(SCORE_DECIMALS), 0.0, 1.0) + 0.0  # no -0.0
+        # Of the scores as they are reported, by its definition: nothing depends on how a solver adds up.
+        point = solution.point.copy()
+        point[program.blocks["score"]] = per_unit
+        objective = goal.compute(network.groups, per_unit, program.term.values(point))
+        bound = None if solution.bound is None or not certified else min(solution.bound, objective)
         scores = Scores(
             values_by_layer={layer.name: per_unit[layer.units] for layer in network.scored},
             layers=network.layers,
@@ -328,9 +334,9 @@ class _Task:
             wirings=network.wirings,
             fingerprint=network.fingerprint,
             status=solution.status,
-            objective=solution.objective,
-            bound=solution.bound if certified else None,
-            gap=solution.gap if certified else None,
+            objective=objective,
+            bound=bound,
+            gap=relative_gap(objective, bound),
             seconds=time.monotonic() - started,
             settings=self._record(points),
             history=solution.history,
@@ -340,16 +346,17 @@ class _Task:
         )
         return scores, solution.interrupted
 
-    def _encode(self, points: _Points) -> Program:
-        settings, network = self.settings, self.network
-        goal: Goal
+    def _set_goal(self) -> Goal:
+        settings = self.settings
         if settings.budget is None:
             assert settings.loss_weight != "auto"
-            goal = Objective(settings.objective, settings.loss_weight, settings.rescale)
-        else:
-            measure = next(name for name in BUDGETS if name in settings.budget)
-            by_layer = settings.budget.get("scope", "layer") == "layer"
-            goal = budget_network(network, measure, settings.budget[measure], by_layer=by_layer)
+            return Objective(settings.objective, settings.loss_weight, settings.rescale)
+        measure = next(name for name in BUDGETS if name in settings.budget)
+        by_layer = settings.budget.get("scope", "layer") == "layer"
+        return budget_network(self.network, measure, settings.budget[measure], by_layer=by_layer)
+
+    def _encode(self, points: _Points, goal: Goal) -> Program:
+        settings, network = self.settings, self.network
         bounds = points.bounds
         if bounds is None:
             assert settings.bounds != "user"

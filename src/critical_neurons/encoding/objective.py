@@ -33,6 +33,13 @@ class Objective:
     def softmax_weight(self, batch_size: int) -> float:
         return self.loss_weight / batch_size if self.name == "published" else self.loss_weight
 
+    def compute(self, sizes: tuple[int, ...], scores: Floats, losses: Floats) -> float:
+        """Equations 5 to 7 by their definition: what the program minimises, without the program."""
+        layers = np.split(scores - self.rescale, np.cumsum(sizes)[:-1])
+        sums = self.layer_weights(sizes) * [layer.sum() for layer in layers]
+        sparsity = sums.sum() - (sums.min() if len(sizes) > 1 else 0.0)
+        return float(sparsity + self.softmax_weight(len(losses)) * losses.sum())
+
 
 @dataclass(frozen=True, eq=False)
 class Budget:
@@ -43,6 +50,9 @@ class Budget:
 
     weights: Floats
     limits: Floats
+
+    def compute(self, sizes: tuple[int, ...], scores: Floats, losses: Floats) -> float:
+        return float(losses.mean())
 
 
 Goal: TypeAlias = Objective | Budget
