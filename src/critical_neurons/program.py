@@ -72,6 +72,10 @@ class RowSource(Protocol):
         """How many rows they are: one number may stand for more than one."""
 
     @property
+    def ends(self) -> Ints:
+        """The numbers at which the parts of the network end that the rows are about, from its front to its back."""
+
+    @property
     def piece(self) -> int:
         """How many rows to build between two looks at the clock."""
 

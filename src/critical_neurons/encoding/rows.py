@@ -27,11 +27,11 @@ class ReluRows:
         self._affine = affine
         self._gate_columns = gate_columns
         self._column_count = column_count
-        self._ends = np.cumsum([gate.floor.size for gate in affine.gates.values()])
+        self.ends: Ints = np.cumsum([gate.floor.size for gate in affine.gates.values()])
 
     @property
     def count(self) -> int:
-        return int(self._ends[-1])
+        return int(self.ends[-1])
 
     @property
     def row_count(self) -> int:
@@ -64,7 +64,7 @@ class ReluRows:
 
     def build(self, numbers: Ints) -> Rows:
         parts = []
-        for (index, gate), elements in zip(self._affine.gates.items(), _deal(numbers, self._ends), strict=True):
+        for (index, gate), elements in zip(self._affine.gates.items(), _deal(numbers, self.ends), strict=True):
             if len(elements):
                 parts.append(self._build_gate(index, gate, elements))
         return stack_rows(parts, self._column_count)
@@ -115,11 +115,11 @@ class PoolRows:
         self._affine = affine
         self._gate_columns = gate_columns
         self._column_count = column_count
-        self._ends = np.cumsum([0, *(len(pool.rivals) for pool in affine.pools.values())])[1:]
+        self.ends: Ints = np.cumsum([0, *(len(pool.rivals) for pool in affine.pools.values())])[1:]
 
     @property
     def count(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return int(self.ends[-1]) if len(self.ends) else 0
 
     @property
     def row_count(self) -> int:
@@ -140,7 +140,7 @@ class PoolRows:
 
     def build(self, numbers: Ints) -> Rows:
         parts = []
-        for (index, pool), rivals in zip(self._affine.pools.items(), _deal(numbers, self._ends), strict=True):
+        for (index, pool), rivals in zip(self._affine.pools.items(), _deal(numbers, self.ends), strict=True):
             if len(rivals):
                 parts += self._build_pool(index, pool, rivals)
         return stack_rows(parts, self._column_count)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import sparse
 
-from critical_neurons.network import Floats
+from critical_neurons.network import Floats, Ints
 from critical_neurons.program import Program, Rows, stack_rows
 from critical_neurons.solution import Solution, Status, Step, relative_gap
 from critical_neurons.solving.base import Limits, Report
@@ -29,7 +29,10 @@ FEASIBILITY_TOLERANCE = 1e-6
 """Largest violation of a row, relative to the scale of its ReLU, that still counts as satisfied."""
 
 ROWS_PER_ROUND = 200
-"""Rows added per round, the most violated first. More make the linear programs larger, fewer the rounds more."""
+"""Rows added per round, the most violated of the front first. More make the linear programs larger, fewer the rounds more."""
+
+LEAST_VIOLATION = 0.3
+"""Share of the worst violation below which a row waits for a later round."""
 
 CUT_SHARE = 1e-3
 """Share of the gap tolerance by which a column may underestimate its convex function without a new tangent."""
@@ -268,7 +271,7 @@ class CutLoop:
         self._engine.change_bounds(self._integers, values, values)
 
     def _add_violated_rows(self, point: Floats) -> bool:
-        """Whether any row was violated; the worst of them are now in the program."""
+        """Whether any row was violated; the worst of the front are now in the program."""
         found = False
         for source, known in zip(self._program.sources, self._known, strict=True):
             violations = source.violations(point)
@@ -278,8 +281,7 @@ class CutLoop:
                 continue
             found = True
             if len(worst) > ROWS_PER_ROUND:
-                chosen = np.argsort(-violations[worst], kind="stable")[:ROWS_PER_ROUND]
-                worst = np.sort(worst[chosen])
+                worst = _choose_front(worst, violations[worst], source.ends)
             for at in range(0, len(worst), source.piece):
                 piece = worst[at : at + source.piece]
                 rows = source.build(piece)
@@ -349,6 +351,15 @@ class CutLoop:
         step = Step(self._elapsed(), self._objective, self._bound, self._row_count, self._cut_count)
         self._history.append(step)
         self._report(step)
+
+
+def _choose_front(numbers: Ints, violations: Floats, ends: Ints) -> Ints:
+    """A round's share of rows, those of the front of the network before those behind: the latter are mostly violated
+    because the former are, and take a longer backward pass each."""
+    serious = np.flatnonzero(violations > LEAST_VIOLATION * violations.max())
+    parts = np.searchsorted(ends, numbers[serious], side="right")
+    order = np.lexsort((-violations[serious], parts))
+    return np.sort(numbers[serious[order[:ROWS_PER_ROUND]]])
 
 
 _STOPS = {
