@@ -23,9 +23,9 @@ format: .venv/dev.installed
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-benchmarks: .venv/dev.installed  ## Time the cases of benchmarks/ and store the results.
-	$(BIN)/python benchmarks/speed.py $(if $(DATA),--data $(DATA))
-	$(BIN)/python benchmarks/speed.py --page
+benchmarks: .venv/dev.installed  ## Time the cases that are not stored yet; docs/performance.md (DATA=folder VGG=weights RESNET=weights).
+	$(BIN)/python benchmarks/performance.py run $(if $(DATA),--data $(DATA)) $(if $(VGG),--vgg $(VGG)) $(if $(RESNET),--resnet $(RESNET))
+	$(BIN)/python benchmarks/performance.py page
 
 # torch first and by itself: the pin in constraints.txt picks the CPU build.
 .venv/torch.installed: constraints.txt

@@ -20,7 +20,7 @@ from torch import nn
 import critical_neurons as cn
 from critical_neurons.loading import Look, load_batch, load_model
 from critical_neurons.measuring import measure_accuracy
-from speed import SEED, store_line
+from storing import SEED, store_line
 
 RESULTS = Path(__file__).parent / "results" / "compression.jsonl"
 PAGE = Path(__file__).parent.parent / "docs" / "compression.md"

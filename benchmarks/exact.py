@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import critical_neurons as cn
 from critical_neurons.loading import Look, load_batch
 from critical_neurons.measuring import measure_accuracy
-from speed import SEED, store_line
+from storing import SEED, store_line
 
 RESULTS = Path(__file__).parent / "results" / "exact.jsonl"
 PAGE = Path(__file__).parent.parent / "docs" / "exact.md"

@@ -163,11 +163,16 @@ def by_elimination(subject: Subject) -> Floats:
     return _normalise(subject, values)
 
 
-def by_program(subject: Subject) -> Floats:
-    """The paper's program on one image of every class, correctly classified where there is one."""
+def choose_correct(subject: Subject) -> list[int]:
+    """One image of every class, correctly classified where there is one."""
     correct = predict(subject.model, subject.inputs) == subject.labels
     order = torch.argsort(~correct, stable=True)
-    rows = [int(order[subject.labels[order] == label][0]) for label in subject.labels.unique()]
+    return [int(order[subject.labels[order] == label][0]) for label in subject.labels.unique()]
+
+
+def by_program(subject: Subject) -> Floats:
+    """The paper's program on one image of every class."""
+    rows = choose_correct(subject)
     scores = cn.score(subject.model, subject.inputs[rows], subject.labels[rows], **subject.program)
     return _normalise(subject, scores.per_unit)
 

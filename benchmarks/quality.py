@@ -310,7 +310,7 @@ class Trial:
             return
         share = find_uniform_share(self._subject, scores, wanted["macs"])
         for name, preferences in given.items():
-            frames = [_frame(scores, each) for each in preferences]
+            frames = [frame_values(scores, each) for each in preferences]
             yield name, [cn.plan(frame, **wanted) for frame in frames]
             if self._case.uniform:
                 yield f"{name}{UNIFORM}", [cn.plan(frame, units=share) for frame in frames]
@@ -351,12 +351,12 @@ def find_uniform_share(subject: Subject, scores: cn.Scores, macs: float) -> floa
     low, high = 1, SHARE_STEPS
     while high - low > 1:
         middle = (low + high) // 2
-        plan = cn.plan(_frame(scores, scores.per_unit), units=middle / SHARE_STEPS)
+        plan = cn.plan(frame_values(scores, scores.per_unit), units=middle / SHARE_STEPS)
         low, high = (middle, high) if _share_of_macs(subject, plan) <= macs else (low, middle)
     return low / SHARE_STEPS
 
 
-def _frame(scores: cn.Scores, values: Floats) -> cn.Scores:
+def frame_values(scores: cn.Scores, values: Floats) -> cn.Scores:
     """The same with other values, and no budget of their own."""
     by_layer = {layer.name: values[layer.units] for layer in scores.layers if layer.scored}
     return replace(scores, values_by_layer=by_layer, settings={})

@@ -16,7 +16,7 @@ from critical_neurons.program import Rows, stack_rows
 from critical_neurons.reading import read_network
 from critical_neurons.solution import Status
 from critical_neurons.solving import Limits, find_solver, ignore_progress
-from critical_neurons.solving.auto import MANY
+from critical_neurons.solving.auto import LEAST_WIDE, MANY
 from critical_neurons.solving.barrier import MOST_STEPS, find_obstacle
 from critical_neurons.solving.cuts import FEASIBILITY_TOLERANCE
 
@@ -170,6 +170,15 @@ class TestAuto:
         few, many = (solve(encode_case(case, count=count), "auto") for count in (MANY - 1, MANY))
         assert "steps" not in few.sizes
         assert 0 < many.sizes["steps"] < MOST_STEPS
+
+    def test_wide_networks_go_to_the_barrier(self):
+        model = nn.Sequential(nn.Linear(4, LEAST_WIDE), nn.ReLU(), nn.Linear(LEAST_WIDE, 3)).double()
+        inputs = torch.rand(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        wide = cn.score(model, inputs, threads=1)
+        assert "steps" in wide.sizes
+        assert wide.status is Status.OPTIMAL
+        narrow = cn.score(model, inputs, formulation="linearised", budget={"units": 0.5}, threads=1)
+        assert "steps" not in narrow.sizes
 
     def test_gates_that_must_be_whole_go_to_highs(self, case):
         found = solve(encode_case(case, radius=1e-2, integer=True), "auto", replace(LIMITS, gap=1e-3))

@@ -1,4 +1,4 @@
-"""The solver that suits the program: interior points for many data points, HiGHS for all else."""
+"""The solver that suits the program: interior points for many data points or wide networks, HiGHS for all else."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ MANY = 50
 """Data points from which on interior points are taken: they need no tangents, of which HiGHS would need ever more.
 With few points HiGHS is quick, and gives vertices, whose scores are more often exactly 0 or 1."""
 
+LEAST_WIDE, MOST_WIDE = 500, 4000
+"""Columns between which interior points are taken for any program with rows to add: the simplex method takes several
+times as long. With still more columns Newton's dense equations would leave no time for steps."""
+
 
 class AutoSolver:
     name = "auto"
@@ -27,7 +31,8 @@ class AutoSolver:
 
     def solve(self, program: Program, limits: Limits, report: Report) -> Solution:
         points = program.term.columns.stop - program.term.columns.start
-        if points < MANY or limits.options or find_obstacle(program) is not None:
+        wide = LEAST_WIDE <= program.column_count <= MOST_WIDE and len(program.sources) > 0
+        if not (points >= MANY or wide) or limits.options or find_obstacle(program) is not None:
             return HighsSolver().solve(program, limits, report)
         started = time.monotonic()
         found = BarrierSolver().solve(program, limits, report)

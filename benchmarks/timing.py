@@ -1,0 +1,114 @@
+"""Timing: seconds by the clock and of the processor, where they go, and the memory that is needed."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+OTHER = "other"
+
+Seam = tuple[Any, str]
+"""A module or class, and the name of a function of it."""
+
+
+class Parts:
+    """Processor seconds by part of the package, found by following calls across its seams. Those of a part that is
+    called by another count for itself alone; what belongs to none is `OTHER`."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._now = OTHER
+        self._since = time.process_time()
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        self._enter(self._now)
+        return {part: round(seconds, 3) for part, seconds in self._seconds.items()}
+
+    def _enter(self, part: str) -> str:
+        """Gives the part that was left."""
+        before, now = self._now, time.process_time()
+        self._seconds[before] = self._seconds.get(before, 0.0) + now - self._since
+        self._now, self._since = part, now
+        return before
+
+    def follow(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(call)
+        def followed(*arguments: Any, **named: Any) -> Any:
+            before = self._enter(part)
+            try:
+                return call(*arguments, **named)
+            finally:
+                self._enter(before)
+
+        return followed
+
+
+@contextmanager
+def follow_parts() -> Iterator[Parts]:
+    """Seconds of what is done inside, by part."""
+    parts = Parts()
+    replaced = [(owner, name, getattr(owner, name)) for seams in list_seams().values() for owner, name in seams]
+    for part, seams in list_seams().items():
+        for owner, name in seams:
+            setattr(owner, name, parts.follow(part, getattr(owner, name)))
+    try:
+        yield parts
+    finally:
+        for owner, name, original in replaced:
+            setattr(owner, name, original)
+
+
+def list_seams() -> dict[str, list[Seam]]:
+    """Solvers are entered first, and leave what rows and tangents take to these."""
+    from critical_neurons import scoring
+    from critical_neurons.encoding.rows import PoolRows, ReluRows
+    from critical_neurons.encoding.softmax import SoftmaxTerm
+    from critical_neurons.solving.auto import AutoSolver
+    from critical_neurons.solving.barrier import BarrierSolver
+    from critical_neurons.solving.conic import ConicSolver
+    from critical_neurons.solving.highs import HighsSolver
+
+    return {
+        "reading": [(scoring, "read_network"), (scoring, "run_model")],
+        "bounding": [(scoring, "bound_network")],
+        "encoding": [(scoring, "encode"), (scoring, "encode_literal")],
+        "judging rows": [(ReluRows, "violations"), (PoolRows, "violations")],
+        "building rows": [(ReluRows, "build"), (PoolRows, "build")],
+        "loss and tangents": [(SoftmaxTerm, "values"), (SoftmaxTerm, "cuts"), (SoftmaxTerm, "affine_forms")],
+        "solver": [(solver, "solve") for solver in (AutoSolver, BarrierSolver, ConicSolver, HighsSolver)],
+    }
+
+
+def measure(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
+    """What the work gives; its seconds, by the clock and of the processor, and the most memory, in MB: what it adds to
+    the process, and the process in all. `load` is how many processes wanted to run when it began."""
+    load, before = os.getloadavg()[0], read_peak()
+    started, used = time.perf_counter(), time.process_time()
+    with follow_parts() as parts:
+        made = work()
+    return made, {
+        "seconds": round(time.perf_counter() - started, 3),
+        "processor_seconds": round(time.process_time() - used, 3),
+        "parts": parts.seconds,
+        "added_megabytes": round(read_peak() - before),
+        "peak_megabytes": round(read_peak()),
+        "load": round(load, 1),
+    }
+
+
+def read_peak() -> float:
+    """Of this process alone: getrusage counts what the parent had when it started this one, where Linux tells more."""
+    try:
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    except OSError:
+        found = None
+    kilobytes = float(found[1]) if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kilobytes / 1024
