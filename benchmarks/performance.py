@@ -124,7 +124,9 @@ def main() -> None:
 def list_cases(place: Place) -> list[Case]:
     cases = []
 
-    def add(name: str, work: Callable[..., dict[str, Any]], limits: Mapping[str, Any] | None = None, **given: Any) -> None:
+    def add(
+        name: str, work: Callable[..., dict[str, Any]], limits: Mapping[str, Any] | None = None, **given: Any
+    ) -> None:
         settings = {"harness": VERSION, "data": place.images, "seed": SEED, **given}
         cases.append(Case(Cell(TABLE, name, settings), partial(work, **given), **(limits or {})))
 
@@ -149,16 +151,18 @@ def list_cases(place: Place) -> list[Case]:
         if weights is None:
             continue
         digest = hashlib.sha256(weights.read_bytes()).hexdigest()[:16]
+        for program in deep.PROGRAMS:
+            settings = {"harness": VERSION, **deep.describe_program(network, program), "weights": digest}
+            work = partial(run_deep, partial(deep.score, network, program), network)
+            cases.append(Case(Cell(TABLE, f"deep/{network}/{program}", settings), work))
         for choice in deep.CHOICES:
-            settings = {"harness": VERSION, **deep.describe(network, choice), "weights": digest}
-            cell = Cell(TABLE, f"deep/{network}/{choice}", settings)
-            cases.append(Case(cell, partial(run_deep, network=network, choice=choice)))
+            settings = {"harness": VERSION, **deep.describe_worth(network, choice), "weights": digest}
+            work = partial(run_deep, partial(deep.judge, network, choice), network)
+            cases.append(Case(Cell(TABLE, f"worth/{network}/{choice}", settings), work))
     return cases
 
 
-def run_cases(
-    cases: Mapping[str, Case], place: Place, store: Store, *, only: list[str], again: bool
-) -> list[str]:
+def run_cases(cases: Mapping[str, Case], place: Place, store: Store, *, only: list[str], again: bool) -> list[str]:
     """Each in a process of its own. Gives what failed."""
     left_out = [f"--{option}" for option in ("vgg", "resnet") if getattr(place, option) is None]
     if left_out:
@@ -166,7 +170,7 @@ def run_cases(
     chosen = select_cells([case.cell for case in cases.values()], only)
     missing = chosen if again else store.find_missing(chosen)
     print(f"{len(missing)} of {len(chosen)} cases to measure", flush=True)
-    if any(not cell.name.startswith("deep/") for cell in missing):
+    if any(not cell.name.startswith(("deep/", "worth/")) for cell in missing):
         prepare(place)
     failed = []
     for cell in missing:
@@ -189,7 +193,7 @@ def run_apart(case: Case, place: Place) -> dict[str, Any] | None:
     for option in ("data", "vgg", "resnet"):
         if getattr(place, option) is not None:
             command += [f"--{option}", str(getattr(place, option))]
-    threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     finished = subprocess.run(
         command,
         stdout=subprocess.PIPE,
@@ -342,13 +346,17 @@ def solve_authors(place: Place, *, images: int) -> dict[str, Any]:
     from authors_form import solve_authors_form
 
     found, taken = measure(partial(solve_authors_form, *load(place, "fc3", images)))
-    return {**taken, **{name: found[name] for name in ("objective", "status")}, "sizes": {"columns": found["columns"]}}
+    return {
+        **taken,
+        "objective": found["objective"],
+        "status": found["status"],
+        "sizes": {"columns": found["columns"]},
+    }
 
 
-def run_deep(place: Place, *, network: str, choice: str) -> dict[str, Any]:
+def run_deep(work: Callable[..., dict[str, Any]], network: str, place: Place) -> dict[str, Any]:
     weights = place.vgg if network == "vgg16" else place.resnet
-    assert place.data is not None and weights is not None
-    return deep.run(network, choice, place.data, weights, place.runs)
+    return work(data=place.data, weights=weights, folder=place.runs)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,44 @@ thread neither is less than the case would take alone. Reading, bounding and enc
 *Memory* is the most that the process held, in MB, with Python, torch and the data.
 """
 
+UNTRAINED = """\
+Fully connected, with untrained weights: the scores are worth nothing, the time is that of such a program. Ten images;
+relaxed, radius 0. Interior points are taken from 500 columns on.
+"""
+
+BY_CLASS = """\
+## Growth with workers
+
+FC-3, five images of every class, one program per class (`by_class=True, workers=cn.Workers(jobs=...)`). Seconds are
+those of the clock, since several processes work; starting them, with torch to be imported, is included, and is most
+of it for programs as small as these. Where as many processes are at work already as there are cores, workers compete.
+"""
+
+LITERAL = """\
+## Beside the literal program
+
+FC-3, relaxed, radius 1e-5, as the authors have it. Where every h and z is a variable, Clarabel solves it through
+CVXPY. A case is ended after ten minutes of the processor, and larger ones of its kind are then not tried.
+"""
+
+WHERE = """\
+## Where the time goes
+
+Processor seconds. *Judging rows* is a forward pass at every point the solver finds, *building rows* a backward pass
+for every row that it is given, *loss and tangents* the softmax term. Up to 49 images the solver is HiGHS, from 50 on
+it is our interior points.
+"""
+
+WHOLE = """\
+## Whole deep networks
+
+One program for the whole network, ten images, one of every class, radius 0, at most 15 minutes of the clock. What the
+scores are worth: accuracy on the first 2 000 validation images at half of the multiply-adds, nothing fine-tuned; with
+compensation, what reads removed units is refitted on 1 000 calibration images. `cn.search`, which wins the quality
+benchmark, has the same 1 000 images. Decoupled scores need heads behind the convolutions that the parts were trained
+with; there are none for these weights, so they cannot be compared here.
+"""
+
 ARITHMETIC = """\
 ## Arithmetic
 
@@ -196,10 +234,8 @@ def describe_sizes(results: Results) -> str:
             for size, found in _find_series(results, f"{kind}/")
         ]
         if rows:
-            introduction = "Fully connected, with untrained weights, which is of no matter to the time; ten images.\n\n"
             sections.append(
-                (f"{said}\n\n{introduction}" if said else "")
-                + _table([title, *TAKEN, "rows used", "status"], rows)
+                (f"{said}\n\n{UNTRAINED}\n" if said else "") + _table([title, *TAKEN, "rows used", "status"], rows)
             )
     return "\n".join(sections)
 
@@ -209,13 +245,8 @@ def describe_workers(results: Results) -> str:
     if not found:
         return ""
     rows = [[jobs, f"{each['seconds']:.1f}", f"{each['load']:.1f}"] for jobs, each in found.items()]
-    return (
-        "## Growth with workers\n\nFC-3, five images of every class, one program per class "
-        "(`by_class=True, workers=cn.Workers(jobs=...)`): here seconds of the clock, since several processes work, "
-        "starting them included. With as many processes at work already as the machine has cores, more workers only "
-        "get a larger share of it.\n\n"
-        + _table(["workers", "seconds of the clock", "processes that wanted to run before"], rows)
-    )
+    header = ["workers", "seconds of the clock", "processes that wanted to run before"]
+    return f"{BY_CLASS}\n{_table(header, rows)}"
 
 
 def describe_literal(results: Results) -> str:
@@ -236,11 +267,7 @@ def describe_literal(results: Results) -> str:
             objective = f"{found['objective']:.5f}"
             rows.append([str(images), title, *_describe_taken(found), ratio, objective, found["status"]])
     header = ["images", "program", *TAKEN, "times ours", "objective", "status"]
-    return (
-        "## Beside the literal program\n\nFC-3, relaxed, radius 1e-5, as the authors have it; solved by Clarabel through "
-        "CVXPY where every h and z is a variable. A case is ended after ten minutes of the processor, and larger ones "
-        "of its kind are not tried.\n\n" + _table(header, rows)
-    )
+    return f"{LITERAL}\n{_table(header, rows)}"
 
 
 def describe_parts(results: Results) -> str:
@@ -259,11 +286,7 @@ def describe_parts(results: Results) -> str:
         rows.append([f"{TITLES[network]}, {what}", *(f"{parts.get(part, 0.0):.2f}" for part in PARTS)])
     if not rows:
         return ""
-    return (
-        "## Where the time goes\n\nProcessor seconds. *Judging rows* is a forward pass at every point the solver finds, "
-        "*building rows* a backward pass for every row that it is given, *loss and tangents* the softmax term. Up to 49 "
-        "images the solver is HiGHS, from 50 on interior points.\n\n" + _table(["", *PARTS], rows)
-    )
+    return f"{WHERE}\n{_table(['', *PARTS], rows)}"
 
 
 def describe_deep(results: Results) -> str:
@@ -275,45 +298,42 @@ def describe_deep(results: Results) -> str:
             if f"deep/{network}/{program}" in results
         }
         if found:
-            sections.append(_describe_network(network, found, results.get(f"deep/{network}/others")))
+            worth = [(name, result) for name, result in results.items() if name.startswith(f"worth/{network}/")]
+            sections.append(_describe_network(network, found, dict(worth)))
     if not sections:
         return ""
-    introduction = (
-        "## Whole deep networks\n\nOne program for the whole network, ten images, one of every class, radius 0, at most "
-        "15 minutes of the clock. What the scores are worth: accuracy on the first 2 000 validation images at half of "
-        "the multiply-adds, nothing fine-tuned; with compensation, what reads removed units is refitted on 1 000 "
-        "calibration images. `cn.search` has the same 1 000 images; it wins the quality benchmark. Decoupled scores need a "
-        "head behind every convolution, and a network whose parts were trained with them: there are none for these "
-        "weights, so they cannot be compared here.\n"
-    )
-    return "\n".join([introduction, *sections])
+    return "\n".join([WHOLE, *sections])
 
 
-def _describe_network(network: str, found: Results, others: Mapping[str, Any] | None) -> str:
-    header = ["program", "status", "objective", "gap", "seconds", "by the clock", "memory, MB", "rows used", "tangents"]
-    header += ["mean score", "units below 0.5"]
+def _describe_network(network: str, found: Results, worth: Results) -> str:
     rows = []
     for program, each in found.items():
-        gap = "none: a ranking" if each["gap"] is None else f"{each['gap']:.2%}"
         sizes = each["sizes"]
-        rows.append(
-            [PROGRAMS[program], each["status"], f"{each['objective']:.5g}", gap]
-            + [f"{spend(each):.0f}", f"{each['seconds']:.0f}", f"{each['peak_megabytes']}"]
-            + [str(sizes["rows_used"]), str(sizes["cuts"]), f"{each['mean_score']:.3f}"]
-            + [f"{each['below_half']} of {each['units']}"]
-        )
-    accuracy = {PROGRAMS[program]: each["accuracy"][program] for program, each in found.items()}
-    accuracy |= {} if others is None else others["accuracy"]
-    before = next(iter(found.values()))["before"]
-    left = [
-        [name, *(f"{100 * each[compensate]:.2f}" for compensate in ("none", "least_squares"))]
-        for name, each in accuracy.items()
-    ]
+        figures = {
+            "program": PROGRAMS[program],
+            "status": each["status"],
+            "objective": f"{each['objective']:.5g}",
+            "gap": "none: a ranking" if each["gap"] is None else f"{each['gap']:.2%}",
+            "seconds": f"{spend(each):.0f}",
+            "by the clock": f"{each['seconds']:.0f}",
+            "memory, MB": str(each["peak_megabytes"]),
+            "rows used": str(sizes["rows_used"]),
+            "tangents": str(sizes["cuts"]),
+            "mean score": f"{each['mean_score']:.3f}",
+            "units below 0.5": f"{each['below_half']} of {each['units']}",
+        }
+        rows.append(list(figures.values()))
+    programs = f"### {TITLES[network]}\n\n{_table(list(figures), rows)}"
+    if not worth:
+        return programs
+    left = []
+    for name, each in worth.items():
+        choice = name.rpartition("/")[2]
+        accuracy = (f"{100 * each['accuracy'][compensate]:.2f}" for compensate in ("none", "least_squares"))
+        left.append([PROGRAMS.get(choice, choice), *accuracy])
+    before = next(iter(worth.values()))["before"]
     measured = _table(["chosen by", "without compensation, %", "with compensation, %"], left)
-    return (
-        f"### {TITLES[network]}\n\n{_table(header, rows)}\n"
-        f"Accuracy left of {100 * before:.2f} % at half of the multiply-adds:\n\n{measured}"
-    )
+    return f"{programs}\nAccuracy left of {100 * before:.2f} % at half of the multiply-adds:\n\n{measured}"
 
 
 def draw_pictures(results: Results) -> Iterator[tuple[str, bytes]]:
@@ -329,7 +349,9 @@ def draw_pictures(results: Results) -> Iterator[tuple[str, bytes]]:
         for chart, kind in ((units, "units"), (depth, "depth")):
             series = _find_series(results, f"{kind}/")
             sizes = [int(size) for size, _ in series]
-            chart.plot(sizes, [spend(found) for _, found in series], color="C2", marker="o", markersize=3, linewidth=1)
+            chart.plot(
+                sizes, [spend(found) for _, found in series], color="C2", marker="o", markersize=3, linewidth=1
+            )
         for chart, below, left in (
             (seconds, "images", "seconds"),
             (memory, "images", "peak memory, MB"),

@@ -88,8 +88,8 @@ def list_seams() -> dict[str, list[Seam]]:
 
 
 def measure(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-    """What the work gives; its seconds, by the clock and of the processor, and the most memory, in MB: what it adds to
-    the process, and the process in all. `load` is how many processes wanted to run when it began."""
+    """What the work gives; its seconds, by the clock and of the processor, and the most memory, in MB: what it adds
+    to the process, and the process in all. `load` is how many processes wanted to run when it began."""
     load, before = os.getloadavg()[0], read_peak()
     started, used = time.perf_counter(), time.process_time()
     with follow_parts() as parts:
@@ -105,7 +105,7 @@ def measure(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def read_peak() -> float:
-    """Of this process alone: getrusage counts what the parent had when it started this one, where Linux tells more."""
+    """Of this process alone, where the system tells: getrusage counts what the parent had when it started this."""
     try:
         found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     except OSError:

@@ -118,6 +118,10 @@ class Source:
     def count(self):
         return len(self.lower)
 
+    @property
+    def ends(self):
+        return np.array([self.count])
+
     def violations(self, point):
         values = self.matrix @ point
         return np.maximum(self.lower - values, values - self.upper)

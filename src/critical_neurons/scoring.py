@@ -101,8 +101,8 @@ def score(
       at once, each on one thread unless `threads` says more: the scores are the same for any workers. Classes that
       `earlier` scores hold for the same network, inputs and settings are not solved again.
     * `solver`: "auto" is "highs", or, with many data points or units and no gates to be whole, "barrier", interior
-      points of our own; or "scip", or "cvxpy:NAME", which gets the paper's program literally, with every activation and gate.
-      `solver_options` are handed to it.
+      points of our own; or "scip", or "cvxpy:NAME", which gets the paper's program literally, with every activation
+      and gate. `solver_options` are handed to it.
     * `time_limit` in seconds, `gap`: when to stop. Ctrl-C stops too. Both leave the best scores so far, and so do
       workers that are lost: of the classes that are done, the average.
     * `ignore`: names of layers that get no scores. `progress` is called with every `Step`.

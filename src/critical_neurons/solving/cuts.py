@@ -29,7 +29,8 @@ FEASIBILITY_TOLERANCE = 1e-6
 """Largest violation of a row, relative to the scale of its ReLU, that still counts as satisfied."""
 
 ROWS_PER_ROUND = 200
-"""Rows added per round, the most violated of the front first. More make the linear programs larger, fewer the rounds more."""
+"""Rows added per round, those of the network's front first. More make the linear programs larger, fewer the rounds
+more."""
 
 LEAST_VIOLATION = 0.3
 """Share of the worst violation below which a row waits for a later round."""
