@@ -22,6 +22,7 @@ from critical_neurons.errors import InvalidSettingError, SolverError
 from critical_neurons.program import Program, Rows
 from critical_neurons.solution import Status
 from critical_neurons.solving import Capability, Limits, find_solver, ignore_progress
+from critical_neurons.solving.cuts import LEAST_VIOLATION, ROWS_PER_ROUND, _choose_front
 from critical_neurons.solving.engine import Outcome
 from critical_neurons.solving.highs import _Highs
 from tests.zoo import share_case
@@ -581,3 +582,13 @@ def test_an_option_that_ends_the_search(name):
 def test_unknown_solvers(name):
     with pytest.raises(InvalidSettingError, match="solver: "):
         find_solver(name)
+
+
+def test_rows_of_the_front_come_first_unless_they_are_hardly_violated():
+    front, ends = ROWS_PER_ROUND // 2, np.array([ROWS_PER_ROUND // 2, 3 * ROWS_PER_ROUND])
+    numbers = np.arange(ends[-1])
+    violations = np.where(numbers < front, LEAST_VIOLATION + 0.1, np.linspace(0.9, 1.0, len(numbers)))
+    chosen = _choose_front(numbers, violations, ends)
+    assert chosen.tolist() == [*range(front), *numbers[-(ROWS_PER_ROUND - front) :]]
+    violations[:front] = LEAST_VIOLATION / 2
+    assert _choose_front(numbers, violations, ends).tolist() == numbers[-ROWS_PER_ROUND:].tolist()
