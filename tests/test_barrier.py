@@ -17,7 +17,7 @@ from critical_neurons.reading import read_network
 from critical_neurons.solution import Status
 from critical_neurons.solving import Limits, find_solver, ignore_progress
 from critical_neurons.solving.auto import LEAST_WIDE, MANY
-from critical_neurons.solving.barrier import MOST_STEPS, find_obstacle
+from critical_neurons.solving.barrier import MOST_STEPS, _Dense, _LowRank, find_obstacle
 from critical_neurons.solving.cuts import FEASIBILITY_TOLERANCE
 
 GAP = 1e-6
@@ -171,14 +171,18 @@ class TestAuto:
         assert "steps" not in few.sizes
         assert 0 < many.sizes["steps"] < MOST_STEPS
 
-    def test_wide_networks_go_to_the_barrier(self):
+    @pytest.mark.parametrize(
+        "settings", [{}, {"formulation": "linearised", "budget": {"units": 0.5}}], ids=["paper", "linearised"]
+    )
+    def test_wide_networks_go_to_the_barrier(self, settings):
+        torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, LEAST_WIDE), nn.ReLU(), nn.Linear(LEAST_WIDE, 3)).double()
         inputs = torch.rand(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        wide = cn.score(model, inputs, threads=1)
+        wide = cn.score(model, inputs, threads=1, gap=GAP, **settings)
         assert "steps" in wide.sizes
         assert wide.status is Status.OPTIMAL
-        narrow = cn.score(model, inputs, formulation="linearised", budget={"units": 0.5}, threads=1)
-        assert "steps" not in narrow.sizes
+        same = cn.score(model, inputs, threads=1, gap=GAP, solver="highs", **settings)
+        assert wide.objective == pytest.approx(same.objective, rel=SAME, abs=SAME)
 
     def test_gates_that_must_be_whole_go_to_highs(self, case):
         found = solve(encode_case(case, radius=1e-2, integer=True), "auto", replace(LIMITS, gap=1e-3))
@@ -196,3 +200,15 @@ class TestAuto:
         assert scores[0].objective == pytest.approx(scores[1].objective, rel=SAME, abs=SAME)
         assert scores[0].status is Status.OPTIMAL
         assert scores[0].gap <= GAP
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e6])
+def test_newtons_equations_by_rows_are_those_written_out(spread):
+    """Entries of the diagonal lie far apart, as near an optimum."""
+    generator = np.random.default_rng(0)
+    diagonal = spread ** generator.uniform(-1.0, 1.0, 60)
+    root, right = generator.normal(size=(7, 60)), generator.normal(size=60)
+    by_rows, written_out = (system(diagonal, root).solve(right) for system in (_LowRank, _Dense))
+    assert np.allclose(by_rows, written_out, rtol=1e-8, atol=1e-8 * np.abs(written_out).max())
+    residual = diagonal * by_rows + root.T @ (root @ by_rows) - right
+    assert np.abs(residual).max() <= 1e-8

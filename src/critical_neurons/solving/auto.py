@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from critical_neurons.program import Program
 from critical_neurons.solution import Solution, Status
 from critical_neurons.solving.barrier import BarrierSolver, find_obstacle
@@ -18,8 +20,8 @@ MANY = 50
 With few points HiGHS is quick, and gives vertices, whose scores are more often exactly 0 or 1."""
 
 LEAST_WIDE, MOST_WIDE = 500, 4000
-"""Columns between which interior points are taken for any program with rows to add: the simplex method takes several
-times as long. With still more columns Newton's dense equations would leave no time for steps."""
+"""Columns from which on interior points are taken for any number of data points, since the simplex method takes
+several times as long; and up to which they are where rows join, since these make Newton's equations dense."""
 
 
 class AutoSolver:
@@ -31,7 +33,8 @@ class AutoSolver:
 
     def solve(self, program: Program, limits: Limits, report: Report) -> Solution:
         points = program.term.columns.stop - program.term.columns.start
-        wide = LEAST_WIDE <= program.column_count <= MOST_WIDE and len(program.sources) > 0
+        most = MOST_WIDE if program.sources else np.inf
+        wide = LEAST_WIDE <= program.column_count <= most
         if not (points >= MANY or wide) or limits.options or find_obstacle(program) is not None:
             return HighsSolver().solve(program, limits, report)
         started = time.monotonic()

@@ -58,6 +58,11 @@ SMALLEST_GAP = 1e-15
 ROOM = 1.0
 """Left above a column that the rows push up, so that its bound never decides."""
 
+FEW_ROWS = 2
+"""Times as many columns as rows, the loss's own among them, from which on Newton's equations are solved by rows."""
+
+REFINEMENTS = 2
+
 NO_COEFFICIENT = 1e-9
 """Rows whose coefficients are all smaller say nothing."""
 
@@ -149,7 +154,7 @@ class _Search:
             if not violated and self._gap <= (1.0 - TIE_BREAK_SHARE) * self._limits.gap and state.barrier <= precise:
                 return
             try:
-                length = state.step(slope + tilt, here.curve)
+                length = state.step(slope + tilt, here.root)
             except linalg.LinAlgError:  # nothing more to be had in double precision
                 return
             short = short + 1 if length < SHORTEST_STEP else 0
@@ -244,9 +249,11 @@ class _Search:
 
 @dataclass(frozen=True)
 class _Derivatives:
+    """Second derivatives are root' root."""
+
     value: float
     slope: Floats
-    curve: Floats
+    root: Floats
 
 
 class _Loss:
@@ -268,9 +275,8 @@ class _Loss:
         value = self._weights @ (logsumexp(logits, axis=1) - logits[self._labels])
         means = np.matmul(shares[:, None, :], self._forms)[:, 0]
         slope = self._weights @ (means - self._forms[self._labels])
-        spread = (np.sqrt(weights * shares)[:, :, None] * self._forms).reshape(shares.size, -1)
-        centre = np.sqrt(weights) * means
-        return _Derivatives(float(value), slope, spread.T @ spread - centre.T @ centre)
+        spread = np.sqrt(weights * shares)[:, :, None] * (self._forms - means[:, None, :])
+        return _Derivatives(float(value), slope, spread.reshape(shares.size, -1))
 
 
 class _State:
@@ -292,13 +298,13 @@ class _State:
         self.slacks = np.concatenate([self.slacks, slacks])
         self.multipliers = np.concatenate([self.multipliers, self.barrier / slacks])
 
-    def step(self, slope: Floats, curve: Floats) -> float:
+    def step(self, slope: Floats, root: Floats) -> float:
         """Mehrotra's predictor and corrector; how far along the corrected direction it went."""
         gaps = np.concatenate([self.slacks, self.point - self._lower, self._upper - self.point])
         gaps = np.maximum(gaps, SMALLEST_GAP)
         duals = np.concatenate([self.multipliers, self._below, self._above])
         self.barrier = float(gaps @ duals / len(gaps))
-        system = _System(self.rows, curve, gaps, duals)
+        system = _System(self.rows, root, gaps, duals)
         primal = self.rows @ self.point + self.slacks - (self.limits + RELAXATION)
         dual = slope + self.rows.T @ self.multipliers - self._below + self._above
         moved, turned = system.solve(primal, dual, -gaps * duals)
@@ -319,14 +325,14 @@ class _System:
     """Newton's equations, reduced to the columns. `gaps` and `duals` are those of the rows, of the lower and of the
     upper bounds, one after the other."""
 
-    def __init__(self, rows: Floats, curve: Floats, gaps: Floats, duals: Floats) -> None:
+    def __init__(self, rows: Floats, root: Floats, gaps: Floats, duals: Floats) -> None:
         self._rows, self._gaps, self._duals = rows, gaps, duals
         self._count, columns = rows.shape
         weights = duals / gaps
-        matrix = curve + (rows.T * weights[: self._count]) @ rows
+        whole = np.concatenate([np.sqrt(weights[: self._count])[:, None] * rows, root])
         own = weights[self._count :].reshape(2, columns).sum(axis=0)
-        matrix[np.diag_indices(columns)] += own + np.finfo(float).eps * np.trace(matrix) / columns
-        self._factor = linalg.cho_factor(matrix, overwrite_a=True, check_finite=False)
+        own += np.finfo(float).eps * (own.sum() + (whole**2).sum()) / columns
+        self._matrix = _LowRank(own, whole) if FEW_ROWS * len(whole) < columns else _Dense(own, whole)
 
     def solve(self, primal: Floats, dual: Floats, wanted: Floats) -> tuple[Floats, Floats]:
         """Changes of the gaps and of the duals, so that the residuals vanish and gap times dual changes as wanted."""
@@ -334,9 +340,47 @@ class _System:
         pull = wanted / self._gaps
         lower, upper = pull[count:].reshape(2, -1)
         weighted = pull[:count] + (self._duals / self._gaps)[:count] * primal
-        step = linalg.cho_solve(self._factor, lower - upper - dual - self._rows.T @ weighted, check_finite=False)
+        step = self._matrix.solve(lower - upper - dual - self._rows.T @ weighted)
         moved = np.concatenate([-primal - self._rows @ step, step, -step])
         return moved, pull - self._duals / self._gaps * moved
+
+
+class _Dense:
+    """D + R'R, written out; D is a diagonal."""
+
+    def __init__(self, diagonal: Floats, root: Floats) -> None:
+        matrix = root.T @ root
+        matrix[np.diag_indices(len(diagonal))] += diagonal
+        self._factor = linalg.cho_factor(matrix, overwrite_a=True, check_finite=False)
+
+    def solve(self, right: Floats) -> Floats:
+        solved: Floats = linalg.cho_solve(self._factor, right, check_finite=False)
+        return solved
+
+
+class _LowRank:
+    """The same where R has few rows (Woodbury): D^-1 - D^-1 R' (1 + R D^-1 R')^-1 R D^-1.
+
+    Small and large entries of D cancel; what that costs is mended by solving for the residual.
+    """
+
+    def __init__(self, diagonal: Floats, root: Floats) -> None:
+        self._diagonal, self._root = diagonal, root
+        matrix = (root / diagonal) @ root.T
+        matrix[np.diag_indices(len(root))] += 1.0
+        self._factor = linalg.cho_factor(matrix, overwrite_a=True, check_finite=False)
+
+    def solve(self, right: Floats) -> Floats:
+        solved = self._solve_once(right)
+        for _ in range(REFINEMENTS):
+            solved += self._solve_once(right - self._diagonal * solved - self._root.T @ (self._root @ solved))
+        return solved
+
+    def _solve_once(self, right: Floats) -> Floats:
+        scaled = right / self._diagonal
+        inner = linalg.cho_solve(self._factor, self._root @ scaled, check_finite=False)
+        solved: Floats = scaled - (self._root.T @ inner) / self._diagonal
+        return solved
 
 
 def _reach(values: Floats, change: Floats) -> float:
