@@ -82,8 +82,8 @@ WHERE = """\
 ## Where the time goes
 
 Processor seconds. *Judging rows* is a forward pass at every point the solver finds, *building rows* a backward pass
-for every row that it is given, *loss and tangents* the softmax term. Up to 49 images the solver is HiGHS, from 50 on
-it is our interior points.
+for every row that it is given, *loss and tangents* the softmax term. Below 50 images and 500 columns the
+solver is HiGHS, above our interior points; for the whole of VGG-16 with rows it is HiGHS again.
 """
 
 WHOLE = """\
@@ -122,11 +122,21 @@ class Bar:
 
 def write_page(records: Sequence[Record], path: Path) -> None:
     """The page and, in a folder beside it, its pictures."""
-    results = {record.cell.name: record.result for record in records}
+    results = collect(records)
     pictures = make_folder(path.with_suffix(""))
     for name, content in draw_pictures(results):
         write_atomically(pictures / name, content)
     write_atomically(path, build_page(records, results, path.stem).encode())
+
+
+def collect(records: Sequence[Record]) -> Results:
+    """The newest of every name; of a network whose weights are given, only with the weights given last."""
+    last = {record.cell.settings.get("network"): record.cell.settings.get("weights") for record in records}
+    return {
+        record.cell.name: record.result
+        for record in records
+        if record.cell.settings.get("weights") == last[record.cell.settings.get("network")]
+    }
 
 
 def build_page(records: Sequence[Record], results: Results, pictures: str) -> str:
@@ -260,8 +270,9 @@ def describe_literal(results: Results) -> str:
             found = results.get(f"literal/{form}/{images}")
             if found is None:
                 continue
-            if "ended" in found:
-                rows.append([str(images), title, f"ended after {found['ended']}", *[""] * 5])
+            if "processor_seconds" not in found:
+                how = f"ended after {found['ended']}" if "ended" in found else "the solver gave up"
+                rows.append([str(images), title, how, *[""] * 5])
                 continue
             ratio = "" if ours is None or form == "ours" else f"{spend(found) / spend(ours):.1f}"
             objective = f"{found['objective']:.5f}"
@@ -333,7 +344,24 @@ def _describe_network(network: str, found: Results, worth: Results) -> str:
         left.append([PROGRAMS.get(choice, choice), *accuracy])
     before = next(iter(worth.values()))["before"]
     measured = _table(["chosen by", "without compensation, %", "with compensation, %"], left)
-    return f"{programs}\nAccuracy left of {100 * before:.2f} % at half of the multiply-adds:\n\n{measured}"
+    said = f"{programs}\nAccuracy left of {100 * before:.2f} % at half of the multiply-adds:\n\n{measured}"
+    return f"{said}\n{verdict}\n" if (verdict := _compare(worth)) else said
+
+
+def _compare(worth: Results) -> str:
+    """The better of the programs beside the best of the others, in words."""
+    chosen = {name.rpartition("/")[2]: each["accuracy"] for name, each in worth.items()}
+    said = []
+    for compensate, how in (("none", "Without"), ("least_squares", "With")):
+        programs = {name: 100 * each[compensate] for name, each in chosen.items() if name in PROGRAMS}
+        others = {name: 100 * each[compensate] for name, each in chosen.items() if name not in PROGRAMS}
+        if programs and others:
+            better, best = max(programs, key=programs.__getitem__), max(others, key=others.__getitem__)
+            difference = programs[better] - others[best]
+            where = "above" if difference > 0 else "below"
+            apart = f"{abs(difference):.2f} points {where} {best}"
+            said.append(f"{how} compensation the better program, {PROGRAMS[better]}, is {apart}.")
+    return " ".join(said)
 
 
 def draw_pictures(results: Results) -> Iterator[tuple[str, bytes]]:

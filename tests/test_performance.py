@@ -15,7 +15,7 @@ import critical_neurons as cn
 from critical_neurons.encoding.rows import ReluRows
 from critical_neurons.experiments.store import Cell, Store
 from performance import CAP, Case, Place, list_cases, run_apart, run_cases
-from performance_page import LIMITS, TABLE, build_page, list_bars, write_page
+from performance_page import LIMITS, TABLE, build_page, collect, list_bars, write_page
 from timing import OTHER, Parts, follow_parts, measure
 
 TAKEN = {
@@ -124,7 +124,9 @@ class TestPage:
             "literal/ours/1": TAKEN,
             "literal/folded/1": {**TAKEN, "processor_seconds": 3.0},
             "literal/authors/1": {"ended": CAP},
+            "literal/folded/2": {"failed": "cvxpy:CLARABEL failed"},
             "deep/vgg16/paper": DEEP,
+            "worth/vgg16/paper": {"before": 0.9, "accuracy": {"none": 0.5, "least_squares": 0.7}},
             "worth/vgg16/cn.search": {"before": 0.9, "accuracy": ACCURACY},
         }
         for name, result in results.items():
@@ -132,7 +134,7 @@ class TestPage:
         return store
 
     def test_bars_are_read_off_the_figures(self, store):
-        results = {record.cell.name: record.result for record in store.find_all(TABLE)}
+        results = collect(store.find_all(TABLE))
         states = {bar.asked: bar.met for bar in list_bars(results)}
         found = list(states.values())
         assert found[: len(LIMITS)] == [True, False, None]
@@ -146,10 +148,19 @@ class TestPage:
         text = page.read_text()
         assert "feasible, gap 25.0%" in text
         assert f"ended after {CAP}" in text
+        assert "the solver gave up" in text
         assert "| cn.search | 40.00 | 80.00 |" in text
+        assert "Without compensation the better program, paper, relaxed, is 10.00 points above cn.search." in text
+        assert "With compensation the better program, paper, relaxed, is 10.00 points below cn.search." in text
         assert (tmp_path / "performance" / "growth.svg").stat().st_size > 0
         for line in text.splitlines():
             assert not line.startswith("|") or line.endswith("|")
+
+    def test_weights_are_not_mixed(self, tmp_path):
+        store = Store(tmp_path)
+        for name, weights in (("worth/vgg16/paper", "old"), ("deep/vgg16/paper", "new")):
+            store.add(Cell(TABLE, name, {"network": "vgg16", "weights": weights}), DEEP)
+        assert list(collect(store.find_all(TABLE))) == ["deep/vgg16/paper"]
 
     def test_an_empty_store_has_a_page(self, tmp_path):
         write_page([], tmp_path / "performance.md")
@@ -161,7 +172,7 @@ def test_tables_have_as_many_cells_as_headings(tmp_path):
     for name, result in (("literal/ours/1", TAKEN), ("literal/authors/2", {"ended": CAP}), ("images/fc3/10", TAKEN)):
         store.add(Cell(TABLE, name, {"data": "digits"}), result)
     records = store.find_all(TABLE)
-    text = build_page(records, {record.cell.name: record.result for record in records}, "performance")
+    text = build_page(records, collect(records), "performance")
     widths = [
         {line.count("|") for line in table.splitlines() if line.startswith("|")} for table in text.split("\n\n")
     ]
