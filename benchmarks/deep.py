@@ -16,7 +16,7 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     "linearised": {"formulation": "linearised", "budget": {"macs": MACS}},
 }
 SEARCH, NORMS = "cn.search", "L2 norms"
-"""The quality benchmark's winner, and what costs nothing."""
+"""What the programs are compared with: the search of this package, and what costs nothing."""
 
 CHOICES = (*PROGRAMS, SEARCH, NORMS)
 
