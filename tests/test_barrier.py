@@ -19,6 +19,7 @@ from critical_neurons.solving import Limits, find_solver, ignore_progress
 from critical_neurons.solving.auto import LEAST_WIDE, MANY
 from critical_neurons.solving.barrier import MOST_STEPS, _Dense, _LowRank, find_obstacle
 from critical_neurons.solving.cuts import FEASIBILITY_TOLERANCE
+from critical_neurons.solving.highs import HighsSolver
 
 GAP = 1e-6
 SAME = 2 * GAP
@@ -193,6 +194,15 @@ class TestAuto:
         program = encode_case(case, budget=0.1)
         assert solve(program, "barrier").status is not Status.OPTIMAL
         assert solve(program, "auto").status is Status.INFEASIBLE
+
+    def test_interior_points_take_over_what_highs_leaves_open(self, case, monkeypatch):
+        program = encode_case(case, count=10)
+        known = solve(program, "highs")
+        open_end = replace(known, status=Status.FEASIBLE, bound=known.objective - 1.0)
+        monkeypatch.setattr(HighsSolver, "solve", lambda *arguments: open_end)
+        found = solve(program, "auto")
+        assert found.status is Status.OPTIMAL
+        assert found.objective == pytest.approx(known.objective, rel=SAME, abs=SAME)
 
     def test_scores(self, case):
         model, inputs, labels = case

@@ -12,7 +12,7 @@ import numpy as np
 from critical_neurons.program import Program
 from critical_neurons.solution import Solution, Status
 from critical_neurons.solving.barrier import BarrierSolver, find_obstacle
-from critical_neurons.solving.base import Capability, Limits, Report
+from critical_neurons.solving.base import Capability, Limits, Report, Solver
 from critical_neurons.solving.highs import HighsSolver
 
 MANY = 50
@@ -24,6 +24,9 @@ LEAST_WIDE, MOST_WIDE = 500, 4000
 several times as long; and up to which they are where rows join, since these make Newton's equations dense."""
 
 
+SETTLED = (Status.OPTIMAL, Status.INFEASIBLE, Status.UNBOUNDED)
+
+
 class AutoSolver:
     name = "auto"
     capabilities = frozenset({Capability.INTEGER, Capability.SOURCES})
@@ -32,14 +35,25 @@ class AutoSolver:
         HighsSolver().check_options(options)
 
     def solve(self, program: Program, limits: Limits, report: Report) -> Solution:
+        """What the first solver cannot settle in the time there is, the other tries."""
+        first, *others = self._order(program, limits)
+        deadline = time.monotonic() + limits.time_limit
+        found = first.solve(program, limits, report)
+        for other in others:
+            left = deadline - time.monotonic()
+            if found.status in SETTLED or found.interrupted or left <= 0:
+                break
+            found = min(found, other.solve(program, replace(limits, time_limit=left), report), key=_judge)
+        return found
+
+    def _order(self, program: Program, limits: Limits) -> list[Solver]:
+        if limits.options or find_obstacle(program) is not None:
+            return [HighsSolver()]
         points = program.term.columns.stop - program.term.columns.start
         most = MOST_WIDE if program.sources else np.inf
         wide = LEAST_WIDE <= program.column_count <= most
-        if not (points >= MANY or wide) or limits.options or find_obstacle(program) is not None:
-            return HighsSolver().solve(program, limits, report)
-        started = time.monotonic()
-        found = BarrierSolver().solve(program, limits, report)
-        left = limits.time_limit - (time.monotonic() - started)
-        if found.status is Status.OPTIMAL or found.interrupted or left <= 0:
-            return found
-        return HighsSolver().solve(program, replace(limits, time_limit=left), report)
+        return [BarrierSolver(), HighsSolver()] if points >= MANY or wide else [HighsSolver(), BarrierSolver()]
+
+
+def _judge(solution: Solution) -> tuple[bool, float]:
+    return solution.status not in SETTLED, np.inf if solution.gap is None else solution.gap
