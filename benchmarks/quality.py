@@ -132,7 +132,8 @@ def main() -> None:
         parser.error(f"--vgg {arguments.vgg}: no such file. Accepted: weights of the built-in vgg16.")
     try:
         if arguments.command == "page":
-            write_page(store.find_all(TABLE), PAGE)
+            records = store.find_all(TABLE)
+            write_page(records, PAGE, count_missing({record.cell.name for record in records}))
             return
         cases = [case for case in CASES if arguments.vgg or not case.brought]
         if len(cases) < len(CASES):
@@ -179,6 +180,15 @@ def list_cells(case: Case, part: str, weights: Path | None = None) -> list[Cell]
         name = f"{case.data}/{case.network}/seed-{seed}/images-{size}/{measure}-{100 * share:.0f}"
         cells.append(Cell(TABLE, f"{name}/{part}", settings))
     return cells
+
+
+def count_missing(names: Collection[str]) -> dict[str, int]:
+    """Cells on test images that are not among the names, by case."""
+    missing = {
+        f"{case.data}/{case.network}": sum(cell.name not in names for cell in list_cells(case, "test"))
+        for case in CASES
+    }
+    return {case: count for case, count in missing.items() if count}
 
 
 def run_cells(

@@ -164,13 +164,13 @@ class Bar:
         return "met" if not self.short else f"**{self.asked - len(self.short)} of {self.asked}**"
 
 
-def write_page(records: Sequence[Record], path: Path) -> None:
-    """The page and, in a folder beside it, its pictures."""
+def write_page(records: Sequence[Record], path: Path, missing: Mapping[str, int]) -> None:
+    """The page and, in a folder beside it, its pictures. `missing`: cells not measured yet, by case."""
     measured = collect(records)
     pictures = make_folder(path.with_suffix(""))
     for name, content in draw_pictures(measured):
         write_atomically(pictures / name, content)
-    write_atomically(path, build_page(records, measured, path.stem).encode())
+    write_atomically(path, build_page(records, measured, path.stem, missing).encode())
 
 
 def collect(records: Sequence[Record]) -> list[Measured]:
@@ -189,9 +189,14 @@ def collect(records: Sequence[Record]) -> list[Measured]:
     return measured
 
 
-def build_page(records: Sequence[Record], measured: Sequence[Measured], pictures: str) -> str:
+def build_page(
+    records: Sequence[Record], measured: Sequence[Measured], pictures: str, missing: Mapping[str, int]
+) -> str:
     usual = [each for each in measured if each.place.images == CALIBRATION]
     sections = [INTRODUCTION, describe_origin(records, measured)]
+    if missing:
+        listed = ", ".join(f"{case} ({count})" for case, count in missing.items())
+        sections.append(f"**Not complete.** Cells that are not measured yet: {listed}.\n")
     if usual:
         sections += [describe_bars(usual), describe_verdicts(usual)]
     for case in dict.fromkeys(each.place.case for each in usual):

@@ -16,7 +16,7 @@ from critical_neurons.experiments.reproducing.cells import Schedule
 from critical_neurons.experiments.reproducing.runs import Runs
 from critical_neurons.experiments.store import Cell, Record, Store
 from preferring import METHODS, Subject, list_methods, prefer
-from quality import CASES, PAPER, PLAIN, TABLE, Case, find_uniform_share, list_cells, run_cells
+from quality import CASES, PAPER, PLAIN, TABLE, Case, count_missing, find_uniform_share, list_cells, run_cells
 from quality_page import OURS, UNIFORM, collect, list_bars, write_page
 from tests.blocks import write_blocks
 
@@ -167,8 +167,9 @@ def test_results_say_what_was_measured(records):
 
 def test_page_from_a_run(records, tmp_path):
     usual = [*records, *(relabel(record, images=1000) for record in records)]
-    write_page(usual, tmp_path / "quality.md")
+    write_page(usual, tmp_path / "quality.md", {"mnist/fc3": 7})
     page = (tmp_path / "quality.md").read_text()
+    assert "not measured yet: mnist/fc3 (7)." in page
     assert "784-300-100-10, Fashion-MNIST, 70 % removed (validation)" in page
     for name in ("fashion-784-300-100-10", "mnist-lenet5", "mnist-lenet5-images"):
         for suffix in (".png", ".svg"):
@@ -176,8 +177,16 @@ def test_page_from_a_run(records, tmp_path):
         assert f"quality/{name}.svg" in page
 
 
+def test_cells_are_missing_until_they_are_stored():
+    case = CASES[0]
+    names = [cell.name for cell in list_cells(case, "test")]
+    assert count_missing([])[f"{case.data}/{case.network}"] == len(names)
+    assert count_missing(names[1:])[f"{case.data}/{case.network}"] == 1
+    assert f"{case.data}/{case.network}" not in count_missing(names)
+
+
 def test_page_of_nothing(tmp_path):
-    write_page([], tmp_path / "quality.md")
+    write_page([], tmp_path / "quality.md", {})
     assert "Nothing has been measured yet." in (tmp_path / "quality.md").read_text()
 
 
