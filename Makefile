@@ -8,7 +8,7 @@ demo: .venv/demo.installed  ## Train a small network, make it smaller, save and 
 	$(BIN)/critical-neurons demo --save demo
 
 test: .venv/dev.installed lint  ## What continuous integration runs.
-	$(BIN)/pytest --numprocesses 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2  # as many threads as cores
 
 slow: .venv/dev.installed  ## The tests that take minutes or need data outside the repository (DATA=folder).
 	$(BIN)/pytest -m slow

@@ -15,7 +15,7 @@ from tests.zoo import CHAINS, GRAPHS, share_case
 SAME_OPTIMUM = 1e-4
 """Relative difference of two optima that count as the same."""
 
-SOLVED = Limits(gap=1e-5, time_limit=30.0, threads=1)
+SOLVED = Limits(gap=1e-5, time_limit=300.0, threads=1)
 RADII = [0.0, 1e-3, 1e-2, 5e-2]
 UNPOOLED = [*CHAINS, *GRAPHS]
 
