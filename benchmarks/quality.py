@@ -3,6 +3,7 @@
     python benchmarks/quality.py run --data DIR --runs DIR              every case, on validation images
     python benchmarks/quality.py run --data DIR --runs DIR --part test  once, when nothing is chosen any more
     python benchmarks/quality.py run ... --only fashion/lenet5          one case, or any parts of a cell's name
+    python benchmarks/quality.py run ... --again ours                   the search, beside the others as stored
     python benchmarks/quality.py page                                   docs/quality.md from what is stored
 
 DIR of --data holds mnist, fashion_mnist and cifar10. Networks are trained into DIR of --runs, where those that
@@ -73,8 +74,9 @@ Made = TypeVar("Made")
 class Case:
     """A network on a data set, and what is measured of it. `stored`: images as stored, with the last tenth of the
     training split for validation, and `centre` taken off; else the paper's images and split. `brought`: the weights
-    are given, not trained. `methods`: all, unless given. `uniform`: every baseline with one share for all layers as
-    well, where the size is a share of multiply-adds."""
+    are given, not trained. `sizes`: numbers of calibration images; unusual ones for the first seed alone, and not by
+    multiply-adds. `methods`: all, unless given. `uniform`: every baseline with one share for all layers as well,
+    where the size is a share of multiply-adds."""
 
     network: str
     data: str
@@ -123,7 +125,9 @@ def main() -> None:
     )
     run.add_argument("--vgg", type=Path, help="weights of VGG-16 on CIFAR-10; without them it is left out")
     run.add_argument(
-        "--again", action="store_true", help="also what is stored; of two lines of a cell the last counts"
+        "--again",
+        choices=("ours", "all"),
+        help="also cells that are stored: all methods, or ours beside the others as they are",
     )
     commands.add_parser("page", help="write docs/quality.md from what is stored")
     arguments = parser.parse_args()
@@ -146,7 +150,8 @@ def main() -> None:
         failed = []
         for case in cases:
             mine = [cell for cell in missing if listed[cell] is case]
-            failed += run_cells(case, mine, store, runs, weights=arguments.vgg)
+            known = store if arguments.again == "ours" else None
+            failed += run_cells(case, mine, store, runs, weights=arguments.vgg, known=known)
     except CriticalNeuronsError as error:
         sys.exit(f"error: {error}")
     if failed:
@@ -159,7 +164,8 @@ def list_cells(case: Case, part: str, weights: Path | None = None) -> list[Cell]
     digest = {"weights": hashlib.sha256(weights.read_bytes()).hexdigest()} if case.brought and weights else {}
     cells = []
     for seed, size, budget in product(case.seeds, case.sizes, budgets):
-        if size != CALIBRATION and CALIBRATION in case.sizes and "macs" in budget:
+        unusual = CALIBRATION in case.sizes and size != CALIBRATION
+        if unusual and ("macs" in budget or seed != case.seeds[0]):
             continue
         ((measure, share),) = budget.items()
         settings = {
@@ -192,9 +198,16 @@ def count_missing(names: Collection[str]) -> dict[str, int]:
 
 
 def run_cells(
-    case: Case, cells: Collection[Cell], store: Store, runs: Runs, *, weights: Path | None = None
+    case: Case,
+    cells: Collection[Cell],
+    store: Store,
+    runs: Runs,
+    *,
+    weights: Path | None = None,
+    known: Store | None = None,
 ) -> list[str]:
-    """Measure cells of a case and store each as it is done. Gives what failed, and why."""
+    """Measure cells of a case and store each as it is done. Gives what failed, and why. `known`: where results stand
+    whose baselines are not measured again."""
     failed: list[str] = []
     if not cells:
         return failed
@@ -203,7 +216,9 @@ def run_cells(
         model = load_network(case, data, runs, seed, weights)
         trial = Trial(case, build_subject(case, model, data.training, seed, size), seed)
         for cell in mine:
-            work = partial(trial.run, cell.settings["budget"], choose_part(data, cell.settings))
+            record = known and known.find(cell)
+            part = choose_part(data, cell.settings)
+            work = partial(trial.run, cell.settings["budget"], part, record.result if record else None)
             try:
                 result, seconds = clock(work)
             except CriticalNeuronsError as error:
@@ -268,8 +283,11 @@ class Trial:
         self._methods = case.methods or list_methods(subject.model)
         self._preferences: dict[str, tuple[Floats, float]] = {}
 
-    def run(self, budget: Mapping[str, float], part: Part) -> dict[str, Any]:
-        """Accuracies by method and compensation; those of random removal are means over draws."""
+    def run(self, budget: Mapping[str, float], part: Part, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Accuracies by method and compensation; those of random removal are means over draws.
+
+        `known`: an earlier result, from which the others are taken.
+        """
         subject = self._subject
         ((measure, share),) = budget.items()
         wanted = {"macs": share} if measure == "macs" else {"units": round(1 - share, 9)}
@@ -283,13 +301,18 @@ class Trial:
         judge = Judge(subject, part)
         accuracy = {OURS: {compensate: judge.measure(plan, compensate) for compensate, plan in plans.items()}}
         macs = {OURS: {compensate: _share_of_macs(subject, plan) for compensate, plan in plans.items()}}
-        own = dict(judge.seconds)
-        for name, others in self._plan_others(wanted, timed["none"][0], plans["none"]):
-            accuracy[name] = {
-                compensate: fmean(judge.measure(other, compensate) for other in others)
-                for compensate in COMPENSATIONS
-            }
-            macs[name] = dict.fromkeys(COMPENSATIONS, fmean(_share_of_macs(subject, other) for other in others))
+        pruning = dict(judge.seconds)
+        if known:
+            accuracy, macs = ({**known[name], **found} for name, found in (("accuracy", accuracy), ("macs", macs)))
+            methods = known["seconds"]["methods"]
+        else:
+            for name, others in self._plan_others(wanted, timed["none"][0], plans["none"]):
+                accuracy[name] = {
+                    compensate: fmean(judge.measure(other, compensate) for other in others)
+                    for compensate in COMPENSATIONS
+                }
+                macs[name] = dict.fromkeys(COMPENSATIONS, fmean(_share_of_macs(subject, other) for other in others))
+            methods = {name: seconds for name, (_, seconds) in self._preferences.items()}
         return {
             "before": measure_accuracy(subject.model, part.inputs, part.labels),
             "accuracy": accuracy,
@@ -300,8 +323,8 @@ class Trial:
             },
             "seconds": {
                 "search": {compensate: seconds for compensate, (_, seconds) in timed.items()},
-                "prune": own,
-                "methods": {name: seconds for name, (_, seconds) in self._preferences.items()},
+                "prune": pruning,
+                "methods": methods,
             },
             "threads": torch.get_num_threads(),
             "torch_pruning": version("torch-pruning"),

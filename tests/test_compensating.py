@@ -257,7 +257,7 @@ def test_what_a_user_may_get_wrong():
     plan = draw_plan(model, inputs, seed=1)
     with pytest.raises(InvalidSettingError, match=r"compensate: found 'magic'\. Accepted: 'none', 'bias'"):
         cn.prune(model, plan, inputs, compensate="magic")
-    with pytest.raises(InvalidInputError, match=r"calibration: found 4 inputs\. Give 16 or more"):
+    with pytest.raises(InvalidInputError, match=r"calibration: found 4 inputs\. Give 8 or more"):
         cn.prune(model, plan, inputs, compensate="bias", calibration=inputs[:4])
     with pytest.raises(InvalidInputError, match=r"calibration: found inputs of shape \(5,\). Accepted: \(6,\), as"):
         cn.prune(model, plan, inputs, compensate="bias", calibration=draw(32, 5))

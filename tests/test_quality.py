@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
+from critical_neurons import searching
 from critical_neurons.experiments.models import lenet5, vgg16
 from critical_neurons.experiments.reproducing.cells import Schedule
 from critical_neurons.experiments.reproducing.runs import Runs
@@ -139,11 +140,20 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "hugging_face")
+        patch.setattr(searching, "DRAWS", 2)
         runs = Runs(folder / "runs", write_blocks(folder / "data"), Schedule(epochs=2), folder / "cache")
         for case in cases:
             cells = list_cells(case, "validation")
             assert run_cells(case, cells, store, runs) == []
             assert store.find_missing(cells) == []
+        cell = list_cells(cases[0], "validation")[0]
+        before = store.find(cell)
+        assert run_cells(cases[0], [cell], store, runs, known=store) == []
+        again = store.find(cell)
+        assert before
+        assert again
+        assert again.result["accuracy"] == before.result["accuracy"]
+        assert again.result["seconds"]["methods"] == before.result["seconds"]["methods"]
     return store.find_all(TABLE)
 
 

@@ -111,7 +111,7 @@ def test_a_share_of_all_units_may_differ_from_layer_to_layer(compensate):
     model = build()
     with torch.no_grad():
         model[2].weight[:, :8] = 0.0  # of the first layer two units are read
-    plan = cn.plan(cn.search(model, draw(), units=0.3, scope="global", compensate=compensate))
+    plan = cn.plan(cn.search(model, draw(400), units=0.3, scope="global", compensate=compensate))
     assert len(plan.kept["0"]) <= 2
     assert len(plan.kept["0"]) + len(plan.kept["2"]) == 4
 
@@ -271,7 +271,7 @@ def test_wrong_settings_are_told(few_steps, settings, message):
 
 
 def test_too_few_inputs_and_nothing_to_score_are_told():
-    with pytest.raises(InvalidInputError, match=r"found 3 inputs\. Give 16 or more"):
+    with pytest.raises(InvalidInputError, match=r"found 3 inputs\. Give 8 or more"):
         cn.search(build(), draw(3), units=0.5)
     with pytest.raises(InvalidInputError, match="nothing to score"):
         cn.search(nn.Sequential(nn.Linear(4, 3)), draw(), units=0.5)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -24,10 +23,9 @@ from critical_neurons.compensating import (
     Group,
     can_refit,
     check_inputs,
-    put_last,
     reads_units,
 )
-from critical_neurons.costs import Measure, count_cost, count_new_biases, differentiate_cost, halve_macs
+from critical_neurons.costs import halve_macs
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.gating import GatedModel, GateSearch, Limit
 from critical_neurons.network import Bools, Floats, Ints, Network
@@ -36,9 +34,10 @@ from critical_neurons.plans import Plan, group_units
 from critical_neurons.reading import read_network, unwrap
 from critical_neurons.scores import LayerChoice, Scores
 from critical_neurons.selecting import Scope, select_units
-from critical_neurons.settings import BUDGETS, Settings, as_names
-from critical_neurons.sharing import share_budget, shift_shares
+from critical_neurons.settings import Settings, as_names
+from critical_neurons.sharing import shift_shares
 from critical_neurons.solution import Status
+from critical_neurons.spending import Spending
 from critical_neurons.surroundings import describe_versions
 
 LimitGates: TypeAlias = Callable[[Floats, float], Sequence[Limit]]
@@ -49,7 +48,8 @@ REMOVED_BELOW = 0.5
 CARRIED_OUT_NUMBERS = 10**8
 """Numbers in a forward pass of all inputs, up to which several choices are carried out to see which is best."""
 
-SHARE_STEPS = 1000
+DRAWS = 6
+"""Samples by which it is found how the loss feels errors, on small networks."""
 
 UNCERTIFIED = "searched: good units for this budget, nothing is certified of the network's loss"
 SKETCHED = "sketched: the units of every layer chosen as if the other layers lost none"
@@ -82,8 +82,7 @@ def search(
     always the one whose part the others take over best, judged by the error of what reads them and by how the loss
     feels it; layers from the last to the first. Else gates on all units follow the gradient of the loss until they
     are open or shut, and are then exchanged as long as that helps. On small networks either is done in several ways,
-    and with several shares of the layers, and the smaller network that is nearest to the model is taken; where it is
-    refitted, units of small layers are then exchanged by the same measure.
+    and with several shares of the layers, and the smaller network is taken that decides most often as the model does.
 
     Nothing is certified of the network: `objective` is the Kullback-Leibler divergence of the outputs, and there is
     no bound. With "least_squares" each layer's choice by itself has one in `layer_choices`: a least-squares error,
@@ -199,7 +198,8 @@ class Search:
 
     def _begin(self, budget: Mapping[str, Any]) -> _Task:
         Settings(budget=budget)
-        return _Task(self, self.network, dict(budget), self._compensate != "none", time.monotonic())
+        biases_added = self._compensate != "none"
+        return _Task(self, Spending(self.network, self.groups, dict(budget), biases_added), time.monotonic())
 
     def _finish(self, task: _Task, per_unit: Floats, loss: float | None, *notes: str) -> Scores:
         settings = self._settings
@@ -245,34 +245,43 @@ class _Way:
         return self.changed, self.loss
 
 
+@dataclass(frozen=True, eq=False)
+class _Course:
+    """How elimination went: so many units of every group, at a temperature, by a sample; and the orders found."""
+
+    counts: list[int]
+    temperature: float | None
+    draw: int
+    orders: Sequence[Ints]
+
+
 @dataclass(frozen=True)
 class _Task:
     """One budget, and the search it belongs to."""
 
     search: Search
-    network: Network
-    budget: dict[str, Any]
-    biases_added: bool
+    spending: Spending
     started: float
 
     @property
+    def network(self) -> Network:
+        return self.search.network
+
+    @property
     def groups(self) -> list[tuple[Ints, int]]:
-        return self.search.groups
+        return self.spending.groups
 
     @property
-    def measure(self) -> Measure:
-        return next(name for name in BUDGETS if name in self.budget)
-
-    @property
-    def by_layer(self) -> bool:
-        return self.measure == "units" and "scope" not in self.budget
+    def budget(self) -> dict[str, Any]:
+        return self.spending.budget
 
     def eliminate(self) -> tuple[Floats, float, tuple[LayerChoice, ...]]:
         """Scores by the order in which units go, the loss of what is left, and what is known of each choice."""
         choice = self.search.choice
         if self.search.small:
-            counts, temperature, orders = self._try_ways()
-            chosen = choice.choose(counts, temperature=temperature, orders=orders)
+            course = self._try_ways()
+            counts, orders = course.counts, course.orders
+            chosen = choice.choose(counts, temperature=course.temperature, draw=course.draw, orders=orders)
         else:
             counts = self._list_counts()[0]
             chosen = choice.choose(counts, self.search.report("layers chosen from"))
@@ -287,35 +296,36 @@ class _Task:
         choices = tuple(LayerChoice(self._name_layers(units), error, bound) for (units, _), error, bound in errors)
         return per_unit, loss, choices if as_chosen else ()
 
-    def _try_ways(self) -> tuple[list[int], float | None, list[Ints]]:
-        """Counts, temperature and orders after which the outputs miss least, units of small groups exchanged."""
-        choice, told = self.search.choice, self.search.report("layers chosen from")
-        ways = [
-            (counts, temperature, choice.choose(counts, told, temperature=temperature, bounded=False).orders)
-            for counts in self._shift_counts(self._list_counts())
-            for temperature in TEMPERATURES
-        ]
-        counts, temperature, orders = min(ways, key=lambda way: self._miss(way[0], way[2]))
-        self.search.tell("exchanging units")
-        stays = choice.carrier.exchange(self._keep(counts, orders), self._within)
-        return (
-            counts,
-            temperature,
-            [put_last(order, stays[units]) for (units, _), order in zip(self.groups, orders, strict=True)],
+    def _try_ways(self) -> _Course:
+        """The course after which the fewest decisions change."""
+        counts = self._shift_counts(self._list_counts())
+        first = min(
+            (self._take(each, temperature, 0) for each in counts for temperature in TEMPERATURES), key=self._miss
         )
+        felt = [temperature for temperature in TEMPERATURES if temperature is not None]
+        others = (self._take(first.counts, temperature, draw) for draw in range(1, DRAWS) for temperature in felt)
+        return min((first, *others), key=self._miss)
+
+    def _take(self, counts: list[int], temperature: float | None, draw: int) -> _Course:
+        told = self.search.report("layers chosen from")
+        chosen = self.search.choice.choose(counts, told, temperature=temperature, draw=draw, bounded=False)
+        return _Course(counts, temperature, draw, chosen.orders)
 
     def _shift_counts(self, found: list[list[int]]) -> list[list[int]]:
-        """Where the budget leaves the counts open, also those after which the outputs miss least."""
-        if self.by_layer:
+        """Where the budget leaves the counts open, also those after which the fewest decisions change."""
+        if self.spending.by_layer:
             return found
         orders = [each.order.numpy() for each in self.search.traced]
-        miss = partial(self._miss, orders=orders)
+
+        def miss(counts: Sequence[int]) -> float:
+            return self.search.choice.carrier.miss(self._keep(counts, orders), folds=1)
+
         self.search.tell("shifting shares of layers")
         shifted = shift_shares(self.groups, min(found, key=miss), lambda counts: self._share(start=counts), miss)
         return found if shifted in found else [*found, shifted]
 
-    def _miss(self, counts: Sequence[int], orders: Sequence[Ints]) -> float:
-        return self.search.choice.carrier.miss(self._keep(counts, orders))
+    def _miss(self, course: _Course) -> float:
+        return self.search.choice.carrier.miss(self._keep(course.counts, course.orders))
 
     def _keep(self, counts: Sequence[int], orders: Sequence[Ints]) -> Bools:
         return self._settle(self._grade(counts, orders)) >= REMOVED_BELOW
@@ -333,31 +343,16 @@ class _Task:
     def _list_counts(self) -> list[list[int]]:
         """How many units every group may keep: what is given, or as is best by what the units of each cost the loss;
         on small networks also as large a share of every group as can be."""
-        if self.by_layer:
+        if self.spending.by_layer:
             stays = self._select(np.zeros(self.network.unit_count))
             return [[int(stays[units].sum()) for units, _ in self.groups]]
         counts = [self._share()]
-        if self.search.small and (even := self._share(start=self._share_evenly())) not in counts:
+        if self.search.small and (even := self._share(start=self.spending.share_evenly())) not in counts:
             counts.append(even)
         return counts
 
     def _share(self, start: Sequence[int] | None = None) -> list[int]:
-        losses = [each.errors.numpy() for each in self.search.traced]
-        return share_budget(self.groups, losses, self._cost, self._slope, self._limit(1.0), start)
-
-    def _share_evenly(self) -> list[int]:
-        """The largest counts within the budget that are the same share of every group."""
-
-        def count(step: int) -> list[int]:
-            return [max(len(units) * step // SHARE_STEPS // blocks, 1) * blocks for units, blocks in self.groups]
-
-        def fits(step: int) -> bool:
-            kept = np.ones(self.network.unit_count + 1)
-            for (units, _), number in zip(self.groups, count(step), strict=True):
-                kept[units] = number / len(units)
-            return self._cost(kept) <= self._limit(1.0)
-
-        return count(max(bisect_left(range(SHARE_STEPS + 1), True, key=lambda step: not fits(step)) - 1, 0))
+        return self.spending.share([each.errors.numpy() for each in self.search.traced], start)
 
     def _grade(self, counts: Sequence[int], orders: Sequence[Ints]) -> Floats:
         per_unit = np.zeros(self.network.unit_count)
@@ -377,9 +372,9 @@ class _Task:
         changes the fewest decisions is taken.
         """
         first, *others = gating.TEMPERATURES if self.search.small else gating.TEMPERATURES[:1]
-        limits: list[LimitGates] = [self._limit_gates]
-        if self.search.small and self.search.refits and not self.by_layer:
-            limits += [partial(self._limit_counts, counts) for counts in self._list_counts()]
+        limits: list[LimitGates] = [self.spending.limit_gates]
+        if self.search.small and self.search.refits and not self.spending.by_layer:
+            limits += [partial(self.spending.limit_counts, counts) for counts in self._list_counts()]
         ways = [self._descend(limit, first) for limit in limits]
         best = min(ways, key=lambda way: way.rank)
         ways = [best, *(self._descend(best.limit, other) for other in others)]
@@ -427,42 +422,7 @@ class _Task:
         return self._plan((values - low) / (high - low) if high > low else values).stays[:-1]
 
     def _plan(self, per_unit: Floats) -> Plan:
-        return select_units(self.frame(per_unit), biases_added=self.biases_added)
-
-    def _limit_gates(self, gates: Floats, way: float) -> list[Limit]:
-        if self.by_layer:
-            return self._limit_counts([self.budget["units"] * len(units) for units, _ in self.groups], gates, way)
-        kept = np.append(gates, 1.0)
-        slope = np.maximum(self._slope(kept)[:-1], np.finfo(float).tiny)
-        room = slope @ gates + self._limit(way) - self._cost(kept)  # the cost to first order
-        scale = slope.mean()
-        return [Limit(np.arange(len(gates)), slope / scale, max(room / scale, 0.0))]
-
-    def _limit_counts(self, counts: Sequence[float], gates: Floats, way: float) -> list[Limit]:
-        return [
-            Limit(units, np.ones(len(units)), len(units) - way * (len(units) - count))
-            for (units, _), count in zip(self.groups, counts, strict=True)
-        ]
-
-    def _limit(self, way: float) -> float:
-        """What may be left once so much of the way down to the budget has been gone."""
-        everything = np.ones(self.network.unit_count + 1)
-        whole = everything[:-1].sum() if self.measure == "units" else self._count(everything)
-        return float(whole * (1 - way * (1 - self.budget[self.measure])))
-
-    def _cost(self, kept: Floats) -> float:
-        if self.measure == "units":
-            return float(kept[:-1].sum())
-        added = self.biases_added and self.measure == "params"
-        return self._count(kept) + (count_new_biases(self.network.wirings, kept, everywhere=True) if added else 0.0)
-
-    def _count(self, kept: Floats) -> float:
-        return count_cost(self.network.wirings, kept, self.measure)
-
-    def _slope(self, kept: Floats) -> Floats:
-        if self.measure == "units":
-            return np.append(np.ones(len(kept) - 1), 0.0)
-        return differentiate_cost(self.network.wirings, kept, self.measure)
+        return select_units(self.frame(per_unit), biases_added=self.spending.biases_added)
 
 
 def _rank(values: Floats, stays: Bools) -> Floats:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from critical_neurons.compensating.unrolling import by_group, unroll
-from critical_neurons.network import Bools, Ints, Wiring
+from critical_neurons.network import Bools, Wiring
 
 CARRIED_INPUTS = 1000
-HELD_OUT = 3
-"""Outputs are compared for one input of so many, on which nothing is refitted."""
+FOLDS = 3
+"""Outputs are compared for one input of so many, on which nothing is refitted; then for the others."""
 
 RIDGE = 1e-2
 """Relative to the mean square of the inputs."""
@@ -27,16 +27,7 @@ RIDGE = 1e-2
 ROWS_PER_COLUMN, LEAST_ROWS = 10, 8_000
 """Positions beyond so many for every column, and beyond so many in all, are left out."""
 
-SMALL_GROUP = 32
-"""Units of a group up to which every exchange is tried."""
-
-MOST_TRIALS = 150
-"""Exchanges tried at most."""
-
-BETTER, NOTHING = 1e-3, 1e-5
-"""By how much of it a divergence must fall; and what is none."""
-
-SOFTENING = 0.5
+SOFTENING = 0.1
 """The temperature at which outputs are compared, relative to their deviation."""
 
 
@@ -44,65 +35,57 @@ class Carrier:
     """`consumers` are modules that read units; `model` is left as it is."""
 
     def __init__(self, model: nn.Module, consumers: Sequence[Wiring], inputs: Tensor, seed: int = 0) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
-        self._inputs = inputs[torch.randperm(len(inputs), generator=self._generator)[:CARRIED_INPUTS]]
+        drawn = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))[:CARRIED_INPUTS]
+        held_out = max(len(drawn) // FOLDS, 1)
+        self._folds = [
+            _Fold(model, consumers, inputs[drawn.roll(number * held_out)], held_out, seed) for number in range(FOLDS)
+        ]
+
+    def miss(self, stays: Bools, *, folds: int = FOLDS) -> float:
+        """Of how many inputs, as a share, the decision would change. `stays` (units); `folds`: the first of them.
+
+        A decision, the largest output, is taken for softer than it is, so that near misses count too. A divergence
+        of all outputs is the worse guide: where little is left it names networks that decide worse.
+        """
+        return fmean(fold.miss(stays) for fold in self._folds[:folds])
+
+
+class _Fold:
+    """Refitted on all inputs but the last `held_out`, and judged by these."""
+
+    def __init__(
+        self, model: nn.Module, consumers: Sequence[Wiring], inputs: Tensor, held_out: int, seed: int
+    ) -> None:
+        self._inputs, self._held_out = inputs, held_out
         self._draft = copy.deepcopy(model)
         modules = {wiring.module: self._draft.get_submodule(wiring.module) for wiring in consumers}
-        self._fitted = len(self._inputs) - len(self._inputs) // HELD_OUT
-        self._consumers = [
-            _Consumer(modules[wiring.module], wiring, self._fitted, self._generator) for wiring in consumers
-        ]
+        generator = torch.Generator().manual_seed(seed)
+        fitted = len(inputs) - held_out
+        self._consumers = [_Consumer(modules[wiring.module], wiring, fitted, generator) for wiring in consumers]
         outputs = self._run(lambda consumer: consumer.remember)
-        centred = outputs.double() - outputs.double().mean(1, keepdim=True)
-        self._temperature = SOFTENING * float(centred.square().mean().sqrt()) or 1.0
-        self._wanted = self._soften(outputs)
+        self._decisions = outputs.argmax(1, keepdim=True)
+        self._temperature = SOFTENING * float((outputs - outputs.mean(1, keepdim=True)).square().mean().sqrt()) or 1.0
         self._known: dict[bytes, float] = {}
 
     def miss(self, stays: Bools) -> float:
-        """By how much the outputs diverge from the model's, both softened.
-
-        `stays` (units). On the images a network was trained on it is too sure of itself to tell good units from
-        others: outputs are divided by half their own deviation, whatever their scale.
-        """
         key = stays.tobytes()
         if key not in self._known:
             left = torch.from_numpy(np.append(stays, True))  # the last entry answers for NO_UNIT
-            found = self._soften(self._run(lambda consumer: consumer.refit_to(left)))
-            self._known[key] = float(functional.kl_div(found, self._wanted, log_target=True, reduction="batchmean"))
+            outputs = self._run(lambda consumer: consumer.refit_to(left))
+            kept = (outputs / self._temperature).softmax(1).gather(1, self._decisions)
+            self._known[key] = 1 - float(kept.mean())
         return self._known[key]
-
-    def exchange(self, stays: Bools, groups: Sequence[Ints], seed: int = 0) -> Bools:
-        """Units of small groups exchanged for others of their group as long as less is missed."""
-        best, least, trials = stays.copy(), self.miss(stays), 0
-        generator, moved = np.random.default_rng(seed), True
-        while moved:
-            moved = False
-            for units in (units for units in groups if len(units) <= SMALL_GROUP):
-                pairs = [(old, new) for old in units[best[units]] for new in units[~best[units]]]
-                for old, new in generator.permutation(pairs):
-                    if best[new] or not best[old]:
-                        continue
-                    if trials == MOST_TRIALS:
-                        return best
-                    trials += 1
-                    further = best.copy()
-                    further[[old, new]] = [False, True]
-                    if self.miss(further) < (1 - BETTER) * least - NOTHING:
-                        best, least, moved = further, self.miss(further), True
-        return best
 
     @torch.no_grad()
     def _run(self, choose: Callable[[_Consumer], Callable[[nn.Module, tuple[Tensor, ...]], None]]) -> Tensor:
+        """The outputs for the inputs that are held out."""
         handles = [consumer.module.register_forward_pre_hook(choose(consumer)) for consumer in self._consumers]
         try:
             outputs: Tensor = self._draft(self._inputs)
         finally:
             for handle in handles:
                 handle.remove()
-        return outputs[self._fitted :]
-
-    def _soften(self, outputs: Tensor) -> Tensor:
-        return functional.log_softmax(outputs.double() / self._temperature, dim=1)
+        return outputs[-self._held_out :].double()
 
 
 class _Consumer:

@@ -24,7 +24,7 @@ from critical_neurons.compensating.relaxing import bound_error
 from critical_neurons.network import Bools, Ints, Wiring
 
 METRIC_INPUTS = 256
-"""Inputs from which it is known how the loss feels errors, and by which a group's errors are measured."""
+"""Inputs from which it is known how the loss feels errors, and what they are worth."""
 
 TEMPERATURES = (4.0, 8.0, 2.0, 1.0, None)
 """At which outputs are taken to find how the loss feels errors; None: all errors of a module count alike. Large
@@ -92,9 +92,8 @@ class Choice:
         self._consumers = [wiring for wiring in wirings if reads_units(wiring)]
         names = [wiring.module for wiring in self._consumers]
         self._moments, outputs = gather_moments(model, names, inputs, progress)
-        drawn = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))[:METRIC_INPUTS]
         self._all = _Runs(inputs, outputs)
-        self._sample = _Runs(inputs[drawn], outputs[drawn])  # data sets come in the order of their classes
+        self._sample = self._draw(0)
 
     @cached_property
     def carrier(self) -> Carrier:
@@ -131,10 +130,14 @@ class Choice:
         progress: Callable[[int, int], None] = lambda done, total: None,
         *,
         temperature: float | None = TEMPERATURES[0],
+        draw: int = 0,
         orders: Sequence[Ints] | None = None,
         bounded: bool = True,
     ) -> Chosen:
-        """So many units of every group: the last in the orders, which are looked for unless they are given."""
+        """So many units of every group: the last in the orders, which are looked for unless they are given.
+
+        `draw`: which sample of the inputs tells how the loss feels errors.
+        """
         stays = np.ones(self._unit_count + 1, dtype=bool)  # the last entry answers for NO_UNIT
         draft = copy.deepcopy(self._model)
         found: list[Ints] = [np.arange(0)] * len(self._groups)
@@ -145,7 +148,7 @@ class Choice:
             progress(done, len(places))
             group = self._groups[place]
             modules = [each.module for each in self._consumers_of(group)]
-            metrics = self._weigh(draft, modules, temperature)
+            metrics = self._weigh(draft, modules, temperature, draw)
             maps, count = self._find_maps(group, stays, metrics), counts[place]
             found[place] = _order(maps, group, count) if orders is None else orders[place]
             if bounded:
@@ -164,9 +167,19 @@ class Choice:
         """By how much the outputs of another model diverge from the model's."""
         return self._all.diverge(other)
 
-    def _weigh(self, model: nn.Module, modules: Sequence[str], temperature: float | None) -> dict[str, Tensor]:
+    def _draw(self, number: int) -> _Runs:
+        """A sample of the inputs: data sets come in the order of their classes."""
+        inputs, outputs = self._all.inputs, self._all.outputs
+        generator = torch.Generator().manual_seed(self._seed + number)
+        drawn = torch.randperm(len(inputs), generator=generator)[:METRIC_INPUTS]
+        return _Runs(inputs[drawn], outputs[drawn])
+
+    def _weigh(
+        self, model: nn.Module, modules: Sequence[str], temperature: float | None, draw: int = 0
+    ) -> dict[str, Tensor]:
         if temperature is not None and modules:
-            return gather_metrics(model, modules, self._sample.inputs, temperature=temperature, seed=self._seed)
+            inputs = self._draw(draw).inputs
+            return gather_metrics(model, modules, inputs, temperature=temperature, seed=self._seed + draw)
         weights = {name: model.get_submodule(name).get_parameter("weight") for name in modules}
         return {name: torch.eye(len(weight), dtype=torch.float64) for name, weight in weights.items()}
 

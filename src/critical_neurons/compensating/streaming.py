@@ -26,8 +26,8 @@ BATCH_SIZE = 64
 HELD_OUT = 4
 """One batch of so many is held out: on it the regularisation is chosen."""
 
-LEAST_INPUTS = 16
-"""With fewer, what is held out says nothing."""
+LEAST_INPUTS = 2 * HELD_OUT
+"""With fewer, less than two batches would be held out."""
 
 HELD_BYTES = 2**30
 """What the values held between two modules may take."""
