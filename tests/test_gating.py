@@ -111,6 +111,18 @@ def test_many_units_are_exchanged_at_once(monkeypatch):
     assert found[:5].sum() < 4
 
 
+def test_a_derivative_is_worked_out_once_for_the_same_units_and_temperature(monkeypatch):
+    search, network = make_search(build_model("mlp"), draw_inputs("mlp", 20))
+    half, passes = np.arange(network.unit_count) % 2 == 0, []
+    monkeypatch.setattr(search._model, "run", lambda *args, run=search._model.run: passes.append(1) or run(*args))
+    known = search.differentiate(half).copy()
+    assert np.array_equal(search.differentiate(half.copy()), known)
+    assert len(passes) == 1
+    assert not np.array_equal(search.differentiate(half, 0.5), known)
+    assert not np.array_equal(search.differentiate(~half, 0.5), known)
+    assert len(passes) == 3
+
+
 def test_changed_decisions_are_those_of_the_masked_network():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 3)).double().eval()

@@ -86,6 +86,7 @@ class GateSearch:
         with torch.no_grad():
             whole = torch.ones(model.unit_count)
             self._wanted = torch.cat([model.run(part, whole) for part in torch.split(inputs, PASS_SIZE)])
+        self._differentiated, self._slope = (b"", 0.0), np.zeros(0)
 
     def descend(
         self,
@@ -162,7 +163,13 @@ class GateSearch:
         return best, least
 
     def differentiate(self, stays: Bools, temperature: float = 1.0) -> Floats:
-        """The derivative of the loss on all inputs by every gate."""
+        """The derivative of the loss on all inputs by every gate. Asked again for the same, it is known."""
+        key = (stays.tobytes(), temperature)
+        if self._differentiated != key:
+            self._differentiated, self._slope = key, self._differentiate_all(stays, temperature)
+        return self._slope
+
+    def _differentiate_all(self, stays: Bools, temperature: float) -> Floats:
         slope = torch.zeros(len(stays))
         for rows in torch.split(torch.arange(len(self._inputs)), self._batch_size):
             part = self._differentiate(torch.from_numpy(stays).float(), rows, temperature)
