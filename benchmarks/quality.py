@@ -146,7 +146,7 @@ def main() -> None:
         chosen = select_cells(listed, arguments.only)
         missing = chosen if arguments.again else store.find_missing(chosen)
         print(f"{len(missing)} of {len(chosen)} cells to measure", flush=True)
-        runs = Runs(arguments.runs, arguments.data, tell=_tell)
+        runs = Runs(arguments.runs, arguments.data, tell=tell_epoch)
         failed = []
         for case in cases:
             mine = [cell for cell in missing if listed[cell] is case]
@@ -262,12 +262,16 @@ def load_network(case: Case, data: Dataset, runs: Runs, seed: int, weights: Path
 
 
 def build_subject(case: Case, model: nn.Module, training: Part, seed: int, size: int) -> Subject:
-    """Calibration images: as many of every class, drawn by the seed; more of them hold the fewer."""
-    classes = len(training.labels.unique())
-    drawn = draw_batch(training, max(1, size // classes), seed=seed)
-    shuffled = torch.randperm(len(drawn), generator=torch.Generator().manual_seed(seed))
-    calibration = drawn.select(shuffled)
+    calibration = draw_calibration(training, size, seed)
     return Subject(model, calibration.inputs.contiguous(), calibration.labels, case.program or PAPER)
+
+
+def draw_calibration(training: Part, size: int, seed: int, *, correct_by: nn.Module | None = None) -> Part:
+    """As many of every class, drawn and shuffled by the seed; more of them hold the fewer. With `correct_by` only
+    those that this network classifies correctly."""
+    classes = len(training.labels.unique())
+    drawn = draw_batch(training, max(1, size // classes), seed=seed, correct_by=correct_by)
+    return drawn.select(torch.randperm(len(drawn), generator=torch.Generator().manual_seed(seed)))
 
 
 def choose_part(data: Dataset, settings: Mapping[str, Any]) -> Part:
@@ -401,7 +405,7 @@ def _share_of_macs(subject: Subject, plan: cn.Plan) -> float:
     return round(count_cost(wirings, stays, "macs") / count_cost(wirings, stays * 0 + 1, "macs"), 6)
 
 
-def _tell(what: str, done: int, of: int) -> None:
+def tell_epoch(what: str, done: int, of: int) -> None:
     print(f"training {what}: epoch {done} of {of}", flush=True)
 
 
