@@ -9,8 +9,7 @@ from typing import Literal, TypeAlias
 from critical_neurons.cli.removing import MOST_PER_CLASS
 
 CLASSES = 10
-SIZES = (20, 100, 300, 1000, 3000)
-"""The fewest are two of every class: a search refuses fewer than sixteen inputs."""
+SIZES = (10, 100, 300, 1000, 3000)
 
 Kind: TypeAlias = Literal["even", "any", "correct", "unsure", "sure"]
 

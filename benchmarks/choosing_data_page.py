@@ -41,7 +41,6 @@ class, the images of all classes together.
 - `critical-neurons compress` searches with the default choices where it is given a data set, in the order of the
   classes; here images are shuffled. `cn.search` and `cn.compress` take all that they are given, at once: how many and
   which is then advice.
-- A search refuses fewer than 16 inputs, so that 20, two of every class, are the fewest here.
 """
 
 RULE = """\

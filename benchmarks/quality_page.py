@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -351,12 +351,23 @@ def describe_case(mine: Sequence[Measured], pictures: str) -> str:
 
 
 def _list_losses(ordered: Sequence[Measured], compensate: str) -> str:
+    """A row for every method, a column for every budget; another where baselines have one share as well."""
     wanted = max(len(each.results) for each in ordered)
+    columns = [
+        (each, suffix)
+        for each in ordered
+        for suffix in ("", UNIFORM)
+        if not suffix or any(name.endswith(UNIFORM) for name in each.methods)
+    ]
     rows = []
-    for method in dict.fromkeys(name for each in ordered for name in each.methods):
-        figures = [summarise(each.lose(method, compensate)) if method in each.methods else None for each in ordered]
-        rows.append([method, *("" if figure is None else figure.show(wanted) for figure in figures)])
-    return _table(["", *(each.place.budget + _say_part(each) for each in ordered)], rows)
+    for method in dict.fromkeys(name.removesuffix(UNIFORM) for each in ordered for name in each.methods):
+        row = [method]
+        for each, suffix in columns:
+            known = method + suffix in each.methods
+            figure = summarise(each.lose(method + suffix, compensate)) if known else None
+            row.append("" if figure is None else figure.show(wanted))
+        rows.append(row)
+    return _table(["", *(each.place.budget + suffix + _say_part(each) for each, suffix in columns)], rows)
 
 
 def describe_sizes(measured: Sequence[Measured], pictures: str) -> str:
@@ -466,12 +477,21 @@ def _describe_left(measured: Measured, method: str, compensate: str) -> tuple[fl
 
 
 def _by_size(measured: Iterable[Measured]) -> dict[tuple[str, str], list[Measured]]:
-    """The cases measured with several numbers of calibration images, and what of them can be compared."""
+    """The cases measured with several numbers of calibration images: seeds that were measured with all of them."""
     cases: dict[tuple[str, str], list[Measured]] = {}
     for each in measured:
         if each.place.measure == "removed":
             cases.setdefault(each.place.case, []).append(each)
-    return {case: mine for case, mine in cases.items() if len({each.place.images for each in mine}) > 1}
+    several = {case: mine for case, mine in cases.items() if len({each.place.images for each in mine}) > 1}
+    return {case: _take_common_seeds(mine) for case, mine in several.items()}
+
+
+def _take_common_seeds(mine: Sequence[Measured]) -> list[Measured]:
+    seeds = set.intersection(*(set(each.results) for each in mine))
+    found = [
+        replace(each, results={seed: each.results[seed] for seed in each.results if seed in seeds}) for each in mine
+    ]
+    return [each for each in found if each.results]
 
 
 def _order(measured: Measured) -> tuple[bool, float]:
