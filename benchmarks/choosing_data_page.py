@@ -38,9 +38,8 @@ class, the images of all classes together.
 - **least sure**, **most sure**: of every class as many, those whose largest output is least, or most, above the
   second.
 - **by class**: one search on the images of each class, the scores averaged, the same budget.
-- `critical-neurons compress` searches with the default choices where it is given a data set, in the order of the
-  classes; here images are shuffled. `cn.search` and `cn.compress` take all that they are given, at once: how many and
-  which is then advice.
+- `critical-neurons compress` searches with the default choices where it is given a data set. `cn.search` and
+  `cn.compress` take all that they are given, at once: how many and which is then advice.
 """
 
 RULE = """\

@@ -244,6 +244,29 @@ def test_inputs_may_come_once():
     assert torch.equal(once(inputs), cn.prune(model, plan, inputs, compensate="least_squares")(inputs))
 
 
+def test_inputs_in_the_order_of_their_classes_have_all_of_them_held_out(monkeypatch):
+    model = nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 2)).double().eval()
+    nn.init.ones_(model[0].weight)
+    inputs = torch.arange(1.0, 11.0, dtype=torch.float64).repeat_interleave(100)[:, None]
+    seen = {}
+
+    def begin(*args):
+        refit = refitting.begin_refit(*args)
+        add = refit.add
+
+        def listen(read, given, found, *, held_out: bool):
+            seen.setdefault(held_out, []).append(read)
+            add(read, given, found, held_out=held_out)
+
+        refit.add = listen
+        return refit
+
+    monkeypatch.setattr(streaming, "begin_refit", begin)
+    cn.prune(model, draw_plan(model, inputs, seed=1), inputs, compensate="least_squares")
+    for held_out in (True, False):
+        assert len(torch.cat(seen[held_out]).unique(dim=0)) == 10
+
+
 def test_progress_is_told():
     model, inputs = CONSUMERS["linear"][1](), draw(32, 6)
     told = []

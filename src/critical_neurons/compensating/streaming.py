@@ -60,7 +60,8 @@ def refit_modules(
     places = {str(node.target): place for place, node in enumerate(nodes) if node.op == "call_module"}
     before, after = _Runner(original), _Runner(smaller)
     size = min(BATCH_SIZE, -(-len(inputs) // (2 * HELD_OUT)))
-    reached, held = 0, [_Batch(part) for part in torch.split(inputs, size)]
+    shuffled = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))  # data comes class by class
+    reached, held = 0, [_Batch(inputs[rows]) for rows in torch.split(shuffled, size)]
     known = [stop for stop in stops if isinstance(smaller.get_submodule(stop.module), REFITTED)]
     for done, stop in enumerate(sorted(known, key=lambda stop: places[stop.module])):
         progress(done, len(known))
