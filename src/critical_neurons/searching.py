@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -299,17 +300,17 @@ class _Task:
     def _try_ways(self) -> _Course:
         """The course after which the fewest decisions change."""
         counts = self._shift_counts(self._list_counts())
-        first = min(
-            (self._take(each, temperature, 0) for each in counts for temperature in TEMPERATURES), key=self._miss
-        )
         felt = [temperature for temperature in TEMPERATURES if temperature is not None]
-        others = (self._take(first.counts, temperature, draw) for draw in range(1, DRAWS) for temperature in felt)
-        return min((first, *others), key=self._miss)
+        done, total = itertools.count(), len(counts) * len(TEMPERATURES) + (DRAWS - 1) * len(felt)
 
-    def _take(self, counts: list[int], temperature: float | None, draw: int) -> _Course:
-        told = self.search.report("layers chosen from")
-        chosen = self.search.choice.choose(counts, told, temperature=temperature, draw=draw, bounded=False)
-        return _Course(counts, temperature, draw, chosen.orders)
+        def take(counts: list[int], temperature: float | None, draw: int) -> _Course:
+            self.search.report("eliminations tried")(next(done), total)
+            chosen = self.search.choice.choose(counts, temperature=temperature, draw=draw, bounded=False)
+            return _Course(counts, temperature, draw, chosen.orders)
+
+        first = min((take(each, temperature, 0) for each in counts for temperature in TEMPERATURES), key=self._miss)
+        others = (take(first.counts, temperature, draw) for draw in range(1, DRAWS) for temperature in felt)
+        return min((first, *others), key=self._miss)
 
     def _shift_counts(self, found: list[list[int]]) -> list[list[int]]:
         """Where the budget leaves the counts open, also those after which the fewest decisions change."""
