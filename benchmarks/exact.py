@@ -5,7 +5,12 @@ python benchmarks/exact.py --data FOLDER [--widths 10 20 40] [--searches tree ga
 Searches: `tree`, what score does: branch and bound on the scores with rows of the convex hull; `no hulls`, without
 those; `no incumbents`, without better masks by trial; `gates`, the solver's own branch and bound on scores and gates.
 
-python benchmarks/exact.py --page     the table of docs/exact.md from the stored results
+python benchmarks/exact.py --data FOLDER --incumbents search none [--widths 20 40] [--seconds 60]
+
+Half the units of every layer, in place of sparsity: the plan that `cn.search` finds on a thousand images, given to the
+exact program as its incumbent; `none`, the same program without it.
+
+python benchmarks/exact.py --page     the tables of docs/exact.md from the stored results
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,21 +33,27 @@ from storing import SEED, store_line
 RESULTS = Path(__file__).parent / "results" / "exact.jsonl"
 PAGE = Path(__file__).parent.parent / "docs" / "exact.md"
 HEAD = "| network | test accuracy | search | objective, unpruned | best | bound | gap | seconds |"
+JUDGED_HEAD = "| network | incumbent | its loss | best | bound | gap of the incumbent | gap | seconds |"
 EPOCHS = 12
+BUDGET = {"units": 0.5}
+SEARCHED = 1000
+"""Images for the search, as many of every class."""
 SEARCHES = ("tree", "no hulls", "no incumbents", "gates")
+INCUMBENTS = ("search", "none")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", action="store_true", help="write the table of docs/exact.md")
+    parser.add_argument("--page", action="store_true", help="write the tables of docs/exact.md")
     parser.add_argument("--data", help="folder or id of a Hugging Face data set of 28x28 images")
     parser.add_argument("--widths", type=int, nargs="+", default=[10, 20, 40], help="units of the first hidden layer")
     parser.add_argument("--searches", nargs="+", default=["tree"], choices=SEARCHES)
+    parser.add_argument("--incumbents", nargs="+", choices=INCUMBENTS, help="under a budget, in place of --searches")
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--solver", default="highs")
     arguments = parser.parse_args()
     if arguments.page:
-        write_table()
+        write_tables()
         return
     look = Look(channels=1, resize=28)
     inputs, labels = load_batch(arguments.data, split="train", look=look)
@@ -49,10 +61,17 @@ def main() -> None:
     images = load_batch(arguments.data, per_class=1, seed=SEED, look=look)
     for width in arguments.widths:
         model = train(width, inputs, labels)
+        case = {"case": f"exact 784-{width}-{width // 2}-10", "data": Path(arguments.data).name}
+        accuracy = {"test_accuracy": measure_accuracy(model, *held_out)}
+        if arguments.incumbents:
+            searched, _ = load_batch(arguments.data, per_class=SEARCHED // 10, seed=SEED, look=look)
+            for incumbent in arguments.incumbents:
+                found = judge(model, images, searched if incumbent == "search" else None, arguments.seconds)
+                store_line(RESULTS, {**case, "incumbent": incumbent, **found, **accuracy})
+            continue
         for search in arguments.searches:
             found = solve(model, images, search, arguments.solver, arguments.seconds)
-            case = {"case": f"exact 784-{width}-{width // 2}-10", "data": Path(arguments.data).name}
-            store_line(RESULTS, {**case, **found, "test_accuracy": measure_accuracy(model, *held_out)})
+            store_line(RESULTS, {**case, **found, **accuracy})
 
 
 def train(width: int, inputs: Tensor, labels: Tensor) -> nn.Module:
@@ -109,23 +128,76 @@ def solve(
     }
 
 
-def write_table() -> None:
-    """The newest line of every network and search, in place of the table there is."""
-    newest = {}
-    for line in RESULTS.read_text().splitlines():
-        record = json.loads(line)
-        if "search" in record:
-            newest[record["case"], record["search"]] = record
-    rows = [
-        f"| {case.removeprefix('exact ')} | {record['test_accuracy']:.1%} | {search} | {record['unpruned']:.4f} "
-        f"| {record['objective']:.4f} | {record['bound']:.4f} | {record['gap']:.2g} | {record['seconds']:.1f}"
-        f"{'' if record['status'] == 'optimal' else ', stopped'} |"
-        for (case, search), record in sorted(newest.items(), key=lambda item: (item[1]["sizes"]["columns"], item[0]))
-    ]
-    text = PAGE.read_text()
-    before, _, after = text.partition(HEAD)
+def judge(
+    model: nn.Module, images: tuple[Tensor, Tensor], searched: Tensor | None, seconds: float
+) -> dict[str, object]:
+    """The exact program under the budget, from the plan of a search on these images if there are any."""
+    plan = None if searched is None else cn.plan(cn.search(model, searched, **BUDGET, compensate="none"))
+    scores = cn.score(
+        model,
+        *images,
+        formulation="exact",
+        binary=True,
+        budget=BUDGET,
+        time_limit=seconds,
+        threads=1,
+        incumbent=plan,
+    )
+    given = scores.incumbent
+    return {
+        "budget": BUDGET,
+        "time_limit": seconds,
+        "status": scores.status.value,
+        "given": given and given.objective,
+        "given_gap": given and given.gap,
+        "objective": scores.objective,
+        "bound": scores.bound,
+        "gap": scores.gap,
+        "seconds": round(scores.seconds, 1),
+        "sizes": dict(scores.sizes),
+        "units_kept": [round(float(values.sum())) for values in scores.values()],
+    }
+
+
+def write_tables() -> None:
+    """The newest line of every network and search, and of every network and incumbent, in place of those there are."""
+    records = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+    write_table(HEAD, [lay_out(*item) for item in find_newest(records, "search")])
+    write_table(JUDGED_HEAD, [lay_out_judged(*item) for item in find_newest(records, "incumbent")])
+
+
+def find_newest(records: list[dict[str, Any]], key: str) -> list[tuple[str, dict[str, Any]]]:
+    newest = {(record["case"], record[key]): record for record in records if key in record}
+    ordered = sorted(newest.items(), key=lambda item: (item[1]["sizes"]["columns"], item[0]))
+    return [(case.removeprefix("exact "), record) for (case, _), record in ordered]
+
+
+def lay_out(case: str, record: dict[str, Any]) -> str:
+    return (
+        f"| {case} | {record['test_accuracy']:.1%} | {record['search']} | {record['unpruned']:.4f} "
+        f"| {record['objective']:.4f} | {record['bound']:.4f} | {record['gap']:.2g} | {tell_seconds(record)} |"
+    )
+
+
+def lay_out_judged(case: str, record: dict[str, Any]) -> str:
+    given, gap = (
+        "" if record[name] is None else format(record[name], form)
+        for name, form in (("given", ".4f"), ("given_gap", ".2g"))
+    )
+    return (
+        f"| {case} | {record['incumbent']} | {given} | {record['objective']:.4f} | {record['bound']:.4f} | {gap} "
+        f"| {record['gap']:.2g} | {tell_seconds(record)} |"
+    )
+
+
+def tell_seconds(record: dict[str, Any]) -> str:
+    return f"{record['seconds']:.1f}{'' if record['status'] == 'optimal' else ', stopped'}"
+
+
+def write_table(head: str, rows: list[str]) -> None:
+    before, _, after = PAGE.read_text().partition(head)
     rest = after[after.index("\n\n") :]
-    PAGE.write_text("\n".join([before + HEAD, "|---|---|---|---|---|---|---|---|", *rows]) + rest)
+    PAGE.write_text("\n".join([before + head, "|---" * (head.count("|") - 1) + "|", *rows]) + rest)
 
 
 if __name__ == "__main__":

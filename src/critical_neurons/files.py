@@ -145,12 +145,7 @@ def load_json(
     path: str | os.PathLike[str], kind: str, version: int, build: Callable[[Mapping[str, Any]], _Built]
 ) -> _Built:
     """Read a JSON file with `format` and `version` and build what it describes."""
-    try:
-        data = json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise InvalidFileError(f"{path}: cannot be read ({error.strerror or error}).") from error
-    except ValueError as error:
-        raise InvalidFileError(f"{path}: not a JSON file ({error}).") from error
+    data = _read_json(path)
     if not isinstance(data, dict) or data.get("format") != kind:
         raise InvalidFileError(f"{path}: not a file of {kind}.")
     if data.get("version") != version:
@@ -161,3 +156,19 @@ def load_json(
         return build(data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidFileError(f"{path}: damaged, or edited by hand ({type(error).__name__}: {error}).") from error
+
+
+def find_format(path: str | os.PathLike[str]) -> str | None:
+    """What a JSON file says it holds, if it says anything."""
+    data = _read_json(path)
+    kind = data.get("format") if isinstance(data, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+def _read_json(path: str | os.PathLike[str]) -> Any:
+    try:
+        return json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise InvalidFileError(f"{path}: cannot be read ({error.strerror or error}).") from error
+    except ValueError as error:
+        raise InvalidFileError(f"{path}: not a JSON file ({error}).") from error

@@ -145,6 +145,8 @@ class Program:
     sources: tuple[RowSource, ...]
     term: ConvexTerm
     start: Floats | None = None
+    given: Floats | None = None
+    """Another feasible point, from elsewhere: better ones are looked for around it first."""
     tie_break: Floats | None = None
     unpruned: Floats | None = None
     """The point of the unpruned network, feasible or not."""
@@ -166,6 +168,11 @@ class Program:
         """Explicit gates, integer or relaxed."""
         gates = self.blocks.get("gate", slice(0, 0))
         return int(gates.stop - gates.start)
+
+    @property
+    def known(self) -> list[Floats]:
+        """The feasible points known before any search."""
+        return [point for point in (self.start, self.given) if point is not None]
 
     def raise_term(self, point: Floats) -> Floats:
         """The point with its epigraph columns set to the true values of the convex term."""

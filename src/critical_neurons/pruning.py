@@ -86,7 +86,8 @@ def units_that_stay(network: Network, plan: Plan) -> Bools:
         if layer is not None:
             stays[layer.units[planned.removed]] = False
     for planned in plan.layers:
-        _check_layer(layers[planned.name], planned, stays)
+        if planned.name in layers:
+            _check_layer(layers[planned.name], planned, stays)
     return stays
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from critical_neurons.files import load_json, write_atomically
 from critical_neurons.network import Fingerprint, Floats, Hold, Layer, Wiring
-from critical_neurons.solution import Status, Step
+from critical_neurons.solution import Status, Step, relative_gap
 
 FORMAT = "critical_neurons scores"
 FORMAT_VERSION = 1
@@ -45,12 +45,34 @@ class LayerChoice:
         return f"{', '.join(self.layers)}: least-squares error {self.error:.3g}, bound {bound}, gap {gap}"
 
 
+@dataclass(frozen=True)
+class Incumbent:
+    """What the exact program says of a plan that was given to it: the plan's own objective, and the bound below which
+    no scores of 0 or 1 fall, whoever finds them."""
+
+    rule: str
+    objective: float
+    bound: float
+
+    @property
+    def gap(self) -> float | None:
+        return relative_gap(self.objective, self.bound)
+
+    def __str__(self) -> str:
+        gap = "unknown" if self.gap is None else f"{self.gap:.2%}"
+        return (
+            f"the plan given ({self.rule}) has objective {self.objective:.6g}; no scores of 0 or 1 that the program "
+            f"allows fall below {self.bound:.6g}, which is better by {max(0.0, self.objective - self.bound):.4g} "
+            f"(gap {gap})"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Scores(Mapping[str, Floats]):
     """`scores["features.0"]` are the scores of that layer, one in [0, 1] per unit.
 
     Averaged scores have no objective and no bound of their own; they keep the worst status and the largest gap of
-    their `parts`. `layer_choices` come from a search for what is refitted.
+    their `parts`. `layer_choices` come from a search for what is refitted, `incumbent` from a plan that was given.
     """
 
     values_by_layer: Mapping[str, Floats]
@@ -71,6 +93,7 @@ class Scores(Mapping[str, Floats]):
     notes: tuple[str, ...] = ()
     parts: tuple[Scores, ...] = ()
     layer_choices: tuple[LayerChoice, ...] = ()
+    incumbent: Incumbent | None = None
 
     @property
     def per_unit(self) -> Floats:
@@ -120,6 +143,7 @@ class Scores(Mapping[str, Floats]):
             "notes": list(self.notes),
             "parts": [part.to_dict() for part in self.parts],
             **({"layer_choices": choices} if choices else {}),  # files without any are as they were before
+            **({"incumbent": vars(self.incumbent)} if self.incumbent else {}),
         }
 
     @classmethod
@@ -146,6 +170,7 @@ class Scores(Mapping[str, Floats]):
                 LayerChoice(tuple(each["layers"]), each["error"], each["bound"])
                 for each in data.get("layer_choices", ())
             ),
+            incumbent=Incumbent(**data["incumbent"]) if "incumbent" in data else None,
         )
         sizes = {layer.name: layer.size for layer in scores.layers if layer.scored}
         if sizes != {name: len(values) for name, values in scores.items()}:
@@ -202,4 +227,5 @@ def average_scores(
         notes=parts[0].notes + notes,
         parts=tuple(parts),
         layer_choices=(),
+        incumbent=None,
     )

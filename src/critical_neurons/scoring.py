@@ -17,7 +17,7 @@ from torch import nn
 from critical_neurons.batch import check_classes, digest_rows, gather_batch
 from critical_neurons.bounding import bound_network
 from critical_neurons.bounds import Bounds
-from critical_neurons.encoding import Goal, Objective, budget_network, encode, encode_literal
+from critical_neurons.encoding import Goal, Objective, encode, encode_literal, find_floor, read_budget
 from critical_neurons.errors import (
     InfeasibleProgramError,
     InvalidInputError,
@@ -26,10 +26,12 @@ from critical_neurons.errors import (
     WorkersError,
 )
 from critical_neurons.network import Floats, Ints, Network, Shape
+from critical_neurons.plans import Plan
 from critical_neurons.program import Program
+from critical_neurons.proposing import Proposal, check_incumbent, propose_mask
 from critical_neurons.reading import Passage, read_network, run_model
-from critical_neurons.scores import Scores, average_scores
-from critical_neurons.settings import BUDGETS, BoundsName, FormulationName, ObjectiveName, Settings, as_names
+from critical_neurons.scores import Incumbent, Scores, average_scores
+from critical_neurons.settings import BoundsName, FormulationName, ObjectiveName, Settings, as_names
 from critical_neurons.solution import ClassStep, Status, Step, relative_gap
 from critical_neurons.solving import Capability, Limits, Solver, find_solver, ignore_progress
 from critical_neurons.spreading import Piece, Tell, find_allowed_threads, hire
@@ -50,6 +52,9 @@ INTERRUPTED = "interrupted"
 
 SCORE_DECIMALS = 6
 """The solver's tolerance: what lies below it is noise, which must not decide between equal scores."""
+
+ROUNDING = 1e-9
+"""By which one objective must be below another to be called better."""
 
 
 def score(
@@ -80,6 +85,7 @@ def score(
     progress: Callable[[Step], None] | None = None,
     workers: Workers = HERE,
     earlier: Scores | None = None,
+    incumbent: Plan | Scores | None = None,
 ) -> Scores:
     """Importance scores of every neuron and feature map: the program of docs/method.md, solved.
 
@@ -105,6 +111,9 @@ def score(
       and gate. `solver_options` are handed to it.
     * `time_limit` in seconds, `gap`: when to stop. Ctrl-C stops too. Both leave the best scores so far, and so do
       workers that are lost: of the classes that are done, the average.
+    * `incumbent`: a plan from anywhere, or scores that are one (0 or 1 each, or found under a budget), with
+      `formulation="exact", binary=True`. What is returned is no worse; `scores.incumbent` and a note say how much
+      better than the plan any other scores of 0 or 1 could be, within the budget if there is one.
     * `ignore`: names of layers that get no scores. `progress` is called with every `Step`.
     * `start`, `stop`: names of the first and of the last module that is read and scored, as in `named_modules`; of a
       container its first and its last call, of a function the name torch.fx gives it. What comes before is run as it
@@ -137,6 +146,8 @@ def score(
         raise InvalidInputError(f"earlier: found {type(earlier).__name__}. Accepted: Scores, as cn.score gives them.")
     if not by_class and (workers != HERE or earlier is not None):
         raise InvalidSettingError("workers and earlier: go with by_class=True. A single program is a single piece.")
+    if incumbent is not None:
+        check_incumbent(incumbent, settings)
     started = time.monotonic()
     found = find_solver(settings.solver)
     found.check_options(settings.solver_options)
@@ -160,6 +171,7 @@ def score(
         labelled=batch.labels is not None,
         workers=workers,
         earlier=() if earlier is None else earlier.parts,
+        proposal=None if incumbent is None else propose_mask(incumbent, network, settings.budget),
     )
     digests = np.array(digest_rows(batch.inputs))
     points = _Points(passage, predictions if batch.labels is None else batch.labels, digests, own)
@@ -196,6 +208,7 @@ class _Task:
     labelled: bool
     workers: Workers = HERE
     earlier: tuple[Scores, ...] = ()
+    proposal: Proposal | None = None
 
     def score_for_share(self, points: _Points, started: float) -> Scores:
         """Bisection for the largest λ at which the mean score is at most the share wanted.
@@ -299,6 +312,8 @@ class _Task:
         settings, network = self.settings, self.network
         goal = self._set_goal()
         program = self._encode(points, goal)
+        if self.proposal is not None:
+            program = replace(program, given=_place(program, self.proposal.mask))
         assert program.unpruned is not None
         logit_error = float(np.abs(program.term.logits(program.unpruned) - points.passage.logits).max())
         limits = Limits(
@@ -326,6 +341,15 @@ class _Task:
         point[program.blocks["score"]] = per_unit
         objective = goal.compute(network.groups, per_unit, program.term.values(point))
         bound = None if solution.bound is None or not certified else min(solution.bound, objective)
+        incumbent = None
+        if program.given is not None:
+            assert self.proposal is not None
+            own = goal.compute(network.groups, self.proposal.mask, program.term.values(program.given))
+            bound = find_floor(goal, network.groups) if bound is None else bound
+            incumbent = Incumbent(self.proposal.rule, own, bound)
+            notes += (_describe_incumbent(incumbent, objective),)
+            if self.proposal.weights not in (None, network.fingerprint.weights):
+                notes += ("incumbent: made with other weights of this network",)
         scores = Scores(
             values_by_layer={layer.name: per_unit[layer.units] for layer in network.scored},
             layers=network.layers,
@@ -343,6 +367,7 @@ class _Task:
             sizes=solution.sizes,
             logit_error=logit_error,
             notes=notes,
+            incumbent=incumbent,
         )
         return scores, solution.interrupted
 
@@ -351,9 +376,7 @@ class _Task:
         if settings.budget is None:
             assert settings.loss_weight != "auto"
             return Objective(settings.objective, settings.loss_weight, settings.rescale)
-        measure = next(name for name in BUDGETS if name in settings.budget)
-        by_layer = settings.budget.get("scope", "layer") == "layer"
-        return budget_network(self.network, measure, settings.budget[measure], by_layer=by_layer)
+        return read_budget(self.network, settings.budget)
 
     def _encode(self, points: _Points, goal: Goal) -> Program:
         settings, network = self.settings, self.network
@@ -396,6 +419,21 @@ class _Task:
 def _score_class(task: _Task, points: _Points, seconds: float, tell: Tell) -> tuple[Scores, bool]:
     now = time.monotonic()
     return replace(task, report=tell).score_points(points, now, now + seconds)
+
+
+def _place(program: Program, mask: Floats) -> Floats:
+    """The point of the exact program with this mask: a forward pass."""
+    assert program.complete is not None
+    point = np.zeros(program.column_count)
+    point[program.blocks["score"]] = mask
+    return program.raise_term(program.complete(point))
+
+
+def _describe_incumbent(incumbent: Incumbent, objective: float) -> str:
+    """What is certified of the plan given, and whether a better one was found."""
+    gained = incumbent.objective - objective
+    found = f"the scores found are better by {gained:.4g}" if gained > ROUNDING else "nothing better was found"
+    return f"incumbent: {incumbent}; {found}"
 
 
 def _check_own(bounds: Bounds | None, network: Network, inputs: Floats, settings: Settings) -> None:

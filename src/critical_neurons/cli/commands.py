@@ -34,6 +34,7 @@ from critical_neurons.cli.options import (
     Threads,
     TimeLimit,
     Weights,
+    read_incumbent,
     read_loss_weight,
     read_numbers,
     read_pairs,
@@ -172,6 +173,10 @@ def score(
     earlier: Annotated[
         Path | None, typer.Option(help="Scores by class of an interrupted run; classes it finished are taken over.")
     ] = None,
+    incumbent: Annotated[
+        Path | None,
+        typer.Option(help="A plan, or scores that are one, to begin with and to judge, with --binary."),
+    ] = None,
     solver: Annotated[str, typer.Option(help="auto, highs, barrier, scip, or cvxpy:NAME.")] = "auto",
     solver_option: SolverOptions = None,
     time_limit: TimeLimit = 300.0,
@@ -194,6 +199,8 @@ def score(
       critical-neurons score my_package.models:make_net batch.npz --relaxed --input-radius 1e-5 --json
       critical-neurons score resnet:make batch.npz --formulation linearised --budget macs=0.5 --output scores.json
       critical-neurons score lenet5 batch.npz --weights lenet5.pt --by-class --jobs 4 --output scores.json
+      critical-neurons score my_package.models:make_net batch.npz --formulation exact --binary --budget units=0.5 \\
+        --incumbent plan.json
     """
     from critical_neurons.files import check_writable
 
@@ -209,6 +216,7 @@ def score(
     from critical_neurons.reporting import describe_batch, report_scores
 
     look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
+    proposed = None if incumbent is None else read_incumbent(incumbent)
     network = load_model(model, weights)
     per_class = 1 if per_class is None and not is_file(data) else per_class
     inputs, labels = load_batch(data, per_class=per_class, seed=seed, split=split, look=look)
@@ -243,6 +251,7 @@ def score(
             progress=progress,
             workers=workers,
             earlier=None if earlier is None else cn.Scores.load(earlier),
+            incumbent=proposed,
         )
     if all((values == 1).all() for values in scores.values()):
         note("Every unit scores 1: no point better than the whole network was found.")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from critical_neurons.errors import InvalidSettingError
+from critical_neurons.errors import InvalidFileError, InvalidSettingError
 from critical_neurons.workers import Workers
+
+if TYPE_CHECKING:
+    from critical_neurons import Plan, Scores
 
 ModelName = Annotated[
     str, typer.Argument(help="fc3, fc4, lenet5, vgg16, resnet20, or package.module:factory.", metavar="MODEL")
@@ -129,6 +132,20 @@ def read_pairs(option: str, texts: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             pairs[name] = value
     return pairs
+
+
+def read_incumbent(path: Path) -> Plan | Scores:
+    """A plan or scores, whichever the file holds."""
+    from critical_neurons import plans, scores
+    from critical_neurons.files import find_format
+
+    kinds: dict[str | None, type[Plan | Scores]] = {plans.FORMAT: plans.Plan, scores.FORMAT: scores.Scores}
+    found = find_format(path)
+    if found not in kinds:
+        raise InvalidFileError(
+            f"{path}: neither a plan nor scores. Accepted: what score --output or prune --plan wrote."
+        )
+    return kinds[found].load(path)
 
 
 def read_threshold(text: str | None) -> float | Literal["mean"] | None:

@@ -7,7 +7,7 @@ from critical_neurons.bounds import Bounds
 from critical_neurons.encoding.exact import encode_exact
 from critical_neurons.encoding.linearised import encode_linearised
 from critical_neurons.encoding.literal import encode_literal
-from critical_neurons.encoding.objective import Budget, Goal, Objective, budget_network
+from critical_neurons.encoding.objective import Budget, Goal, Objective, budget_network, find_floor, read_budget
 from critical_neurons.encoding.paper import encode_paper
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.network import Ints, Network
@@ -15,7 +15,16 @@ from critical_neurons.program import Program
 from critical_neurons.settings import EXACT_STOP, FormulationName
 from critical_neurons.tail import Tail
 
-__all__ = ["Budget", "Goal", "Objective", "budget_network", "encode", "encode_literal"]
+__all__ = [
+    "Budget",
+    "Goal",
+    "Objective",
+    "budget_network",
+    "encode",
+    "encode_literal",
+    "find_floor",
+    "read_budget",
+]
 
 
 def encode(

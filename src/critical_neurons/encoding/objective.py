@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from scipy import sparse
@@ -13,7 +14,7 @@ from critical_neurons.costs import Measure, count_cost, differentiate_cost
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.network import Floats, Network
 from critical_neurons.program import Rows
-from critical_neurons.settings import ObjectiveName
+from critical_neurons.settings import BUDGETS, ObjectiveName
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,17 @@ class Budget:
 
 
 Goal: TypeAlias = Objective | Budget
+
+
+def find_floor(goal: Goal, sizes: tuple[int, ...]) -> float:
+    """What no scores fall below: every unit removed, and nothing lost."""
+    return goal.compute(sizes, np.zeros(sum(sizes)), np.zeros(1))
+
+
+def read_budget(network: Network, budget: Mapping[str, Any]) -> Budget:
+    """The budget that `score` is told."""
+    measure = next(name for name in BUDGETS if name in budget)
+    return budget_network(network, measure, budget[measure], by_layer=budget.get("scope", "layer") == "layer")
 
 
 def budget_network(network: Network, measure: Measure, share: float, *, by_layer: bool) -> Budget:

@@ -61,7 +61,7 @@ class BranchLoop(CutLoop):
         self._closed_at = np.inf
 
     def _solve_integers(self, relaxed: Floats, target: float) -> None:
-        self._improve(relaxed)
+        self._improve(self._incumbent, relaxed)
         lower, upper = self._program.lower[self._columns], self._program.upper[self._columns]
         self._push(lower, upper, -np.inf, rounds=ROOT_ROUNDS, target=target)
         while self._open:

@@ -107,8 +107,8 @@ class ConicSolver:
             status, point = _judge(whole, status, problem.point())
         except KeyboardInterrupt:
             interrupted, status, point = True, Status.TIMED_OUT, None
-        if point is None and status in (Status.TIMED_OUT, Status.FAILED) and program.start is not None:
-            status, point = Status.FEASIBLE, program.start
+        if point is None and status in (Status.TIMED_OUT, Status.FAILED) and program.known:
+            status, point = Status.FEASIBLE, min(program.known, key=program.value)
         objective = None if point is None else program.value(point)
         step = Step(time.monotonic() - started, objective, None, program.row_count, 0)
         report(step)

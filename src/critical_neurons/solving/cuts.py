@@ -95,6 +95,7 @@ class CutLoop:
         self._learnt: list[Rows] = []
         self._row_count = 0
         self._stops = 0
+        self._trials = 0
         self._cut_count = 0
         self._integers = np.flatnonzero(program.integer)
 
@@ -132,11 +133,13 @@ class CutLoop:
 
     def _search(self) -> Status:
         target = (1.0 - TIE_BREAK_SHARE) * self._limits.gap
-        if self._program.start is not None:
-            self._offer(self._program.start)
+        for point in self._program.known:
+            self._offer(point)
+        if self._program.given is not None:
+            self._improve(self._program.given, self._program.unpruned)
         self._engine = self._build(self._program, self._limits)
-        if self._program.start is not None:
-            self._add_cuts(self._below(self._program.start))
+        for point in self._program.known:
+            self._add_cuts(self._below(point))
         relaxed = self._solve_relaxation(target)
         if not self._solved(target):
             self._solve_integers(relaxed, target)
@@ -157,7 +160,7 @@ class CutLoop:
 
     def _solve_integers(self, relaxed: Floats, target: float) -> None:
         """What is left when the relaxation has been solved and does not close the gap."""
-        self._improve(relaxed)
+        self._improve(self._incumbent, relaxed)
         self._solve_fixed(relaxed, target)
         while not self._solved(target):
             self._solve_integer_round(target)
@@ -204,15 +207,16 @@ class CutLoop:
             self._offer(completed)
         return feasible
 
-    def _improve(self, point: Floats) -> None:
-        """Offer the best points that the formulation finds from the incumbent and from these scores."""
+    def _improve(self, *points: Floats | None) -> None:
+        """Offer the best points that the formulation finds from the scores of these, as far as they are known."""
         if self._program.improve is None:
             return
-        starts = [point] if self._incumbent is None else [self._incumbent, point]
-        for number, start in enumerate(starts):
+        starts = [point for point in points if point is not None]
+        for start in starts:
             seconds = IMPROVING_TIME_SHARE * self._remaining() / len(starts)
-            better = self._program.improve(start, seconds=seconds, seed=self._limits.seed + number)
+            better = self._program.improve(start, seconds=seconds, seed=self._limits.seed + self._trials)
             better = self._program.raise_term(better)
+            self._trials += 1
             if self._is_feasible(better):
                 self._offer(better)
             self._tell()
