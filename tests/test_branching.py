@@ -88,6 +88,44 @@ def test_budgets():
     assert solution.objective == pytest.approx(gates.objective, abs=SAME)
 
 
+def give(program, mask):
+    point = np.zeros(program.column_count)
+    point[program.blocks["score"]] = mask
+    return replace(program, given=program.raise_term(program.complete(point)))
+
+
+def test_masks_are_tried_from_the_point_given_and_from_the_unpruned_network():
+    program = encode_random(8)
+    score = program.blocks["score"]
+    mask = np.tile([1.0, 0.0], score.stop // 2)
+    tried = []
+
+    def watch(point, *, seconds, seed):
+        tried.append((point[score].round(), seed))
+        return program.improve(point, seconds=seconds, seed=seed)
+
+    solution = cn.solve(replace(give(program, mask), improve=watch), **QUICK)
+    starts, seeds = zip(*tried, strict=True)
+    assert np.array_equal(starts[0], mask)
+    assert np.array_equal(starts[1], np.ones(len(mask)))
+    assert len(set(seeds)) == len(seeds)
+    rivals = [program.raise_term(program.improve(program.unpruned, seconds=60.0, seed=1))]
+    rivals.append(program.raise_term(program.improve(give(program, mask).given, seconds=60.0, seed=0)))
+    assert solution.history[1].objective == pytest.approx(min(map(program.value, rivals)), abs=SAME)
+    assert solution.objective == pytest.approx(cn.solve(program, **QUICK).objective, abs=SAME)
+
+
+@pytest.mark.parametrize("branching", [True, False], ids=["tree", "gates"])
+def test_the_point_given_is_there_without_time(branching):
+    program = encode_random(8)
+    best = cn.solve(program, **QUICK)
+    given = give(program, best.point[program.blocks["score"]])
+    solution = cn.solve(given if branching else replace(given, branching=None), time_limit=1e-9)
+    assert solution.status is cn.Status.FEASIBLE
+    assert solution.objective == pytest.approx(best.objective, abs=SAME)
+    assert solution.objective < program.value(program.start)
+
+
 def test_a_leaf_that_is_not_accepted_keeps_the_bound_honest():
     """A completion that never gives a feasible point: nothing may be called solved."""
     program = encode_random(4)

@@ -249,6 +249,35 @@ class TestScore:
         again = json.loads(succeed(*by_class, "--earlier", tmp_path / "spread.json", "--json").stdout)["scores"]
         assert again["parts"] == [part.to_dict() for part in spread.parts]  # down to the seconds
 
+    def test_a_plan_or_scores_are_judged(self, scores):
+        exact = (
+            "score",
+            "tiny_models:net",
+            "data.npz",
+            "--formulation",
+            "exact",
+            "--binary",
+            "--budget",
+            "units=0.5",
+        )
+        cut = ("prune", "tiny_models:net", "--scores", scores, "--units", 0.5, "--input-shape", 6)
+        succeed(*cut, "--plan", "plan.json")
+        by_plan = json.loads(succeed(*exact, "--incumbent", "plan.json", "--json").stdout)["scores"]
+        assert by_plan["incumbent"]["rule"] == cn.Plan.load("plan.json").rule
+        assert by_plan["objective"] <= by_plan["incumbent"]["objective"]
+        succeed(*exact, "--output", "exact.json")
+        by_scores = succeed(*exact, "--incumbent", "exact.json")
+        assert "Note: incumbent: the plan given (scores of 0 or 1) has objective" in by_scores.stdout
+        for path, message in {
+            "data.npz": "data.npz: not a JSON file",
+            "missing.json": "missing.json: cannot be read",
+            "other.json": "other.json: neither a plan nor scores. Accepted: what score --output or prune --plan",
+            "scores.json": "do not say which units stay",
+        }.items():
+            Path("other.json").write_text('{"format": ["plan"]}')
+            assert message in refuse(*exact, "--incumbent", path)
+        assert "binary=True" in refuse("score", "tiny_models:net", "data.npz", "--incumbent", "plan.json")
+
     def test_jobs_go_with_classes(self):
         message = refuse("score", "tiny_models:net", "data.npz", "--jobs", 2)
         assert "workers and earlier: go with by_class=True" in message
