@@ -54,9 +54,12 @@ def make_plan(mask):
 
 
 def lose(mask):
-    """The mean loss of the masked model, by torch."""
+    """The mean loss of the masked network, layer by layer."""
+    kept = torch.from_numpy(mask)
     with torch.no_grad():
-        return nn.functional.cross_entropy(cn.mask(MODEL, make_plan(mask))(INPUTS), LABELS).item()
+        first = MODEL[0](INPUTS).relu() * kept[:6]
+        second = MODEL[2](first).relu() * kept[6:]
+        return nn.functional.cross_entropy(MODEL[4](second), LABELS).item()
 
 
 @cache
