@@ -44,8 +44,8 @@ class, the images of all classes together.
 
 RULE = """\
 A choice is *better* or *worse* where the {confidence:g} % interval (Student's t) of its paired differences to the
-default, over all networks and seeds, leaves out zero; else it *cannot be told* from it. Of {count} such comparisons
-about {chance:.1f} would come out better or worse if no choice mattered.
+default, over the seeds of networks that have several, leaves out zero; else it *cannot be told* from it. Of {count}
+such comparisons about {chance:.1f} would come out better or worse if no choice mattered.
 """
 
 
@@ -92,6 +92,11 @@ class Study:
     def cases(self) -> list[Case]:
         return list(dict.fromkeys(case for case, _, _ in self.planned))
 
+    @property
+    def judged(self) -> list[Case]:
+        """Cases with several seeds: how much a single one says cannot be told."""
+        return list(dict.fromkeys(case for (case, _, _), seeds in self.planned.items() if len(seeds) > 1))
+
     def find(self, case: Case, choice: Choice, compensate: str) -> Mapping[int, Mapping[str, Any]]:
         return self.results.get((case, choice, compensate), {})
 
@@ -109,8 +114,8 @@ class Study:
         return Difference(tuple(pairs))
 
     def is_whole(self, choices: Iterable[Choice]) -> bool:
-        """Whether the choices were planned for all cases, and every cell of them has a result."""
-        places = product(self.cases, choices, TITLES)
+        """Whether the choices were planned for all judged cases, and every cell of them has a result."""
+        places = product(self.judged, choices, TITLES)
         return all(place in self.planned and self.find(*place).keys() >= self.planned[place] for place in places)
 
 
@@ -181,7 +186,7 @@ def judge(study: Study, question: Question) -> str:
     by_verdict: dict[str, list[str]] = {"better": [], "worse": [], "cannot be told": []}
     for answer in question.others:
         for compensate, title in TITLES.items():
-            difference = study.compare(study.cases, question.answers[answer], default, compensate)
+            difference = study.compare(study.judged, question.answers[answer], default, compensate)
             text = f"{answer} {title} ({difference.mean:+.2f} ± {difference.reach:.2f})"
             by_verdict[difference.verdict].append(text)
     if by_verdict["better"]:
