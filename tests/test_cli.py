@@ -687,10 +687,11 @@ class TestPruneAndRefit:
             (("--max-drop", 0.1, "--macs", 0.5, "--data", "test.npz"), "max_drop= finds the share kept itself"),
             (("--max-drop", 2, "--data", "test.npz"), "max_drop=2.0"),
             (("--macs", 0.5, "--compensate", "bias", "--calibration", "gone.npz"), "gone.npz: no such file"),
-            (("--macs", 0.5, "--compensate", "bias", "--calibration", "data.npz"), "calibration: found 9 inputs"),
+            (("--macs", 0.5, "--compensate", "bias", "--calibration", "few.npz"), "calibration: found 7 inputs"),
         ],
     )
     def test_refusals(self, options, message):
+        np.savez("few.npz", inputs=INPUTS[:7], labels=LABELS[:7])
         assert message in refuse(*self.ARGUMENTS, *options, "--input-shape", 6, "--save", "smaller")
 
 
