@@ -1,6 +1,6 @@
 """Compensating: the modules behind removed units refitted, so that what was removed is missed least."""
 
-from critical_neurons.compensating.choosing import TEMPERATURES, Choice, Group, put_last, reads_units
+from critical_neurons.compensating.choosing import TEMPERATURES, Choice, Group, reads_units
 from critical_neurons.compensating.eliminating import Elimination
 from critical_neurons.compensating.refitting import Refit, can_refit
 from critical_neurons.compensating.streaming import Stop, check_inputs, refit_modules
@@ -14,7 +14,6 @@ __all__ = [
     "Stop",
     "can_refit",
     "check_inputs",
-    "put_last",
     "reads_units",
     "refit_modules",
 ]

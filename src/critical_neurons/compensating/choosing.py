@@ -231,10 +231,10 @@ def _order(consumers: Sequence[Consumer], group: Group, count: int) -> Ints:
     """The units of the group in the order in which they go; the last `count` are to stay."""
     order = eliminate(consumers, len(group.units), group.blocks).order.numpy()
     stays = exchange(consumers, torch.from_numpy(_keep_last(order, count)), group.blocks)
-    return put_last(order, stays.numpy())
+    return _put_last(order, stays.numpy())
 
 
-def put_last(order: Ints, stays: Bools) -> Ints:
+def _put_last(order: Ints, stays: Bools) -> Ints:
     """The same order among those that go, and then among those that stay."""
     return order[np.argsort(stays[order], kind="stable")]
 

@@ -27,7 +27,7 @@ HELD_OUT = 4
 """One batch of so many is held out: on it the regularisation is chosen."""
 
 LEAST_INPUTS = 2 * HELD_OUT
-"""With fewer, less than two batches would be held out."""
+"""With fewer, a single input would be held out."""
 
 HELD_BYTES = 2**30
 """What the values held between two modules may take."""
