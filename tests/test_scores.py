@@ -293,7 +293,11 @@ def test_averaging():
     parts = [
         make_scores(values_by_layer={"a": np.zeros(6), "b.0": np.array([0.0, 1.0])}, logit_error=1e-12),
         make_scores(values_by_layer={"a": np.ones(6), "b.0": np.array([1.0, 1.0])}, status=Status.FEASIBLE, gap=0.5),
-        make_scores(values_by_layer={"a": np.full(6, 0.5), "b.0": np.array([0.2, 1.0])}, gap=0.2),
+        make_scores(
+            values_by_layer={"a": np.full(6, 0.5), "b.0": np.array([0.2, 1.0])},
+            gap=0.2,
+            notes=("softmax is left out", "stopped early"),
+        ),
     ]
     scores = average_scores(parts, settings={"labels": [0, 1]}, seconds=7.0, notes=("2 of 3",))
     assert scores["a"].tolist() == [0.5] * 6
@@ -305,7 +309,7 @@ def test_averaging():
     assert scores.seconds == 7.0
     assert scores.logit_error == 1e-12
     assert scores.sizes == {"columns": 30, "rows": 60}
-    assert scores.notes == ("softmax is left out", "2 of 3")
+    assert scores.notes == ("softmax is left out", "stopped early", "2 of 3")
     assert scores.parts == tuple(parts)
 
 
