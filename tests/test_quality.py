@@ -261,7 +261,7 @@ def test_bars_name_what_falls_short():
     assert bars[0].state == "met"
     assert bars[1].state == "**0 of 1**"
     assert bars[-1].state == "not measured"
-    assert "80 % removed +0.60 ± 0.00 (L1)" in bars[1].short[0]
+    assert "80 % removed +0.60 ± 0.00 (L1, losing 10.00)" in bars[1].short[0]
 
 
 def test_test_images_count_where_there_are_any():

@@ -239,9 +239,12 @@ def test_of_several_ways_the_nearest_is_taken(trained, few_steps, monkeypatch, c
 
     best = cn.search(model, inputs, **budget, compensate=compensate)
     assert best.objective == pytest.approx(diverge(best), abs=SAME_OBJECTIVE)
-    monkeypatch.setattr(searching, "CARRIED_OUT_NUMBERS", 0)
+    monkeypatch.setattr(searching, "SMALL_NUMBERS", 0)
+    some = cn.search(model, inputs, **budget, compensate=compensate)
+    monkeypatch.setattr(searching, "MEDIUM_NUMBERS", 0)
     first = cn.search(model, inputs, **budget, compensate=compensate)
-    assert compare(best) <= compare(first) + SAME_OBJECTIVE
+    assert compare(best) <= compare(some) + SAME_OBJECTIVE
+    assert compare(some) <= compare(first) + SAME_OBJECTIVE
 
 
 def test_pairs_of_inputs_and_labels_are_taken(few_steps):

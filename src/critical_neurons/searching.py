@@ -46,8 +46,11 @@ LimitGates: TypeAlias = Callable[[Floats, float], Sequence[Limit]]
 REMOVED_BELOW = 0.5
 """Scores of the units that stay are at least this."""
 
-CARRIED_OUT_NUMBERS = 10**8
-"""Numbers in a forward pass of all inputs, up to which several choices are carried out to see which is best."""
+SMALL_NUMBERS, MEDIUM_NUMBERS = 10**8, 10**9
+"""Numbers in a forward pass of all inputs, up to which many choices are carried out to see which is best, or some."""
+
+MEDIUM_COLUMNS = 1024
+"""Weights of a unit, of any module that is refitted, up to which some are: the work grows with their cube."""
 
 DRAWS = 6
 """Samples by which it is found how the loss feels errors, on small networks."""
@@ -82,8 +85,9 @@ def search(
     `compensate` is what `cn.prune` will be told. With "least_squares" the units of a layer go one after the other,
     always the one whose part the others take over best, judged by the error of what reads them and by how the loss
     feels it; layers from the last to the first. Else gates on all units follow the gradient of the loss until they
-    are open or shut, and are then exchanged as long as that helps. On small networks either is done in several ways,
-    and with several shares of the layers, and the smaller network is taken that decides most often as the model does.
+    are open or shut, and are then exchanged as long as that helps. Unless the network is large, this is done in
+    several ways, and with several shares of the layers, and the smaller network is taken that decides most often as
+    the model does.
 
     Nothing is certified of the network: `objective` is the Kullback-Leibler divergence of the outputs, and there is
     no bound. With "least_squares" each layer's choice by itself has one in `layer_choices`: a least-squares error,
@@ -177,13 +181,25 @@ class Search:
 
     @cached_property
     def gates(self) -> GateSearch:
-        size = sum(math.prod(op.shape) for op in self.network.ops)
-        gated = GatedModel(self._model, self.network.holds, self.network.unit_count, size)
+        gated = GatedModel(self._model, self.network.holds, self.network.unit_count, self._numbers)
         return GateSearch(gated, self._rows, self._settings.seed)
 
     @property
     def small(self) -> bool:
-        return sum(math.prod(op.shape) for op in self.network.ops) * len(self._rows) <= CARRIED_OUT_NUMBERS
+        """Whether all ways are tried."""
+        return self._numbers * len(self._rows) <= SMALL_NUMBERS
+
+    @property
+    def medium(self) -> bool:
+        """Whether some ways to eliminate are tried, or all."""
+        readers = [wiring for wiring in self.network.wirings if reads_units(wiring)]
+        widest = max((reader.kernel * len(reader.inputs) // reader.groups for reader in readers), default=0)
+        return self.small or (self._numbers * len(self._rows) <= MEDIUM_NUMBERS and widest <= MEDIUM_COLUMNS)
+
+    @cached_property
+    def _numbers(self) -> int:
+        """In a forward pass of one input."""
+        return sum(math.prod(op.shape) for op in self.network.ops)
 
     def carry_out(self, plan: Plan) -> float:
         """By how much the outputs of the smaller, refitted model diverge from the model's."""
@@ -279,7 +295,7 @@ class _Task:
     def eliminate(self) -> tuple[Floats, float, tuple[LayerChoice, ...]]:
         """Scores by the order in which units go, the loss of what is left, and what is known of each choice."""
         choice = self.search.choice
-        if self.search.small:
+        if self.search.medium:
             course = self._try_ways()
             counts, orders = course.counts, course.orders
             chosen = choice.choose(counts, temperature=course.temperature, draw=course.draw, orders=orders)
@@ -289,7 +305,7 @@ class _Task:
         graded = self._grade(counts, chosen.orders)
         per_unit = self._settle(graded)
         as_chosen = np.array_equal(per_unit, graded)
-        if self.search.small:
+        if self.search.medium:
             loss = self.search.carry_out(self._plan(per_unit))
         else:
             loss = choice.diverge(chosen.draft) if as_chosen else choice.measure(per_unit >= REMOVED_BELOW)
@@ -299,18 +315,23 @@ class _Task:
 
     def _try_ways(self) -> _Course:
         """The course after which the fewest decisions change."""
-        counts = self._shift_counts(self._list_counts())
-        felt = [temperature for temperature in TEMPERATURES if temperature is not None]
-        done, total = itertools.count(), len(counts) * len(TEMPERATURES) + (DRAWS - 1) * len(felt)
+        counts = self._list_counts()
+        then: list[tuple[float | None, int]]  # with the best counts
+        if self.search.small:
+            counts, first = self._shift_counts(counts), TEMPERATURES
+            then = [(felt, draw) for draw in range(1, DRAWS) for felt in TEMPERATURES if felt is not None]
+        else:
+            first, then = TEMPERATURES[:1], [(felt, 0) for felt in TEMPERATURES[1:]]
+        done, total = itertools.count(), len(counts) * len(first) + len(then)
 
         def take(counts: list[int], temperature: float | None, draw: int) -> _Course:
             self.search.report("eliminations tried")(next(done), total)
             chosen = self.search.choice.choose(counts, temperature=temperature, draw=draw, bounded=False)
             return _Course(counts, temperature, draw, chosen.orders)
 
-        first = min((take(each, temperature, 0) for each in counts for temperature in TEMPERATURES), key=self._miss)
-        others = (take(first.counts, temperature, draw) for draw in range(1, DRAWS) for temperature in felt)
-        return min((first, *others), key=self._miss)
+        best = min((take(each, temperature, 0) for each in counts for temperature in first), key=self._miss)
+        others = (take(best.counts, temperature, draw) for temperature, draw in then)
+        return min((best, *others), key=self._miss)
 
     def _shift_counts(self, found: list[list[int]]) -> list[list[int]]:
         """Where the budget leaves the counts open, also those after which the fewest decisions change."""
@@ -343,12 +364,12 @@ class _Task:
 
     def _list_counts(self) -> list[list[int]]:
         """How many units every group may keep: what is given, or as is best by what the units of each cost the loss;
-        on small networks also as large a share of every group as can be."""
+        unless networks are large also as large a share of every group as can be."""
         if self.spending.by_layer:
             stays = self._select(np.zeros(self.network.unit_count))
             return [[int(stays[units].sum()) for units, _ in self.groups]]
         counts = [self._share()]
-        if self.search.small and (even := self._share(start=self.spending.share_evenly())) not in counts:
+        if self.search.medium and (even := self._share(start=self.spending.share_evenly())) not in counts:
             counts.append(even)
         return counts
 

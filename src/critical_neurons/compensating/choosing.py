@@ -26,9 +26,9 @@ from critical_neurons.network import Bools, Ints, Wiring
 METRIC_INPUTS = 256
 """Inputs from which it is known how the loss feels errors, and what they are worth."""
 
-TEMPERATURES = (4.0, 8.0, 2.0, 1.0, None)
+TEMPERATURES: tuple[float | None, ...] = (4.0, 8.0, 2.0, 1.0, None)
 """At which outputs are taken to find how the loss feels errors; None: all errors of a module count alike. Large
-networks have the first alone; which is best differs from one small network to the next."""
+networks have the first alone; which is best differs from one network to the next."""
 
 TRIED_SHARES = (0.5, 0.75)
 """Of the units of a group removed, to see what the errors are worth in terms of the loss."""
