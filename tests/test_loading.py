@@ -102,7 +102,9 @@ class TestModels:
     def test_module_that_cannot_be_imported(self, tmp_path, monkeypatch, body):
         (tmp_path / "broken_module.py").write_text(body)
         monkeypatch.chdir(tmp_path)
-        with pytest.raises(InvalidSettingError, match="importing broken_module raised"):
+        with pytest.raises(
+            InvalidSettingError, match=r"importing broken_module raised .*\(broken_module\.py, line 1\)$"
+        ):
             load_model("broken_module:net")
 
 
@@ -152,9 +154,19 @@ class TestWeights:
         assert "head.5 and 14 more." in message
         assert "Of another shape: 0.weight is (3, 5) in the file and (3, 4) in the model." in message
 
-    def test_no_such_file(self, factories):
+    @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.complex64])
+    def test_weights_of_another_kind_of_number(self, factories, tmp_path, dtype):
+        """Copied as they are, quantised weights would be a network of other outputs."""
+        state = other_weights(factories)
+        torch.save({**state, "0.weight": state["0.weight"].to(dtype)}, tmp_path / "w.pt")
+        with pytest.raises(InvalidFileError, match=f"does not fit the model. No floating point: 0.weight is {dtype}"):
+            load_model(f"{factories}:net", tmp_path / "w.pt")
+
+    def test_no_such_file(self, factories, tmp_path):
         with pytest.raises(InvalidFileError, match=r"gone\.pt: no such file"):
             load_model(f"{factories}:net", "gone.pt")
+        with pytest.raises(InvalidFileError, match=r"is a folder\. Give the file"):
+            load_model(f"{factories}:net", tmp_path)
 
     def test_a_whole_model_is_refused_and_runs_nothing(self, factories, tmp_path):
         torch.save(nn.Sequential(nn.Linear(4, 3)), tmp_path / "whole.pt")

@@ -93,8 +93,9 @@ def _attempt(what: str, action: Callable[[], Any]) -> Any:
     try:
         return action()
     except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+        frames = [each for each in traceback.extract_tb(error.__traceback__) if "<frozen" not in each.filename]
+        within = len(frames) > 1 and not isinstance(error, SyntaxError)  # which says itself where it is
+        place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if within else ""
         raise InvalidSettingError(f"{what} raised {type(error).__name__}: {error}{place}") from error
 
 
@@ -108,6 +109,8 @@ def _offer(module: Any) -> str:
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
+    if path.is_dir():
+        raise InvalidFileError(f"{path}: is a folder. Give the file of weights.")
     if not path.is_file():
         raise InvalidFileError(f"{path}: no such file of weights.")
     content = _read_safetensors(path) if path.suffix == ".safetensors" else read_checkpoint(path)
@@ -157,10 +160,20 @@ def _fill(model: nn.Module, weights: dict[str, Tensor], path: str | os.PathLike[
         for name, value in expected.items()
         if name in found and not nn.parameter.is_lazy(value) and found[name].shape != value.shape
     }
-    fitting = {name: value for name, value in found.items() if name not in reshaped}
+    mistyped = {
+        name: f"{name} is {found[name].dtype}"
+        for name, value in expected.items()
+        if name in found and value.is_floating_point() and not found[name].is_floating_point()
+    }
+    fitting = {name: value for name, value in found.items() if name not in {*reshaped, *mistyped}}
     outcome = model.load_state_dict(fitting, strict=False)
-    missing = [name for name in outcome.missing_keys if name not in reshaped]
-    parts = {"Missing": missing, "Unexpected": outcome.unexpected_keys, "Of another shape": [*reshaped.values()]}
+    missing = [name for name in outcome.missing_keys if name not in {*reshaped, *mistyped}]
+    parts = {
+        "Missing": missing,
+        "Unexpected": outcome.unexpected_keys,
+        "Of another shape": [*reshaped.values()],
+        "No floating point": [*mistyped.values()],
+    }
     complaints = [f"{what}: {_listed(names)}." for what, names in parts.items() if names]
     if complaints:
         raise InvalidFileError(f"{path}: does not fit the model. {' '.join(complaints)}")
