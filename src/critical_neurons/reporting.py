@@ -89,17 +89,16 @@ def report_scores(scores: Scores) -> RenderableType:
 
 def describe_solve(scores: Scores) -> list[Text]:
     sizes = scores.sizes
-    lines = [
+    if not sizes:  # searched: no program was solved, and none was stopped
+        known = scores.objective is not None
+        divergence = f"; Kullback-Leibler divergence of the outputs {scores.objective:.6g}" if known else ""
+        return [Text(f"searched in {scores.seconds:.1f} s{divergence}")]
+    return [
         Text(f"{scores.status.value}: {scores.status.sentence}"),
         Text(
             f"objective {_number(scores.objective)}   bound {_number(scores.bound)}   gap {_percent(scores.gap)}   "
             f"{scores.seconds:.1f} s"
         ),
-    ]
-    if not sizes:  # searched: there was no program
-        return lines
-    return [
-        *lines,
         Text(
             f"{sizes['columns']} columns, {sizes['rows_used']} of {sizes['rows']} rows used, {sizes['gates']} gates, "
             f"{sizes['cuts']} cuts; logits differ from the network's by {scores.logit_error:.1e}"
