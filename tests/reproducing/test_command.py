@@ -66,6 +66,8 @@ def test_a_shortened_cell_is_rendered_and_says_so(run, blocks, tmp_path):
     page = run("page", "--output", tmp_path / "page.md")
     assert page.exit_code == 0
     assert "1 of 30 epochs" in (tmp_path / "page.md").read_text()
+    told = json.loads(run("page", "--output", tmp_path / "page.md", "--json").stdout)["written"]
+    assert {str(tmp_path / "page.md"), str(tmp_path / "results" / "tables" / "snip.md")} <= {*told}
 
 
 def test_tables_show_all_that_is_stored(run, blocks, tmp_path):
@@ -199,3 +201,10 @@ def test_a_scheduler_goes_with_dask(run, options):
     result = run("lambda", *options)
     assert result.exit_code == 2
     assert "--scheduler: the address of a Dask scheduler goes with --backend dask" in result.stderr
+
+
+def test_a_page_that_cannot_be_written_leaves_no_tables(run, tmp_path):
+    refused = run("page", "--output", "missing/page.md")
+    assert refused.exit_code == 2
+    assert "missing/page.md: the directory" in refused.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -31,7 +31,7 @@ def reproduce(
     ],
     profile: Annotated[
         Literal["quick", "full"],
-        typer.Option(help="The paper's schedule, or minutes for everything, to see that it runs."),
+        typer.Option(help="full: the paper's schedule; quick: minutes for everything, to see that it runs."),
     ] = "full",
     seeds: Annotated[
         int | None, typer.Option(help="Initialisations, from seed 0 on. By default 3, of the quick profile 1.")
@@ -79,6 +79,7 @@ def reproduce(
         write_tables,
     )
     from critical_neurons.experiments.store import Cell, Store
+    from critical_neurons.files import check_writable
     from critical_neurons.reporting import report_figures, report_states
 
     count = (1 if profile == "quick" else SEEDS) if seeds is None else seeds
@@ -107,8 +108,11 @@ def reproduce(
             show(report_states(states))
         return
     if what == "page":
-        write_tables(shown, store, results / "tables")
+        check_writable(output)
+        written = write_tables(shown, store, results / "tables")
         write_page(shown, store, output)
+        if as_json:
+            show_json({"written": [str(path) for path in (output, *written)]})
         note(f"Written: {output}")
         return
     references, missing = find_work(cells, store)
