@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -170,6 +171,11 @@ class TestInspect:
     @pytest.mark.parametrize("shape", ["a,b", "3,0", "2.5", "3,,3"])
     def test_shapes_that_are_none(self, shape):
         assert "--input-shape" in refuse("inspect", "fc3", "--input-shape", shape)
+
+    @pytest.mark.parametrize("shape", ["100000,100000,100000", "1e12,1e12", "1e30"])
+    def test_shapes_that_are_too_large(self, shape):
+        message = refuse("inspect", "fc3", "--input-shape", shape)
+        assert f"--input-shape: {shape} is more than the memory holds" in message
 
     def test_unreadable_layer(self):
         message = refuse("inspect", "tiny_models:gelu", "--input-shape", "6")
@@ -401,6 +407,8 @@ class TestBadInputOfScore:
             ("--per-class", "0", "at least one"),
             ("--weights", "gone.pt", "gone.pt: no such file"),
             ("--loss-weight", "five", "--loss-weight"),
+            ("--seed", "-1", "Invalid value for '--seed'"),
+            ("--budget", "units=0.5,units=0.9", "--budget: units is given twice"),
         ],
     )
     def test_settings(self, option, value, message):
@@ -426,8 +434,18 @@ class TestBadInputOfScore:
             assert message in refuse("score", "no_such_module:net", "no_such.npz", option, output)
 
     def test_scores_and_table_in_one_file(self):
-        message = self.refuse("net", "data.npz", "--csv", "scores.json")
-        assert "scores.json: given to --output and --csv" in message
+        Path("folder").mkdir()
+        for table in ("scores.json", "folder/../scores.json"):
+            message = self.refuse("net", "data.npz", "--csv", table)
+            assert "scores.json: given to --output and --csv" in message
+
+    def test_what_is_read_is_not_written_over(self):
+        torch.save(load_tiny("net").state_dict(), "net.pt")
+        before = {name: Path(name).read_bytes() for name in ("data.npz", "net.pt")}
+        for table, reader in {"./data.npz": "DATA", "net.pt": "--weights"}.items():
+            message = self.refuse("net", "data.npz", "--weights", "net.pt", "--csv", table)
+            assert f"this command reads it, for {reader}" in message
+        assert {name: Path(name).read_bytes() for name in before} == before
 
     def test_missing_arguments(self):
         assert "DATA" in refuse("score", "fc3")
@@ -554,6 +572,10 @@ class TestPrune:
             (("--output", "missing/smaller.safetensors"), "does not exist"),
             (("--output", "smaller.pt"), "ends in .safetensors"),
             (("--output", "smaller.safetensors", "--plan", "."), "is a directory"),
+            (("--output", "a.safetensors", "--plan", "./a.safetensors"), "given to --output and --plan"),
+            (("--output", "a.safetensors", "--weights", "a.safetensors"), "reads it, for --weights"),
+            (("--plan", "gone.json"), "reads it, for --scores"),
+            (("--plan", "smaller/plan.json", "--save", "smaller"), "lies in the folder of --save"),
         ],
     )
     def test_unwritable_output_is_told_before_anything_is_loaded(self, options, message):
@@ -827,6 +849,7 @@ class TestCompress:
             ((), "Give one of --macs, --params, --units and --max-drop"),
             (("--macs", 0.5, "--max-drop", 0.1), "Give one of --macs"),
             (("--macs", 0.5, "--time-limit", 9, "--threads", 1), "--time-limit, --threads: of a program"),
+            (("--macs", 0.5, "--paper", "--formulation", "exact"), "--formulation exact takes points"),
         ],
     )
     def test_told_before_anything_is_loaded(self, options, message):
@@ -920,6 +943,9 @@ class TestEvaluate:
         assert "--batch-sizes: whole numbers above zero" in refuse(*arguments, "--batch-sizes", "0")
         assert "repeats: found 0" in refuse(*arguments, "--repeats", 0)
         assert "does not exist" in refuse(*arguments, "--output", "missing/comparison.json")
+        before = (smaller / "plan.json").read_bytes()
+        assert "reads it, for FOLDER" in refuse(*arguments, "--output", smaller / "plan.json")
+        assert (smaller / "plan.json").read_bytes() == before
 
 
 class TestExport:
@@ -950,6 +976,8 @@ class TestExport:
         assert "--output" in refuse(*arguments)
         assert "smaller.h5: its ending says the format" in refuse(*arguments, "--output", "smaller.h5")
         assert "does not exist" in refuse(*arguments, "--output", "missing/smaller.onnx")
+        twice = ("--output", "smaller.pt2", "--output", "./smaller.pt2")
+        assert "given to --output twice" in refuse(*arguments, *twice)
         assert "another network" in refuse("export", "tiny_models:other", smaller, "--output", "smaller.pt2")
         assert "with --input-shape" in refuse("export", "tiny_models:net", smaller, "--output", "smaller.pt2")
 
@@ -1003,14 +1031,16 @@ class TestDemo:
             monkeypatch.setattr("critical_neurons.experiments.demo.RANDOM_DRAWS", 3)
 
     def test_everything_is_written_and_again_the_same(self, workspace):
-        result = succeed("demo", "--units", 0.5)
+        folder = workspace / "my demo"
+        result = succeed("demo", "--units", 0.5, "--save", "my demo")
         assert re.search(r"^0 +4 +2 +2 ", result.stdout, re.MULTILINE)
         assert re.search(r"^accuracy, test data +\d\d\.\d\d% +\d\d\.\d\d% ", result.stdout, re.MULTILINE)
         assert re.search(r"^refitted( +\d+\.\d%){4}$", result.stdout, re.MULTILINE)
         assert re.search(r"^Refitted: .*; better than \d of 3 random removals\.$", result.stdout, re.MULTILINE)
         assert "Training a small network" in result.stderr
-        assert "Written: critical_neurons_demo" in result.stderr
-        folder = workspace / "critical_neurons_demo"
+        assert "Written: my demo" in result.stderr
+        suggested = shlex.split(re.search("^Next: (.*)$", result.stderr, re.MULTILINE)[1])
+        assert {"my demo/training.npz", "my demo/original.safetensors", "my demo/test.npz"} < {*suggested}
         content = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
         assert content.keys() == {
             "original.safetensors",
@@ -1019,7 +1049,7 @@ class TestDemo:
             "smaller.onnx",
             "comparison.json",
         }
-        again = json.loads(succeed("demo", "--units", 0.5, "--json").stdout)
+        again = json.loads(succeed("demo", "--units", 0.5, "--save", "my demo", "--json").stdout)
         assert all((folder / name).read_bytes() == content[name] for name in ("original.safetensors", "test.npz"))
         assert again["images"] == {"training": 1198, "test": 599}
         after = again["comparison"]["after"]["accuracy"]
@@ -1102,8 +1132,11 @@ class TestProgress:
 class TestInstalledCommand:
     """The real entry point, as a user starts it."""
 
-    def start(self, *arguments):
-        return subprocess.run([installed_command(), *arguments], capture_output=True, text=True, timeout=60)
+    def start(self, *arguments, **variables):
+        surroundings = os.environ | variables
+        return subprocess.run(
+            [installed_command(), *arguments], capture_output=True, text=True, timeout=60, env=surroundings
+        )
 
     def test_models_in_the_current_directory(self):
         result = self.start("inspect", "tiny_models:net", "--input-shape", "6")
@@ -1116,3 +1149,16 @@ class TestInstalledCommand:
         assert result.returncode == 2
         assert result.stdout == ""
         assert result.stderr == "Error: gone.npz: no such file of data.\n"
+
+    def test_letters_that_the_output_cannot_hold(self):
+        Path("greek.py").write_text(
+            "from torch import nn\n\n"
+            "def net():\n"
+            "    model = nn.Sequential()\n"
+            "    model.add_module('λ', nn.Linear(6, 3))\n"
+            "    return model\n",
+            encoding="utf-8",
+        )
+        result = self.start("inspect", "greek:net", "--input-shape", "6", PYTHONIOENCODING="ascii")
+        assert result.returncode == 0, result.stderr
+        assert re.search(r"^\? +Linear +3 ", result.stdout, re.MULTILINE)

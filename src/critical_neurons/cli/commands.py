@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,6 +42,7 @@ from critical_neurons.cli.options import (
     read_sizes,
     read_workers,
 )
+from critical_neurons.cli.outputs import check_apart
 from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
 from critical_neurons.errors import InvalidSettingError
 
@@ -88,7 +90,7 @@ def demo(
     Example:
       critical-neurons demo --save demo
     """
-    from critical_neurons.experiments.demo import check_demo, run_demo, save_demo
+    from critical_neurons.experiments.demo import ORIGINAL, TEST, TRAINING, check_demo, run_demo, save_demo
     from critical_neurons.reporting import demo_to_dict, report_demo
 
     check_demo(save)
@@ -101,9 +103,10 @@ def demo(
         return
     show(report_demo(result, read_back))
     note(f"Written: {save}")
+    training, original, test = (quote(str(save / name)) for name in (TRAINING, ORIGINAL, TEST))
     note(
-        f"Next: critical-neurons compress critical_neurons.experiments.demo:small_network {save / 'training.npz'} "
-        f"--weights {save / 'original.safetensors'} --test-data {save / 'test.npz'} --max-drop 0.01 --save smaller"
+        f"Next: critical-neurons compress critical_neurons.experiments.demo:small_network {training} "
+        f"--weights {original} --test-data {test} --max-drop 0.01 --save smaller"
     )
 
 
@@ -204,8 +207,10 @@ def score(
     """
     from critical_neurons.files import check_writable
 
-    if output and output == table:
-        raise InvalidSettingError(f"{output}: given to --output and --csv. Give two paths.")
+    check_apart(
+        [("--output", output), ("--csv", table)],
+        [("DATA", data), ("--weights", weights), ("--incumbent", incumbent)],
+    )
     for path in (output, table):
         if path:
             check_writable(path)
@@ -282,4 +287,7 @@ def choose_example(model: str, inputs: Tensor | None, input_shape: str | None) -
         shape = MODELS[model].input_shape
     else:
         raise InvalidSettingError(f"{model}: say what an input looks like, with --input-shape 3,32,32 or --data.")
-    return torch.rand((2, *shape), generator=torch.Generator().manual_seed(0))
+    try:
+        return torch.rand((2, *shape), generator=torch.Generator().manual_seed(0))
+    except (RuntimeError, TypeError) as error:
+        raise InvalidSettingError(f"--input-shape: {input_shape} is more than the memory holds.") from error

@@ -42,7 +42,7 @@ Mean = Annotated[str, typer.Option(help="Subtracted from inputs: one number, or 
 Std = Annotated[str, typer.Option(help="Inputs are divided by it: one number, or one per channel.")]
 Resize = Annotated[int | None, typer.Option(help="Side of the square that images are resized to.")]
 Channels = Annotated[int | None, typer.Option(help="1 or 3: images become grey or RGB.")]
-Seed = Annotated[int, typer.Option(help="Seed of every random choice.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of every random choice.")]
 Objective = Annotated[
     Literal["published", "paper"], typer.Option(help="As in the authors' code, or as printed in the paper.")
 ]
@@ -127,6 +127,8 @@ def read_pairs(option: str, texts: Sequence[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals:
             raise InvalidSettingError(f"{option}: name=value, got {text!r}.")
+        if name in pairs:
+            raise InvalidSettingError(f"{option}: {name} is given twice.")
         try:
             pairs[name] = json.loads(value)
         except ValueError:

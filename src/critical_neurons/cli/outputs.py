@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from critical_neurons.errors import InvalidSettingError, OutputError
 
@@ -21,8 +21,33 @@ PLAN_KEY = "critical_neurons.plan"
 """Where the plan stands in the metadata of the smaller weights."""
 
 
+Read: TypeAlias = Sequence[tuple[str, str | Path | None]]
+"""The files that a command reads, each with its option."""
+
+
+def check_apart(outputs: Sequence[tuple[str, Path | None]], read: Read = (), *, folder: Path | None = None) -> None:
+    """Raise where two options name one file to write, where it is read too, or lies in the folder of --save."""
+    places = [(option, path, path.resolve()) for option, path in outputs if path is not None]
+    readers = {Path(path).resolve(): option for option, path in read if path is not None}
+    for _, path, place in places:
+        if folder is not None and folder.resolve() in (place, *place.parents):
+            raise OutputError(f"{path}: lies in the folder of --save, which holds nothing else. Give another path.")
+        if place in readers:
+            raise OutputError(f"{path}: this command reads it, for {readers[place]}. Give another path.")
+        options = [option for option, _, other in places if other == place]
+        if len(options) > 1:
+            told = " and ".join(dict.fromkeys(options)) + (" twice" if len(set(options)) == 1 else "")
+            raise OutputError(f"{path}: given to {told}. Give two paths.")
+
+
 def check_outputs(
-    output: Path | None, plan: Path | None, folder: Path | None, *, dry_run: bool, overwrite: bool = False
+    output: Path | None,
+    plan: Path | None,
+    folder: Path | None,
+    *,
+    read: Read = (),
+    dry_run: bool,
+    overwrite: bool = False,
 ) -> None:
     from critical_neurons.files import check_folder, check_writable
 
@@ -34,6 +59,7 @@ def check_outputs(
         )
     if output is not None and output.suffix != ".safetensors":
         raise OutputError(f"{output}: weights are written as safetensors; give a name that ends in .safetensors.")
+    check_apart([("--output", output), ("--plan", plan)], read, folder=folder)
     for path in (output, plan):
         if path is not None:
             check_writable(path)
@@ -49,12 +75,8 @@ def check_exports(paths: Sequence[Path], folder: Path, *, overwrite: bool) -> No
     from critical_neurons.files import check_writable
     from critical_neurons.keeping import check_format
 
-    places = [path.resolve() for path in paths]
-    for path, place in zip(paths, places, strict=True):
-        if folder.resolve() in (place, *place.parents):
-            raise OutputError(f"{path}: lies in the folder of --save, which holds nothing else. Give another path.")
-        if places.count(place) > 1:
-            raise OutputError(f"{path}: given to --output twice. Give two paths.")
+    check_apart([("--output", path) for path in paths], folder=folder)
+    for path in paths:
         check_writable(path)
         check_format(path)
 

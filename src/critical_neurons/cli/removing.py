@@ -42,7 +42,7 @@ from critical_neurons.cli.options import (
     read_numbers,
     read_threshold,
 )
-from critical_neurons.cli.outputs import check_exports, check_outputs, write_exported, write_smaller
+from critical_neurons.cli.outputs import Read, check_exports, check_outputs, write_exported, write_smaller
 from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
 from critical_neurons.errors import InvalidSettingError
 
@@ -66,7 +66,10 @@ def prune(
     params: Params = None,
     macs: Macs = None,
     max_drop: Annotated[
-        float | None, typer.Option(help="Remove as much as possible while the accuracy on --data falls by no more.")
+        float | None,
+        typer.Option(
+            help="Remove as much as possible while the accuracy on --data falls by no more; 0.01 is one point."
+        ),
     ] = None,
     scope: Scope = "layer",
     min_units: MinUnits = 1,
@@ -107,7 +110,8 @@ def prune(
       critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --max-drop 0.01 --data val.npz \\
         --save smaller/
     """
-    check_outputs(output, plan, save, dry_run=dry_run, overwrite=overwrite)
+    read: Read = [("--scores", scores), ("--weights", weights), ("--data", data), ("--calibration", calibration)]
+    check_outputs(output, plan, save, read=read, dry_run=dry_run, overwrite=overwrite)
     if compensate != "none" and calibration is None:
         raise InvalidSettingError(f"--compensate {compensate}: say on what inputs, with --calibration.")
     if compensate == "none" and calibration is not None:
@@ -199,7 +203,8 @@ def compress(
     max_drop: Annotated[
         float | None,
         typer.Option(
-            help="Remove as much as possible while the accuracy on a held-out part of DATA falls by no more."
+            help="Remove as much as possible while the accuracy on a held-out part of DATA falls by no more; 0.01 "
+            "is one point."
         ),
     ] = None,
     compensate: Annotated[
@@ -263,6 +268,10 @@ def compress(
     check_exports(paths, save, overwrite=overwrite)
     if sum(value is not None for value in (macs, params, units, max_drop)) != 1:
         raise InvalidSettingError("Give one of --macs, --params, --units and --max-drop.")
+    if paper and formulation == "exact":
+        raise InvalidSettingError(
+            "--paper: its settings put a box around every input; --formulation exact takes points. Leave out one."
+        )
     program = {"formulation": formulation, "time_limit": time_limit, "threads": threads}
     scoring = {name: value for name, value in program.items() if value is not None}
     if scoring and formulation is None and not paper:

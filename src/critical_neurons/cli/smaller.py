@@ -25,6 +25,7 @@ from critical_neurons.cli.options import (
     read_numbers,
     read_sizes,
 )
+from critical_neurons.cli.outputs import check_apart
 from critical_neurons.cli.terminal import note, reports_errors, show, show_json
 
 
@@ -70,11 +71,15 @@ def evaluate(
     if output:
         check_writable(output)
     import critical_neurons as cn
-    from critical_neurons.keeping import PLAN
+    from critical_neurons.keeping import FILES, PLAN
     from critical_neurons.loading import Look, load_batch, load_model
     from critical_neurons.reading import fingerprint, unwrap
     from critical_neurons.reporting import report_comparison
 
+    parts = [("FOLDER", folder / name) for name in FILES]
+    check_apart(
+        [("--output", output)], [*parts, ("--weights", weights), ("--data", data), ("--calibration", calibration)]
+    )
     look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
     network = load_model(model, weights)
     smaller = cn.load(folder, network)
@@ -126,6 +131,7 @@ def export(
     """
     from critical_neurons.files import check_writable
 
+    check_apart([("--output", path) for path in output])
     for path in output:
         check_writable(path)
     import critical_neurons as cn
