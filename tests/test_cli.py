@@ -122,6 +122,13 @@ class TestHelp:
         text = succeed(*command, "--help").stdout
         assert f"critical-neurons {' '.join(command)}".strip() in text.partition("Example")[2]
 
+    def test_versions(self):
+        """By the module too: where several are installed, it is clear which one runs."""
+        told = succeed("--version").stdout
+        assert re.fullmatch(r"python [\d.]+, critical_neurons [\d.]+, torch \S+, highspy [\d.]+\n", told)
+        command = [sys.executable, "-m", "critical_neurons", "--version"]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == told
+
     def test_every_command_is_listed(self):
         listed = re.findall(r"^  (\w+)  ", succeed("--help").stdout.partition("Commands:")[2], re.MULTILINE)
         assert listed == COMMANDS

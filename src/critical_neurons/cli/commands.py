@@ -45,6 +45,7 @@ from critical_neurons.cli.options import (
 from critical_neurons.cli.outputs import check_apart
 from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
 from critical_neurons.errors import InvalidSettingError
+from critical_neurons.surroundings import describe_versions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,6 +70,22 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def _show_versions(wanted: bool) -> None:
+    if wanted:
+        show(", ".join(f"{name} {number}" for name, number in describe_versions("torch", "highspy").items()))
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_versions, is_eager=True, help="Print versions and leave."),
+    ] = False,
+) -> None:
+    """Options of no command in particular."""
 
 
 @app.command()
