@@ -190,3 +190,8 @@ def test_a_judge_that_fails(model, scores):
 def test_what_a_user_may_get_wrong(scores, settings, message):
     with pytest.raises(InvalidSettingError, match=message.replace(".", r"\.")):
         cn.plan(scores, **settings)
+
+
+def test_a_path_in_place_of_scores_is_told():
+    with pytest.raises(InvalidSettingError, match=r"plan: found str\. Accepted: Scores"):
+        cn.plan("scores.json", units=0.5)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
-from critical_neurons.errors import InvalidFileError, OutputError, PlanMismatchError
+from critical_neurons.errors import InvalidFileError, InvalidSettingError, OutputError, PlanMismatchError
 from critical_neurons.network import NO_UNIT, Hold
 from critical_neurons.plans import LayerPlan, Plan
 
@@ -259,3 +259,17 @@ def test_a_plan_that_touches_the_output_layer_is_refused(use):
     data["layers"][1]["kept"] = [0]
     with pytest.raises(PlanMismatchError, match="2: "):
         use(mlp(), Plan.from_dict(data))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(cn.mask, id="mask"),
+        pytest.param(lambda model, plan: cn.prune(model, plan, torch.rand(3, 4)), id="prune"),
+        pytest.param(lambda model, plan: cn.save(model, "never written", plan=plan), id="save"),
+    ],
+)
+def test_scores_in_place_of_a_plan_are_told(use):
+    scores = cn.score(mlp(), torch.rand(3, 4), threads=1)
+    with pytest.raises(InvalidSettingError, match=r"plan: found Scores\. Accepted: a Plan, as cn\.plan\(scores"):
+        use(mlp(), scores)

@@ -19,7 +19,7 @@ from critical_neurons.batch import CALIBRATED_ON, gather_batch
 from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError, PlanMismatchError
 from critical_neurons.exporting import Export, export_onnx, export_pt2, require_onnx
 from critical_neurons.files import load_json, write_folder
-from critical_neurons.plans import Plan
+from critical_neurons.plans import Plan, check_plan
 from critical_neurons.reading import fingerprint, unwrap
 from critical_neurons.surroundings import describe_versions
 
@@ -38,6 +38,7 @@ LISTED = 4
 def save(smaller: nn.Module, folder: str | os.PathLike[str], *, plan: Plan, overwrite: bool = False) -> None:
     """Write the smaller network, the plan it was made by and where both come from into a new folder, whole or not at
     all. `overwrite` replaces a folder written before."""
+    check_plan(plan)
     model = unwrap(smaller)
     _check_plan(model, plan)
     state = model.state_dict(keep_vars=True)

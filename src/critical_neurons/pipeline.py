@@ -14,7 +14,7 @@ from critical_neurons.batch import CALIBRATED_ON, digest_rows, gather_batch
 from critical_neurons.compensating import Refit, Stop, refit_modules
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.network import Bools, Network
-from critical_neurons.plans import Plan
+from critical_neurons.plans import Plan, check_plan
 from critical_neurons.program import Program
 from critical_neurons.pruning import check_removal, hold_at_zero, remove_units, units_that_stay
 from critical_neurons.reading import check_architecture, copy_for_reading, read_network, trace_model, unwrap
@@ -80,6 +80,7 @@ def prune(
     and refitted on: `compare` does not take them for test data.
     """
     check_compensation(compensate)
+    check_plan(plan)
     source = unwrap(model)
     check_architecture(source, plan.architecture, "the plan was")
     given = torch.from_numpy(gather_batch(example).inputs)
@@ -138,6 +139,7 @@ def _refit(
 
 def mask(model: nn.Module, plan: Plan) -> nn.Module:
     """A copy of the model, of the same size, with the activations of the removed units held at zero."""
+    check_plan(plan)
     source = unwrap(model)
     check_architecture(source, plan.architecture, "the plan was")
     return hold_at_zero(source, plan)

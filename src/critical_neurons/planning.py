@@ -78,6 +78,10 @@ def plan(
     them; Ctrl-C leaves the best one so far. `judged_on` are the inputs that `evaluate` uses: the plan remembers them,
     and no comparison takes them for test data.
     """
+    if not isinstance(scores, Scores):
+        raise InvalidSettingError(
+            f"plan: found {type(scores).__name__}. Accepted: Scores, as score, search and Scores.load return."
+        )
     select = partial(
         select_units,
         scores,

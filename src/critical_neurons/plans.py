@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from critical_neurons.errors import PlanMismatchError
+from critical_neurons.errors import InvalidSettingError, PlanMismatchError
 from critical_neurons.files import load_json, write_atomically
 from critical_neurons.network import NO_UNIT, Bools, Floats, Hold, Ints
 from critical_neurons.span import WHOLE, Span
@@ -197,6 +197,14 @@ class Plan:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         return load_json(path, FORMAT, FORMAT_VERSION, cls.from_dict)
+
+
+def check_plan(plan: object) -> None:
+    """Raise unless it is a plan: scores are easily given in place of one."""
+    if not isinstance(plan, Plan):
+        raise InvalidSettingError(
+            f"plan: found {type(plan).__name__}. Accepted: a Plan, as cn.plan(scores, ...) and Plan.load return."
+        )
 
 
 def group_units(layers: tuple[Any, ...], groups: tuple[int, ...]) -> list[tuple[Ints, int]]:
