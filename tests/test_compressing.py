@@ -295,6 +295,13 @@ def test_what_a_user_may_get_wrong(model, digits):
             cn.compress(model, inputs, labels, **settings, progress=told.append)
     with pytest.raises(InvalidInputError, match="calibration: found 7 inputs"):
         cn.compress(model, inputs[:7], labels[:7], macs=0.5, progress=told.append)
+    for given, settings in (
+        ((inputs, labels + 10), {"macs": 0.5}),
+        ((inputs, labels + 10), {"max_drop": 0.1}),
+        ((inputs, labels), {"macs": 0.5, "test": (inputs, labels + 10)}),
+    ):
+        with pytest.raises(InvalidInputError, match="Accepted: 0 to 9, one for each of the network's 10 outputs"):
+            cn.compress(model, *given, **settings, progress=told.append)
     assert told == []  # nothing was begun
     with pytest.raises(InvalidSettingError, match="scoring: colour, start is no setting of score, or is given to"):
         cn.compress(model, inputs, labels, macs=0.5, scoring={"colour": 1, "start": "0"})

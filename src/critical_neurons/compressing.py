@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from critical_neurons.batch import Batch, choose_evenly, gather_batch
+from critical_neurons.batch import Batch, check_classes, choose_evenly, gather_batch
 from critical_neurons.comparing import compare
 from critical_neurons.comparison import Comparison
 from critical_neurons.compensating import check_inputs
 from critical_neurons.costs import halve_macs
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
-from critical_neurons.measuring import measure_accuracy, predict
+from critical_neurons.measuring import count_classes, measure_accuracy, predict
 from critical_neurons.network import Bools, Ints, Network
 from critical_neurons.pipeline import Compensation, check_compensation, inspect, prune
 from critical_neurons.planning import check_drop, find_most, plan
@@ -140,6 +140,10 @@ def compress(
         check_inputs(len(used))
     read: dict[str, Any] = {"ignore": as_names(ignore), "start": start, "stop": stop}
     network = inspect(model, used.inputs[:2], **read)
+    classes = count_classes(model, torch.from_numpy(used.inputs))
+    for each in (batch, tested):
+        if each is not None and each.labels is not None:
+            check_classes(each.labels, classes)
     task = _Task(
         model,
         network,
