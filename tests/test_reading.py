@@ -491,13 +491,21 @@ def test_a_tuple_is_refused():
 
 
 def test_a_dictionary_is_refused():
-    assert "a single tensor of logits (batch, classes)" in refuse(Forward(lambda m, x: {"logits": m.last(x)}))
+    message = refuse(Forward(lambda m, x: {"logits": m.last(x)}))
+    assert "returns a dict; a single tensor of logits (batch, classes) is read. Wrap it in a module" in message
 
 
 def test_one_logit_is_refused():
     message = refuse(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)))
     assert "shape (3, 1)" in message
     assert "at least two classes" in message
+    assert "make two outputs, 0 and the score" in message
+
+
+def test_one_logit_without_an_axis_of_its_own_is_refused():
+    message = refuse(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1), nn.Flatten(0)))
+    assert message.startswith("3: it turns (3, 1) into (3,). Logits of shape (batch, classes) are read.")
+    assert "make two outputs, 0 and the score" in message
 
 
 def test_outputs_that_are_no_logits_are_refused():

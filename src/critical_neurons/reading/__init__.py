@@ -26,6 +26,7 @@ from critical_neurons.reading.tracing import (
     trace_model,
     unwrap,
 )
+from critical_neurons.reading.walking import are_probabilities, take_logarithms
 
 __all__ = [
     "Adds",
@@ -42,12 +43,14 @@ __all__ = [
     "Rectifies",
     "Reshapes",
     "Scales",
+    "are_probabilities",
     "check_architecture",
     "copy_for_reading",
     "fingerprint",
     "read_network",
     "reads",
     "run_model",
+    "take_logarithms",
     "trace_model",
     "unwrap",
 ]

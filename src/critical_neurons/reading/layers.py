@@ -20,6 +20,7 @@ from critical_neurons.reading.maps import (
     separate_pooling,
 )
 from critical_neurons.reading.registry import (
+    SINGLE_ADVICE,
     Adds,
     Call,
     Concatenates,
@@ -108,6 +109,11 @@ def read_reshape(call: Call) -> Reading:
         raise call.refuse(
             f"it turns {tuple(call.input.shape)} into {tuple(call.output.shape)} and so changes the batch axis",
             "Keep the first axis, as x.flatten(1) does.",
+        )
+    if call.output.ndim == 1:
+        raise call.refuse(
+            f"it turns {tuple(call.input.shape)} into {tuple(call.output.shape)}",
+            f"Logits of shape (batch, classes) are read. {SINGLE_ADVICE}",
         )
     sizes = ", ".join(map(str, call.literal_sizes))
     return Reshapes(f"{call.name}, which has the size {sizes} written into it; write x.flatten(1)" if sizes else "")

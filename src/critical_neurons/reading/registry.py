@@ -13,6 +13,11 @@ from critical_neurons.network import Floats, Ints, LinearMap, Shape
 
 SPAN_ADVICE = "If it lies before or behind all that is to be scored, name the part in between with start= and stop=."
 
+SINGLE_ADVICE = (
+    "Of a single score make two outputs, 0 and the score, by a row of zeros in the last layer: their softmax is its "
+    "sigmoid."
+)
+
 SLICEABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d)
 """Modules with parameters along their channels that removal knows how to slice."""
 

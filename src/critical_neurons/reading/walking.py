@@ -14,6 +14,7 @@ from critical_neurons.reading.calls import find_literal_sizes, list_arguments, n
 from critical_neurons.reading.collecting import OpCollector
 from critical_neurons.reading.cutting import PLAIN, Border, Cut
 from critical_neurons.reading.registry import (
+    SINGLE_ADVICE,
     SLICEABLE,
     SPAN_ADVICE,
     Adds,
@@ -150,14 +151,18 @@ class Walk(fx.Interpreter):
     def _finish(self, n: fx.Node) -> Any:
         result = n.args[0]
         if not isinstance(result, fx.Node):
+            kind = type(result).__name__.removeprefix("immutable_")  # torch.fx has its own
             raise UnreadableModelError(
-                f"the model returns a {type(result).__name__}; a single tensor of logits (batch, classes) is read."
+                f"the model returns a {kind}; a single tensor of logits (batch, classes) is read. Wrap it in a "
+                "module that returns the logits alone."
             )
         value, last = self.env[result], self._cut.exit or result
         if last not in self._value_of or not isinstance(value, Tensor) or value.ndim != 2 or value.shape[1] < 2:
             found = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            advice = f" {SINGLE_ADVICE}" if isinstance(value, Tensor) and value[0].numel() == 1 else ""
             raise UnreadableModelError(
-                f"the model returns a {found}; logits of shape (batch, classes) with at least two classes are read."
+                f"the model returns a {found}; logits of shape (batch, classes) with at least two classes are "
+                f"read.{advice}"
             )
         require_finite(value, "the model")
         if not self.ended:
@@ -168,12 +173,12 @@ class Walk(fx.Interpreter):
         return value
 
     def _undo_softmax(self, outputs: Tensor) -> Tensor:
-        """Probabilities come from a softmax inside a call that is not read; their logarithms have the same loss."""
-        if (outputs < 0).any() or not torch.allclose(outputs.sum(1), torch.ones_like(outputs[:, 0])):
+        """Probabilities come from a softmax inside a call that is not read."""
+        if not are_probabilities(outputs):
             return outputs
         self.notes.append("the model returns probabilities: the program works on their logarithms")
         with torch.set_grad_enabled(self._differentiable):
-            return outputs.clamp_min(torch.finfo(outputs.dtype).tiny).log()
+            return take_logarithms(outputs)
 
     def _reader(self, n: fx.Node, module: nn.Module | None) -> Reader:
         if module is not None:
@@ -187,6 +192,16 @@ class Walk(fx.Interpreter):
         if reader is None:
             raise UnreadableModelError(_unreadable(n, module, self._cut.opaque.get(str(n.target), "")))
         return reader
+
+
+def are_probabilities(outputs: Tensor) -> bool:
+    """Whether a softmax gave the outputs (batch, classes)."""
+    return not (outputs < 0).any() and torch.allclose(outputs.sum(1), torch.ones_like(outputs[:, 0]))
+
+
+def take_logarithms(probabilities: Tensor) -> Tensor:
+    """What a softmax turns into these probabilities, as it does the logits."""
+    return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
 
 
 def require_finite(values: Tensor, where: str) -> None:
