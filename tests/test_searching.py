@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -173,6 +176,20 @@ def test_the_objective_is_the_divergence_of_the_outputs(few_steps):
     assert scores.objective == pytest.approx(float(divergence), rel=SAME_OBJECTIVE)
 
 
+@pytest.mark.parametrize("compensate", ["none", "least_squares"])
+@pytest.mark.parametrize("ending", [nn.Softmax(1), nn.LogSoftmax(1)], ids=str)
+def test_a_final_softmax_changes_nothing(few_steps, compensate, ending):
+    """Certain as the model is, the softmax gives hardly anything but zeros and ones."""
+    model, inputs = build(), draw()
+    with torch.no_grad():
+        model[4].weight.mul_(30), model[4].bias.mul_(30)
+    bare, ended = (
+        cn.search(each, inputs, macs=0.5, compensate=compensate) for each in (model, nn.Sequential(*model, ending))
+    )
+    assert np.array_equal(ended.per_unit, bare.per_unit)
+    assert ended.objective == pytest.approx(bare.objective, rel=SAME_OBJECTIVE)
+
+
 def test_every_layer_has_an_error_and_a_bound_that_travel(tmp_path):
     scores = cn.search(build(), draw(), units=0.5)
     assert [choice.layers for choice in scores.layer_choices] == [("0",), ("2",)]
@@ -256,11 +273,63 @@ def test_pairs_of_inputs_and_labels_are_taken(few_steps):
     assert np.array_equal(scores.per_unit, cn.search(build(), inputs, units=0.5).per_unit)
 
 
+def test_a_loader_of_inputs_alone_is_taken(few_steps):
+    inputs = draw()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs), batch_size=32)  # gives lists of one
+    found, expected = (cn.search(build(), each, units=0.5, compensate="none") for each in (loader, inputs))
+    assert np.array_equal(found.per_unit, expected.per_unit)
+
+
+def test_a_share_may_be_a_number_of_numpy(few_steps, tmp_path):
+    scores = cn.search(build(), draw(), units=np.float32(0.5), compensate="none")
+    assert np.array_equal(scores.per_unit, cn.search(build(), draw(), units=0.5, compensate="none").per_unit)
+    scores.save(tmp_path / "scores.json")
+
+
+@contextmanager
+def default_to_double():
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("compensate", ["none", "least_squares"])
+@pytest.mark.parametrize("budget", [{"macs": 1e-3}, {"params": 1e-3}, {"units": 1e-3, "scope": "global"}], ids=str)
+def test_a_budget_out_of_reach_names_one_that_is_met_before_anything_is_run(few_steps, compensate, budget):
+    told = []
+    with pytest.raises(InvalidSettingError) as caught:
+        cn.search(build(), draw(), **budget, compensate=compensate, progress=told.append)
+    assert told == []
+    name, share = re.search(r"Give (\w+)=(\S+) or more\.$", str(caught.value)).groups()
+    plan = cn.plan(cn.search(build(), draw(), **{**budget, name: float(share)}, compensate=compensate))
+    assert [len(plan.kept[layer]) for layer in ("0", "2")] == [1, 1]
+
+
+@pytest.mark.parametrize("compensate", ["none", "least_squares"])
+@pytest.mark.parametrize("surroundings", [default_to_double, torch.inference_mode], ids=lambda each: each.__name__)
+def test_what_torch_is_set_to_changes_nothing(few_steps, compensate, surroundings):
+    model, inputs = build(), draw()
+    expected = cn.search(model, inputs, macs=0.5, compensate=compensate)
+    with surroundings():
+        found = cn.search(model, inputs, macs=0.5, compensate=compensate)
+    assert np.array_equal(found.per_unit, expected.per_unit)
+    assert found.objective == expected.objective
+
+
+@pytest.mark.parametrize(("compensate", "scale"), [("none", 1e60), ("least_squares", 1e60), ("least_squares", 1e30)])
+def test_inputs_too_large_for_single_precision_are_told(compensate, scale):
+    with pytest.raises(InvalidInputError, match="inputs: the model gives NaN or infinite values for them"):
+        cn.search(build(), draw().double() * scale, units=0.5, compensate=compensate)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({}, "give one of units=, params= and macs="),
         ({"units": 0.5, "macs": 0.5}, "give one of units=, params= and macs="),
+        ({"units": True}, r"units=True. Accepted: a share above 0 and up to 1"),
         ({"units": 1.5}, r"units=1.5. Accepted: a share above 0 and up to 1"),
         ({"units": 0.5, "scope": "all"}, "units by layer unless"),
         ({"units": 0.5, "compensate": "yes"}, "compensate: found 'yes'"),

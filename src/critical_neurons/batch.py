@@ -30,7 +30,8 @@ class Batch:
 
 
 def gather_batch(inputs: Any, labels: Any = None) -> Batch:
-    """Tensors, arrays, or an iterable of batches: of inputs, or of pairs (inputs, labels)."""
+    """Tensors, arrays, or an iterable of batches: of inputs, alone or in a sequence of one, or of pairs (inputs,
+    labels)."""
     if _is_array(inputs):
         gathered, given = _array(inputs), None if labels is None else _array(labels)
     elif isinstance(inputs, Iterable) and labels is None:
@@ -45,7 +46,7 @@ def gather_batch(inputs: Any, labels: Any = None) -> Batch:
 
 
 def _join(batches: Iterable[Any]) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    parts = [part if isinstance(part, tuple | list) and len(part) == 2 else (part, None) for part in batches]
+    parts = [_split(part) for part in batches]
     if not parts:
         raise InvalidInputError("inputs: the batch is empty. Give at least one data point.")
     if (
@@ -61,6 +62,17 @@ def _join(batches: Iterable[Any]) -> tuple[NDArray[Any], NDArray[Any] | None]:
     if labels and len(labels) < len(parts):
         raise InvalidInputError("labels: some of the batches have labels and some have none.")
     return inputs, np.concatenate([np.atleast_1d(part) for part in labels]) if labels else None
+
+
+def _split(part: Any) -> tuple[Any, Any]:
+    """Inputs, and labels if there are any. A loader of inputs alone may give them as a list of one."""
+    match part:
+        case [inputs, labels]:
+            return inputs, labels
+        case [inputs]:
+            return inputs, None
+        case _:
+            return part, None
 
 
 def _check_inputs(inputs: NDArray[Any]) -> Floats:

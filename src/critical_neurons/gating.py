@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from critical_neurons.errors import InvalidInputError
 from critical_neurons.network import Bools, Floats, Hold, Ints
 
 TEMPERATURES = (0.5, 1.0, 0.25)
@@ -86,6 +87,8 @@ class GateSearch:
         with torch.no_grad():
             whole = torch.ones(model.unit_count)
             self._wanted = torch.cat([model.run(part, whole) for part in torch.split(inputs, PASS_SIZE)])
+        if not torch.isfinite(self._wanted).all():
+            raise InvalidInputError("inputs: the model gives NaN or infinite values for them. Are they scaled right?")
         self._differentiated, self._slope = (b"", 0.0), np.zeros(0)
 
     def descend(
@@ -99,7 +102,8 @@ class GateSearch:
         `limit` gives what the gates are projected on: of the gates so far, and of how much of the way down to the
         budget has been gone. Units under different limits must not overlap.
         """
-        gates, generator = torch.ones(self._model.unit_count), torch.Generator().manual_seed(self._seed)
+        gates = torch.ones(self._model.unit_count, dtype=torch.float32)
+        generator = torch.Generator().manual_seed(self._seed)
         first, second = torch.zeros_like(gates), torch.zeros_like(gates)
         for step in range(STEPS):
             progress(step, STEPS)
@@ -111,7 +115,7 @@ class GateSearch:
             mean, square = first / (1 - MOMENTUM ** (step + 1)), second / (1 - SECOND_MOMENTUM ** (step + 1))
             for part in limit(gates.double().numpy(), min(1.0, way / RAMP)):
                 units = torch.from_numpy(part.units)
-                scale = square[units].mean().sqrt().clamp(min=torch.finfo().tiny)
+                scale = square[units].mean().sqrt().clamp(min=torch.finfo(torch.float32).tiny)
                 moved = gates[units] - STEP_SIZE * (mean[units] / scale + sharpening[units])
                 gates[units] = torch.from_numpy(project(moved.double().numpy(), part.weights, part.most)).float()
         progress(STEPS, STEPS)
@@ -170,7 +174,7 @@ class GateSearch:
         return self._slope
 
     def _differentiate_all(self, stays: Bools, temperature: float) -> Floats:
-        slope = torch.zeros(len(stays))
+        slope = torch.zeros(len(stays), dtype=torch.float32)
         for rows in torch.split(torch.arange(len(self._inputs)), self._batch_size):
             part = self._differentiate(torch.from_numpy(stays).float(), rows, temperature)
             slope += part * len(rows) / len(self._inputs)

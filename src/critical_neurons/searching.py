@@ -32,7 +32,7 @@ from critical_neurons.gating import GatedModel, GateSearch, Limit
 from critical_neurons.network import Bools, Floats, Ints, Network
 from critical_neurons.pipeline import Compensation, check_compensation, prune
 from critical_neurons.plans import Plan, group_units
-from critical_neurons.reading import read_network, unwrap
+from critical_neurons.reading import are_probabilities, read_network, take_logarithms, unwrap
 from critical_neurons.scores import LayerChoice, Scores
 from critical_neurons.selecting import Scope, select_units
 from critical_neurons.settings import Settings, as_names
@@ -116,9 +116,10 @@ def search(
 class Search:
     """A model and inputs, read and looked into once, and scores for one budget after another.
 
-    Settings as for `search`; a budget as for `score`.
+    Settings as for `search`; a budget as for `score`. Slopes are needed, so that inference mode is left meanwhile.
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         model: nn.Module,
@@ -140,12 +141,14 @@ class Search:
         self.network = read_network(model, rows[:4], ignore=self._settings.ignore, start=start, stop=stop)
         if not self.network.scored:
             raise InvalidInputError(f"the network has nothing to score:\n{self.network}")
-        self._model = copy.deepcopy(unwrap(model)).cpu().eval().requires_grad_(False)
-        self._rows = rows.to(next(self._model.parameters()).dtype)
+        self._source = copy.deepcopy(unwrap(model)).cpu().eval().requires_grad_(False)
+        self._rows = rows.to(next(self._source.parameters()).dtype)
+        self._model = self._give_logits(copy.deepcopy(self._source))
         self._fixed = _find_fixed(self.network, self._model)
         self.refits = not self._fixed
         self._eliminates = compensate == "least_squares" and self.refits
 
+    @torch.inference_mode(False)
     def find(self, budget: Mapping[str, Any]) -> Scores:
         """The units to keep under the budget, and the loss of what is left as `objective`."""
         task = self._begin(budget)
@@ -153,6 +156,7 @@ class Search:
         found = self._finish(task, per_unit, loss, *map(str, layer_choices))
         return replace(found, layer_choices=layer_choices)
 
+    @torch.inference_mode(False)
     def sketch(self, budget: Mapping[str, Any]) -> Scores:
         """Scores to look for the right budget with: from what was done for all budgets, and not as good."""
         if self._eliminates:
@@ -203,7 +207,19 @@ class Search:
 
     def carry_out(self, plan: Plan) -> float:
         """By how much the outputs of the smaller, refitted model diverge from the model's."""
-        return self.choice.diverge(prune(self._model, plan, self._rows, compensate="least_squares"))
+        smaller = prune(self._source, plan, self._rows, compensate="least_squares")
+        return self.choice.diverge(self._give_logits(smaller))
+
+    def _give_logits(self, model: nn.Module) -> nn.Module:
+        """The same module, made to give logits where the model ends in a softmax: outputs are compared by them."""
+        if self._softmax_ends:
+            model.register_forward_hook(lambda module, args, outputs: take_logarithms(outputs))
+        return model
+
+    @cached_property
+    def _softmax_ends(self) -> bool:
+        with torch.no_grad():
+            return are_probabilities(self._source(self._rows[:4]))
 
     @cached_property
     def _halfway(self) -> Scores:
@@ -214,9 +230,10 @@ class Search:
         return lambda done, total: self.tell(f"{done} of {total} {what}")
 
     def _begin(self, budget: Mapping[str, Any]) -> _Task:
-        Settings(budget=budget)
-        biases_added = self._compensate != "none"
-        return _Task(self, Spending(self.network, self.groups, dict(budget), biases_added), time.monotonic())
+        checked, biases_added = Settings(budget=budget).budget or {}, self._compensate != "none"
+        spending = Spending(self.network, self.groups, dict(checked), biases_added)
+        spending.check()
+        return _Task(self, spending, time.monotonic())
 
     def _finish(self, task: _Task, per_unit: Floats, loss: float | None, *notes: str) -> Scores:
         settings = self._settings

@@ -103,9 +103,10 @@ class Settings:
                 f"budget: found {dict(budget)}. Accepted: one of units, params, macs with the share kept, such as "
                 "{'units': 0.5}; units by layer unless {'units': 0.5, 'scope': 'global'}."
             )
-        share = budget[measures[0]]
-        if not isinstance(share, int | float) or not 0 < share <= 1:
+        share: float = budget[measures[0]]
+        if isinstance(share, bool) or not isinstance(share, Real) or not 0 < share <= 1:
             raise InvalidSettingError(f"budget: {measures[0]}={share!r}. Accepted: a share above 0 and up to 1.")
+        object.__setattr__(self, "budget", {**budget, measures[0]: float(share)})
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "ignore": list(self.ignore)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +11,14 @@ from typing import Any
 import numpy as np
 
 from critical_neurons.costs import Measure, count_cost, count_new_biases, differentiate_cost
+from critical_neurons.errors import InvalidSettingError
 from critical_neurons.gating import Limit
 from critical_neurons.network import Floats, Ints, Network
 from critical_neurons.settings import BUDGETS
-from critical_neurons.sharing import share_budget
+from critical_neurons.sharing import ROUNDING, share_budget
+
+NAMED_STEP = 1e-4
+"""The least share that a message names is a multiple of this."""
 
 SHARE_STEPS = 1000
 """Even shares are tried in steps of one in so many."""
@@ -32,6 +37,19 @@ class Spending:
     @property
     def by_layer(self) -> bool:
         return self._measure == "units" and "scope" not in self.budget
+
+    def check(self) -> None:
+        """Raise where the budget is too small for one unit of every block: before anything is run."""
+        kept, limit = np.ones(self.network.unit_count + 1), self._limit(1.0)
+        for units, blocks in self.groups:
+            kept[units] = blocks / len(units)
+        least = self._cost(kept)
+        if not self.by_layer and least > limit + ROUNDING:
+            share = math.ceil(least / self._limit(0.0) / NAMED_STEP) * NAMED_STEP
+            raise InvalidSettingError(
+                f"search: the budget cannot be met; with one unit of every layer the cost is {least:.4g}, and "
+                f"{limit:.4g} is asked for. Give {self._measure}={share:.4g} or more."
+            )
 
     def share(self, losses: Sequence[Floats], start: Sequence[int] | None = None) -> list[int]:
         """How many units each group keeps; see `share_budget`."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from critical_neurons.compensating.unrolling import by_group, unroll
+from critical_neurons.errors import InvalidInputError
 
 BATCH_SIZE = 64
 ROWS_PER_COLUMN, LEAST_ROWS = 10, 20_000
@@ -60,7 +61,13 @@ def gather_moments(
     finally:
         for handle in handles:
             handle.remove()
-    return {name: each.finish() for name, each in sums.items()}, torch.cat(outputs)
+    moments, given = {name: each.finish() for name, each in sums.items()}, torch.cat(outputs)
+    if not all(torch.isfinite(each).all() for each in (given, *(found.covariance for found in moments.values()))):
+        raise InvalidInputError(
+            "inputs: the model gives NaN or infinite values for them, or such as single precision cannot square. Are "
+            "they scaled right?"
+        )
+    return moments, given
 
 
 class _Sums:
@@ -73,8 +80,8 @@ class _Sums:
         self._generator = torch.Generator().manual_seed(0)
         self._origin: Tensor | None = None
         self._count = 0
-        self._firsts = torch.zeros(self._groups, columns)
-        self._squares = torch.zeros(self._groups, columns, columns)
+        self._firsts = torch.zeros(self._groups, columns, dtype=torch.float32)
+        self._squares = torch.zeros(self._groups, columns, columns, dtype=torch.float32)
 
     def add(self, read: Tensor, given: Tensor) -> None:
         count = given[0, 0].numel()

@@ -249,7 +249,7 @@ class _System:
 
 def _ridge(squares: Tensor, share: float) -> Tensor:
     """A diagonal of this share of the mean of the diagonal, and never nothing."""
-    mean = squares.diagonal(dim1=1, dim2=2).mean(1).clamp(min=torch.finfo().tiny)
+    mean = squares.diagonal(dim1=1, dim2=2).mean(1).clamp(min=torch.finfo(torch.float32).tiny)
     return share * mean[:, None, None] * torch.eye(squares.shape[1], dtype=squares.dtype)
 
 
