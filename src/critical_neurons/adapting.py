@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from critical_neurons.errors import InvalidSettingError, MissingExtraError, PlanMismatchError, PruningError
 from critical_neurons.network import NO_UNIT, Bools, Floats, Layer
 from critical_neurons.plans import Plan, choose_highest, group_units
-from critical_neurons.reading import check_architecture, unwrap
+from critical_neurons.reading import check_architecture, on_cpu, unwrap
 from critical_neurons.scores import Scores
 
 STEP = 2.0**-40
@@ -30,6 +30,7 @@ ROUNDING = 1e-9
 INSTEAD = "Use cn.mask or cn.prune instead."
 
 
+@on_cpu
 def as_masks(plan: Plan, model: nn.Module) -> dict[tuple[str, str], Tensor]:
     """Masks for `torch.nn.utils.prune`, by the names of module and parameter: 0 for removed units, 1 for the others.
 
@@ -64,6 +65,7 @@ def as_masks(plan: Plan, model: nn.Module) -> dict[tuple[str, str], Tensor]:
     return masks
 
 
+@on_cpu
 def as_torch_pruning(
     scores: Scores, model: nn.Module | None = None, *, max_pruning_ratio: float = 1.0
 ) -> TorchPruningImportance | LateImportance:

@@ -28,13 +28,14 @@ from critical_neurons.measuring import (
     share_of_equals,
     time_in_turns,
 )
-from critical_neurons.reading import unwrap
+from critical_neurons.reading import on_cpu, unwrap
 from critical_neurons.surroundings import describe_machine, describe_versions
 
 INT8_IMAGES = 256
 """Images the int8 ranges are taken from, at most."""
 
 
+@on_cpu
 def compare(
     model: nn.Module,
     smaller: nn.Module,

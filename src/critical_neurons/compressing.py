@@ -24,6 +24,7 @@ from critical_neurons.network import Bools, Ints, Network
 from critical_neurons.pipeline import Compensation, check_compensation, inspect, prune
 from critical_neurons.planning import check_drop, find_most, plan
 from critical_neurons.plans import Plan, group_units
+from critical_neurons.reading import on_cpu
 from critical_neurons.scores import Scores
 from critical_neurons.scoring import score
 from critical_neurons.searching import Search
@@ -66,6 +67,7 @@ class Compression:
     comparison: Comparison
 
 
+@on_cpu
 def compress(
     model: nn.Module,
     inputs: Any,

@@ -20,7 +20,7 @@ from critical_neurons.errors import InvalidFileError, InvalidInputError, Invalid
 from critical_neurons.exporting import Export, export_onnx, export_pt2, require_onnx
 from critical_neurons.files import load_json, write_folder
 from critical_neurons.plans import Plan, check_plan
-from critical_neurons.reading import fingerprint, unwrap
+from critical_neurons.reading import fingerprint, on_cpu, unwrap
 from critical_neurons.surroundings import describe_versions
 
 FORMAT = "critical_neurons model"
@@ -35,6 +35,7 @@ LISTED = 4
 """Complaints shown in a message before the rest is counted."""
 
 
+@on_cpu
 def save(smaller: nn.Module, folder: str | os.PathLike[str], *, plan: Plan, overwrite: bool = False) -> None:
     """Write the smaller network, the plan it was made by and where both come from into a new folder, whole or not at
     all. `overwrite` replaces a folder written before."""
@@ -65,6 +66,7 @@ def save(smaller: nn.Module, folder: str | os.PathLike[str], *, plan: Plan, over
     write_folder(folder, content, overwrite=overwrite)
 
 
+@on_cpu
 def load(folder: str | os.PathLike[str], factory: Callable[[], nn.Module] | nn.Module) -> nn.Module:
     """The network that `save` wrote, on the CPU in evaluation mode.
 
@@ -103,6 +105,7 @@ def load(folder: str | os.PathLike[str], factory: Callable[[], nn.Module] | nn.M
     return model.eval()
 
 
+@on_cpu
 def export(model: nn.Module, path: str | os.PathLike[str], example: Any) -> Export:
     """Write the model as ONNX (`.onnx`, extra `onnx`) or with `torch.export` (`.pt2`), for batches of any size.
 

@@ -17,7 +17,7 @@ from critical_neurons.network import Bools, Network
 from critical_neurons.plans import Plan, check_plan
 from critical_neurons.program import Program
 from critical_neurons.pruning import check_removal, hold_at_zero, remove_units, units_that_stay
-from critical_neurons.reading import check_architecture, copy_for_reading, read_network, trace_model, unwrap
+from critical_neurons.reading import check_architecture, copy_for_reading, on_cpu, read_network, trace_model, unwrap
 from critical_neurons.settings import as_names
 from critical_neurons.solution import Solution, Step
 from critical_neurons.solving import Limits, find_solver, ignore_progress
@@ -26,6 +26,7 @@ from critical_neurons.span import Span
 Compensation: TypeAlias = Literal["none", "bias", "least_squares"]
 
 
+@on_cpu
 def inspect(
     model: nn.Module,
     example: Any,
@@ -59,6 +60,7 @@ def solve(
     return found.solve(program, Limits(time_limit, gap, threads, seed, options), progress or ignore_progress)
 
 
+@on_cpu
 def prune(
     model: nn.Module,
     plan: Plan,
@@ -137,6 +139,7 @@ def _refit(
     return fitted.to(parameter.device)
 
 
+@on_cpu
 def mask(model: nn.Module, plan: Plan) -> nn.Module:
     """A copy of the model, of the same size, with the activations of the removed units held at zero."""
     check_plan(plan)

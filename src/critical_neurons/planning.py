@@ -18,7 +18,7 @@ from critical_neurons.costs import Measure
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.pipeline import Compensation, prune
 from critical_neurons.plans import Plan
-from critical_neurons.reading import unwrap
+from critical_neurons.reading import on_cpu, unwrap
 from critical_neurons.scores import Scores
 from critical_neurons.selecting import Scope, Threshold, select_units
 
@@ -37,6 +37,7 @@ ROUNDING = 1e-9
 """By which a drop may exceed what is allowed: accuracies are quotients."""
 
 
+@on_cpu
 def plan(
     scores: Scores,
     *,

@@ -29,7 +29,7 @@ from critical_neurons.network import Floats, Ints, Network, Shape
 from critical_neurons.plans import Plan
 from critical_neurons.program import Program
 from critical_neurons.proposing import Proposal, check_incumbent, propose_mask
-from critical_neurons.reading import Passage, read_network, run_model
+from critical_neurons.reading import Passage, on_cpu, read_network, run_model
 from critical_neurons.scores import Incumbent, Scores, average_scores
 from critical_neurons.settings import BoundsName, FormulationName, ObjectiveName, Settings, as_names
 from critical_neurons.solution import ClassStep, Status, Step, relative_gap
@@ -57,6 +57,7 @@ ROUNDING = 1e-9
 """By which one objective must be below another to be called better."""
 
 
+@on_cpu
 def score(
     model: nn.Module,
     inputs: Any,

@@ -32,7 +32,7 @@ from critical_neurons.gating import GatedModel, GateSearch, Limit
 from critical_neurons.network import Bools, Floats, Ints, Network
 from critical_neurons.pipeline import Compensation, check_compensation, prune
 from critical_neurons.plans import Plan, group_units
-from critical_neurons.reading import are_probabilities, read_network, take_logarithms, unwrap
+from critical_neurons.reading import are_probabilities, on_cpu, read_network, take_logarithms, unwrap
 from critical_neurons.scores import LayerChoice, Scores
 from critical_neurons.selecting import Scope, select_units
 from critical_neurons.settings import Settings, as_names
@@ -61,6 +61,7 @@ HALFWAY = "sketched: units chosen for a budget halfway down"
 UNFITTED = "too many weights for a unit to be refitted; units chosen as if none were"
 
 
+@on_cpu
 def search(
     model: nn.Module,
     inputs: Any,

@@ -1,6 +1,7 @@
 """Reading: nn.Module to Network."""
 
 from critical_neurons.reading import layers as _layers  # noqa: F401  registers the built-in readers
+from critical_neurons.reading.placing import on_cpu
 from critical_neurons.reading.registry import (
     Adds,
     Call,
@@ -47,6 +48,7 @@ __all__ = [
     "check_architecture",
     "copy_for_reading",
     "fingerprint",
+    "on_cpu",
     "read_network",
     "reads",
     "run_model",

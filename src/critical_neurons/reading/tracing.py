@@ -19,6 +19,7 @@ from critical_neurons.errors import (
 )
 from critical_neurons.network import Fingerprint, Network
 from critical_neurons.reading.cutting import Cut, cut_out
+from critical_neurons.reading.placing import on_cpu
 from critical_neurons.reading.registry import SPAN_ADVICE, find_module_reader, overrides_readable
 from critical_neurons.reading.walking import Walk, refuse_hooked_weights
 from critical_neurons.span import Span
@@ -30,6 +31,7 @@ EXAMPLE_SIZE = 3
 """Data points in the tracing run: more than one, so that a forward that touches the batch axis shows."""
 
 
+@on_cpu
 def read_network(
     model: nn.Module,
     example: Tensor,
