@@ -114,6 +114,40 @@ REASONS = {
         {"next": nn.Conv2d(4, 2, 3, padding=1)},
         {"a": "", "next": ""},
     ),
+    "a number behind the ReLU": (lambda m, x: F.relu(m.c(2 * F.relu(m.a(x)) - 1)), {}, {"a": "", "c": ""}),
+    "a number before the ReLU": (
+        lambda m, x: F.relu(m.c(F.relu(m.a(x) + 1.0))),
+        {},
+        {"a": "no ReLU stands between it and the constant of add", "c": ""},
+    ),
+    "a factor before the ReLU": (lambda m, x: F.relu(m.c(F.relu(-m.a(x) / 3))), {}, {"a": "", "c": ""}),
+    "a number that is padded": (
+        lambda m, x: F.relu(m.next(F.relu(m.a(x)) + 1)),
+        {"next": nn.Conv2d(4, 2, 3, padding=1)},
+        {"a": "next pads the constant its removal would leave", "next": ""},
+    ),
+    "a factor that is padded": (
+        lambda m, x: F.relu(m.next(F.relu(m.a(x)) * 2)),
+        {"next": nn.Conv2d(4, 2, 3, padding=1)},
+        {"a": "", "next": ""},
+    ),
+    "a number that is max pooled": (lambda m, x: F.max_pool2d(F.relu(m.a(x)) * 2 + 1, 2), {}, {"a": ""}),
+    "a number added on one of two ways": (
+        lambda m, x: F.relu(F.relu(m.a(x)) + 1) + F.relu(m.b(x)),
+        {},
+        {"a": "", "b": ""},
+    ),
+    "a number under a ceiling": (lambda m, x: F.relu6(F.relu(m.a(x)) + 7), {}, {"a": ""}),
+    "a batch norm under a ceiling": (
+        lambda m, x: F.relu6(5 + m.norm(F.relu(m.a(x)))),
+        {"norm": nn.BatchNorm2d(4)},
+        {"a": ""},
+    ),
+    "a number for every channel": (
+        lambda m, x: F.relu(m.c(F.relu(m.a(x)) * torch.arange(4).reshape(4, 1, 1))),
+        {},
+        {"a": "it feeds mul, whose constants, one per channel, cannot be sliced", "c": ""},
+    ),
     "a constant that is added before a ReLU": (
         lambda m, x: F.relu(m.norm(F.relu(m.a(x))) + m.b(x)),
         {"norm": nn.BatchNorm2d(4)},
@@ -211,11 +245,6 @@ REFUSED = {
         {},
         "add: an addition of other than two values of one shape",
     ),
-    "an addition of a number": (
-        lambda m, x: F.relu(m.a(x) + 1.0),
-        {},
-        "add: an addition of other than two values of one shape",
-    ),
     "an addition with a factor": (
         lambda m, x: F.relu(torch.add(m.a(x), m.b(x), alpha=2)),
         {},
@@ -241,7 +270,42 @@ REFUSED = {
         {},
         "max_pool2d",
     ),
-    "a difference": (lambda m, x: F.relu(m.a(x) - m.b(x)), {}, "sub: cannot read sub"),
+    "a difference": (lambda m, x: F.relu(m.a(x) - m.b(x)), {}, "sub: it combines two values of the network"),
+    "a product": (lambda m, x: F.relu(m.a(x)) * F.relu(m.b(x)), {}, "mul: it combines two values of the network"),
+    "a square": (lambda m, x: (y := F.relu(m.a(x))) * y, {}, "mul: it combines two values of the network"),
+    "a division by values": (lambda m, x: 1 / F.relu(m.a(x) + 9), {}, "truediv: a division by values of the network"),
+    "a division by zero": (
+        lambda m, x: F.relu(m.a(x)) / 0,
+        {},
+        "truediv: a division by values of the network, or by",
+    ),
+    "a rounded division": (
+        lambda m, x: torch.div(m.a(x), 2, rounding_mode="floor"),
+        {},
+        "div: it multiplies by alpha",
+    ),
+    "a constant with a factor": (lambda m, x: torch.add(m.a(x), 1, alpha=2), {}, "add: it multiplies by alpha"),
+    "a constant per position": (
+        lambda m, x: F.relu(m.a(x)) + torch.arange(4.0),
+        {},
+        "add: it combines (batch, 4, 4, 4) with a constant of shape (4,). A constant is read that is one number",
+    ),
+    "a constant that adds an axis": (lambda m, x: F.relu(m.a(x)) * torch.ones(1, 1, 1, 1, 1), {}, "mul: it combines"),
+    "a number that depends on the batch": (
+        lambda m, x: F.relu(m.a(x)) / x.shape[0],
+        {},
+        "truediv: it calculates with a",
+    ),
+    "a number that depends on the units": (
+        lambda m, x: (y := F.relu(m.a(x))) / (y.shape[1] ** 0.5),
+        {},
+        "truediv: it calculates with a size, which may be another for other data or once units are removed",
+    ),
+    "a constant made from a size": (
+        lambda m, x: F.relu(m.a(x)) * torch.ones(x.shape[1]),
+        {},
+        "mul: it reads a tensor that does not come from the input",
+    ),
 }
 
 

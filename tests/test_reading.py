@@ -105,6 +105,45 @@ def test_every_way_to_write_a_relu(form):
     assert np.array_equal(network.ops[2].units, np.arange(4))
 
 
+CALCULATIONS = {
+    "x + 1": (lambda m, x: x + 1, 1, 1),
+    "1 + x": (lambda m, x: 1 + x, 1, 1),
+    "x.add_(1)": (lambda m, x: x.add_(1), 1, 1),
+    "torch.add": (lambda m, x: torch.add(x, other=m.number), 1, 3),
+    "x - 1": (lambda m, x: x - 1, 1, -1),
+    "1 - x": (lambda m, x: torch.sub(1, x), -1, 1),
+    "x.sub_(1)": (lambda m, x: x.sub_(1), 1, -1),
+    "x * 3": (lambda m, x: x * m.number, 3, 0),
+    "3 * x": (lambda m, x: m.number * x, 3, 0),
+    "x.mul(3)": (lambda m, x: x.mul(3), 3, 0),
+    "x / 2": (lambda m, x: x / 2, 0.5, 0),
+    "x.div_(2)": (lambda m, x: x.div_(2), 0.5, 0),
+    "-x": (lambda m, x: -x, -1, 0),
+    "by a parameter": (lambda m, x: x * m.parameter.reshape(1, 1), 7, 0),
+    "by a vector": (lambda m, x: x - m.vector, 1, [0, -1, -2, -3]),
+    "by a row": (lambda m, x: x * m.vector.view(1, -1), [0, 1, 2, 3], 0),
+}
+
+
+@pytest.mark.parametrize("how", CALCULATIONS)
+def test_every_way_to_calculate_with_constants(how):
+    calculate, scale, offset = CALCULATIONS[how]
+    model = Forward(lambda m, x: m.last(F.relu(m.first(calculate(m, x)))))
+    model.parameter, model.number = nn.Parameter(torch.tensor(7.0)), torch.tensor(3.0)
+    model.register_buffer("vector", torch.arange(4.0))
+    network = read_network(model, vectors())
+    assert np.array_equal(network.ops[1].map.scale, np.broadcast_to(scale, 4))
+    assert np.array_equal(network.ops[1].map.offset, np.broadcast_to(offset, 4))
+    assert [layer.name for layer in network.scored] == ["first"]
+
+
+def test_a_span_may_start_at_a_calculation():
+    model = Forward(lambda m, x: m.last(F.relu(m.first(m.parameter.reshape(1, 1) * x))))
+    model.parameter = nn.Parameter(torch.tensor(7.0))
+    network = read_network(model, vectors(), start="mul")
+    assert network.ops[1].name == "mul"
+
+
 POOLS = {
     "AvgPool1d": (nn.AvgPool1d(2), (2, 5)),
     "AvgPool1d with padding": (nn.AvgPool1d(3, stride=1, padding=1), (2, 5)),
@@ -386,6 +425,11 @@ UNREADABLE = {
     "method": (lambda m, x: m.last(m.first(x).sigmoid()), "sigmoid"),
     "multiplication": (lambda m, x: m.last(F.relu(m.first(x)) * x), "mul"),
     "concatenation": (lambda m, x: m.last(torch.cat([m.first(x)[:, :2], x[:, :2]], 1)), "getitem"),
+    "constant per data point": (lambda m, x: m.last(m.first(x) * torch.ones(3, 1)), "mul: it combines"),
+    "constant in a concatenation": (
+        lambda m, x: m.last(torch.cat([m.first(x), torch.ones(3, 1)], 1)[:, :4]),
+        "cat: it reads a tensor that does not come from the input",
+    ),
     "mean over the batch": (lambda m, x: m.last(m.first(x).mean(0, keepdim=True)), "mean"),
 }
 

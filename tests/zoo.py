@@ -109,6 +109,38 @@ class Ended(nn.Module):
         return F.log_softmax(self.logits(F.relu(self.hidden(x))), dim=1)
 
 
+class Normalised(nn.Module):
+    """Inputs brought to mean 0 and deviation 1 channel by channel, by buffers of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([0.4, 0.6]).reshape(2, 1, 1))
+        self.register_buffer("deviation", torch.tensor([0.5, -0.8]).reshape(1, 2, 1, 1))
+        self.convolution, self.logits = nn.Conv2d(2, 3, 2), nn.Linear(12, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (x - self.mean) / self.deviation
+        return self.logits(F.relu(self.convolution(x)).flatten(1))
+
+
+class Calculated(nn.Module):
+    """Two hidden layers, and what is calculated with the activations of either, and with the logits."""
+
+    def __init__(self, first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor] = F.relu) -> None:
+        super().__init__()
+        self.one, self.two, self.logits = nn.Linear(3, 4), nn.Linear(4, 3), nn.Linear(3, 2)
+        self.first, self.second = first, second
+        self.register_buffer("temperature", torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.two(self.first(self.one(x))))
+        return 0.1 - self.logits(x) / self.temperature
+
+
+def shift_by_channel(x: Tensor) -> Tensor:
+    return F.relu(x) + torch.tensor([0.3, -0.3, 0.1, 0.0])
+
+
 IMAGE = (1, 4, 4)
 LARGE = (1, 6, 6)
 
@@ -245,6 +277,15 @@ CHAINS: dict[str, Specimen] = {
     "functional pools": Specimen(
         lambda: Reshaped(lambda x: F.adaptive_avg_pool2d(F.avg_pool2d(x, 2, stride=1), 1).flatten(1), 2), IMAGE
     ),
+    "normalised input": Specimen(Normalised, (2, 3, 3)),
+    "constants behind the relu": Specimen(lambda: Calculated(lambda x: (1 - F.relu(x) * 2).sub(0.5)), (3,)),
+    "constants before the relu": Specimen(
+        lambda: Calculated(lambda x: F.relu(0.5 * x), lambda x: F.relu(x + 1) + 1), (3,)
+    ),
+    "constants that are rectified": Specimen(
+        lambda: Calculated(lambda x: F.relu6(F.relu(x) + 8), lambda x: F.relu(-F.relu(x) + 0.5)), (3,)
+    ),
+    "constants of every channel": Specimen(lambda: Calculated(shift_by_channel), (3,)),
     "softmax": Specimen(
         lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.Softmax(dim=1)),
         (3,),
@@ -338,6 +379,8 @@ UNSCORED = {
     "groups": "0",
     "view by number": "convolution",
     "batch norm behind the relu, then padding": "0",
+    "constants before the relu": "two",
+    "constants of every channel": "one",
 }
 """A hidden layer in front of a ReLU that has to go without scores."""
 

@@ -152,8 +152,8 @@ class Layer:
 class Wiring:
     """The unit behind every input and output channel of a module: what removal has to slice.
 
-    An input channel is `shifted` behind a batch norm that stands behind a ReLU: once its unit is removed it still
-    carries its one of the `constants`, which has to be added to the module's bias.
+    An input channel is `shifted` behind a batch norm or an added constant that stands behind a ReLU: once its unit is
+    removed it still carries its one of the `constants`, which has to be added to the module's bias.
 
     A pair of an input and an output channel in the same one of `groups` has `kernel` weights, each used at
     `positions` places; an output channel has `extras` parameters of its own.

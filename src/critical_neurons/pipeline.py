@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from critical_neurons.batch import CALIBRATED_ON, digest_rows, gather_batch
 from critical_neurons.compensating import Refit, Stop, refit_modules
@@ -17,7 +17,15 @@ from critical_neurons.network import Bools, Network
 from critical_neurons.plans import Plan, check_plan
 from critical_neurons.program import Program
 from critical_neurons.pruning import check_removal, hold_at_zero, remove_units, units_that_stay
-from critical_neurons.reading import check_architecture, copy_for_reading, on_cpu, read_network, trace_model, unwrap
+from critical_neurons.reading import (
+    check_architecture,
+    copy_for_reading,
+    on_cpu,
+    read_network,
+    run_alike,
+    trace_model,
+    unwrap,
+)
 from critical_neurons.settings import as_names
 from critical_neurons.solution import Solution, Step
 from critical_neurons.solving import Limits, find_solver, ignore_progress
@@ -133,7 +141,7 @@ def _refit(
     parameter = next(pair[0].parameters())
     original, fitted = (copy.deepcopy(each).cpu().eval() for each in pair)
     traced, _ = trace_model(original, span)
-    refit_modules(traced, fx.GraphModule(fitted, traced.graph), stops, inputs.to(parameter.dtype), method, progress)
+    refit_modules(traced, run_alike(traced, fitted), stops, inputs.to(parameter.dtype), method, progress)
     for module, old in zip(fitted.modules(), pair[1].modules(), strict=True):
         module.training = old.training
     return fitted.to(parameter.device)

@@ -1,6 +1,7 @@
 """Reading: nn.Module to Network."""
 
-from critical_neurons.reading import layers as _layers  # noqa: F401  registers the built-in readers
+from critical_neurons.reading import arithmetic as _arithmetic  # noqa: F401  registers built-in readers
+from critical_neurons.reading import layers as _layers  # noqa: F401  so do these
 from critical_neurons.reading.placing import on_cpu
 from critical_neurons.reading.registry import (
     Adds,
@@ -24,6 +25,7 @@ from critical_neurons.reading.tracing import (
     copy_for_reading,
     fingerprint,
     read_network,
+    run_alike,
     trace_model,
     unwrap,
 )
@@ -51,6 +53,7 @@ __all__ = [
     "on_cpu",
     "read_network",
     "reads",
+    "run_alike",
     "run_model",
     "take_logarithms",
     "trace_model",

@@ -22,7 +22,8 @@ from critical_neurons.network import NO_UNIT, Bools, Floats, Hold, Ints, Layer, 
 @dataclass(frozen=True, eq=False)
 class Channels:
     """Of one value, channel by channel: its provisional unit; whether a ReLU has been applied since the layer that
-    made it; whether a batch norm has shifted it since then, and what it so carries once its unit is removed.
+    made it; whether a batch norm or a constant has shifted it since then, and what it so carries once its unit is
+    removed.
 
     `holds` are the modules that computed what no ReLU has been applied to yet. `nonnegative`: no element can be below
     zero.
@@ -130,6 +131,21 @@ class ChannelTracker:
             nonnegative=False,
         )
 
+    def calculate(self, incoming: Channels, name: str, scale: Floats, offset: Floats) -> Channels:
+        """A factor and an offset per channel that belong to no module.
+
+        Before a ReLU a channel is held at zero where a module computed it, which an offset would undo.
+        """
+        moved = offset != 0
+        open_units = incoming.units[moved & ~incoming.rectified]
+        self._block(open_units, f"no ReLU stands between it and the constant of {name}")
+        return replace(
+            incoming,
+            shifted=incoming.rectified & (incoming.shifted | moved),
+            constants=np.where(incoming.rectified, scale * incoming.constants + offset, 0.0),
+            nonnegative=incoming.nonnegative and bool((scale >= 0).all() and (offset >= 0).all()),
+        )
+
     def average(self, incoming: Channels, name: str, *, keeps_constants: bool) -> Channels:
         if not keeps_constants:
             self._refuse_shifted(incoming, name)
@@ -152,12 +168,12 @@ class ChannelTracker:
             constants=incoming.constants[chosen],
         )
 
-    def rectify(self, incoming: Channels, shape: Shape) -> tuple[Channels, Ints]:
+    def rectify(self, incoming: Channels, shape: Shape, ceiling: float | None) -> tuple[Channels, Ints]:
         """The channels behind a ReLU, and the units it gates: those that no ReLU has gated before."""
         gated = np.where(incoming.rectified, NO_UNIT, incoming.units)
         for hold in incoming.holds:
             self._holds[hold.module] = hold
-        constants = np.where(incoming.rectified, np.maximum(incoming.constants, 0.0), 0.0)
+        constants = np.where(incoming.rectified, np.clip(incoming.constants, 0.0, ceiling), 0.0)
         shifted = incoming.shifted & incoming.rectified
         outgoing = Channels(incoming.units, np.ones(len(gated), dtype=bool), shifted, constants, nonnegative=True)
         return outgoing, gated.reshape(-1, *[1] * (len(shape) - 1))

@@ -64,10 +64,16 @@ class OpCollector:
                 channels = tracker.filter(incoming, name, kind, cost, padded=reading.padded)
                 return self.add(Affine(name, source, shape, reading.map, keeps_channels=True), channels)
             case Scales():
-                self._call_once(call)
-                parameters = 0 if call.module is None else len(list(call.module.parameters()))
-                channels = tracker.scale(incoming, name, reading.scale, reading.offset, parameters=parameters)
-                op = Affine(name, source, shape, ScaleMap(reading.scale, reading.offset), keeps_channels=True)
+                scale, offset = reading.scale, reading.offset
+                if reading.obstacle:
+                    tracker.block(incoming, f"it feeds {name}, {reading.obstacle}")
+                if call.module is None:
+                    channels = tracker.calculate(incoming, name, scale, offset)
+                else:
+                    self._call_once(call)
+                    parameters = len(list(call.module.parameters()))
+                    channels = tracker.scale(incoming, name, scale, offset, parameters=parameters)
+                op = Affine(name, source, shape, ScaleMap(scale, offset), keeps_channels=True)
                 return self.add(op, channels)
             case KeepsChannels():
                 if obstacle := _obstacle(call):
@@ -103,7 +109,7 @@ class OpCollector:
             inside = self._rectify(name, op.source, ceiling)
             return self.add(replace(op, source=inside), self.channels[inside])
         shape, incoming = op.shape, self.channels[source]
-        channels, units = self.tracker.rectify(incoming, shape)
+        channels, units = self.tracker.rectify(incoming, shape, ceiling)
         rectified = self.add(Relu(name, source, shape, units), channels)
         if ceiling is None:
             return rectified

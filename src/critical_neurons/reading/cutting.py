@@ -24,7 +24,8 @@ NAMES_SHOWN = 8
 @dataclass(frozen=True, eq=False)
 class Cut:
     """`entry` is the value that the first call of the span reads, `exit` the one that its last call gives (None: what
-    the model returns); `inside` are the calls in between, `behind` those that depend on `exit`.
+    the model returns); `inside` are the calls in between, `behind` those that depend on `exit`, `carried` all that
+    depend on the model's input, if only on its sizes.
 
     `opaque` are the modules that torch.fx could not look into, and why.
     """
@@ -34,16 +35,18 @@ class Cut:
     exit: fx.Node | None
     inside: frozenset[fx.Node]
     behind: frozenset[fx.Node]
+    carried: frozenset[fx.Node]
     opaque: Mapping[str, str]
 
 
 def cut_out(graph: fx.Graph, span: Span, opaque: Mapping[str, str], modules: Collection[str]) -> Cut:
     """`modules` are the names of all modules of the model."""
     (entry,) = (node for node in graph.nodes if node.op == "placeholder" and not node.args)
+    carried = {entry, *find_dependents(entry)}
     first = _find_calls(graph, "start", span.start, modules)[0] if span.start else None
     last = _find_calls(graph, "stop", span.stop, modules)[-1] if span.stop else None
     if first is not None:
-        read = [node for node in list_arguments(first) if node.op != "get_attr"]
+        read = [node for node in list_arguments(first) if node in carried]
         if not read:
             raise InvalidSettingError(f"start: {name_call(first)} reads nothing that comes from the input.")
         entry = read[0]
@@ -55,7 +58,8 @@ def cut_out(graph: fx.Graph, span: Span, opaque: Mapping[str, str], modules: Col
     end = last or first
     if end is not None and not any(node.op == "output" for node in find_dependents(end)):
         raise InvalidSettingError(f"the model's output does not depend on {span.stop or span.start}.")
-    return Cut(span, entry, last, frozenset(inside), frozenset(find_dependents(last) if last else ()), opaque)
+    behind = find_dependents(last) if last else ()
+    return Cut(span, entry, last, frozenset(inside), frozenset(behind), frozenset(carried), opaque)
 
 
 def _find_calls(graph: fx.Graph, end: str, name: str, modules: Collection[str]) -> list[fx.Node]:

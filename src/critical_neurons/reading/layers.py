@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +20,6 @@ from critical_neurons.reading.maps import (
 )
 from critical_neurons.reading.registry import (
     SINGLE_ADVICE,
-    Adds,
     Call,
     Concatenates,
     Ends,
@@ -140,16 +138,6 @@ def read_functional_max_pool(call: Call) -> Reading:
     kernel = call.argument(1, "kernel_size")
     stride = call.argument(2, "stride") or kernel
     return _max_pooling(call, kernel, stride, call.argument(3, "padding", 0), call.argument(4, "dilation", 1))
-
-
-@reads(operator.add, operator.iadd, torch.add, "add", "add_")
-def read_addition(call: Call) -> Reading:
-    shapes = {value.shape for value in call.inputs}
-    if len(call.inputs) != 2 or len(shapes) > 1 or call.argument(2, "alpha", 1) != 1:
-        raise call.refuse(
-            "an addition of other than two values of one shape", "Only x + y of the same shape is read."
-        )
-    return Adds()
 
 
 @reads(torch.cat, torch.concat)

@@ -79,10 +79,14 @@ class Filters:
 
 @dataclass(frozen=True)
 class Scales:
-    """A factor and an offset per channel: batch norm."""
+    """A factor and an offset per channel: batch norm, constants.
+
+    `obstacle`: why the channels must stay, if so; removal slices what belongs to a module alone.
+    """
 
     scale: Floats
     offset: Floats
+    obstacle: str = ""
 
 
 @dataclass(frozen=True)

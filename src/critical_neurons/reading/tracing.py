@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Collection
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -204,6 +205,17 @@ def trace_model(model: nn.Module, span: Span) -> tuple[fx.GraphModule, Cut]:
     traced = fx.GraphModule(model, graph)
     traced.graph.eliminate_dead_code()
     return traced, cut_out(traced.graph, span, opaque, [name for name, _ in model.named_modules()])
+
+
+def run_alike(traced: fx.GraphModule, model: nn.Module) -> fx.GraphModule:
+    """The graph with the modules of another model, and the constants it has: tracing made some of them."""
+    parts: dict[str, Any] = {}
+    for node in traced.graph.nodes:
+        if node.op == "call_module":
+            parts[node.target] = model.get_submodule(node.target)
+        elif node.op == "get_attr":
+            parts[node.target] = attrgetter(node.target)(traced)
+    return fx.GraphModule(parts, traced.graph)
 
 
 def _check_reading(*pairs: tuple[Tensor, Tensor]) -> None:

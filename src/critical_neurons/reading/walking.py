@@ -22,6 +22,9 @@ from critical_neurons.reading.registry import (
     Concatenates,
     Ends,
     Reader,
+    Reading,
+    Rectifies,
+    Scales,
     find_module_reader,
     find_reader,
     overrides_readable,
@@ -128,9 +131,22 @@ class Walk(fx.Interpreter):
         reading = reader(call)
         if len(sources) != 1 and not isinstance(reading, Adds | Concatenates):
             raise call.refuse("it joins several values", "Values are joined by addition and torch.cat only.")
+        self._check_constants(n, call, reading)
         self._value_of[n] = self.collector.note(call, reading, sources)
         if isinstance(reading, Ends):
             self._end(call, reading)
+
+    def _check_constants(self, n: fx.Node, call: Call, reading: Reading) -> None:
+        """What a call reads besides its inputs: constants where it calculates, sizes where it does not."""
+        others = [node for node in list_arguments(n) if node not in self._value_of]
+        constant = call.module is None and isinstance(reading, Scales)
+        if not constant and any(isinstance(self.env[node], Tensor) for node in others):
+            raise call.refuse("it reads a tensor that does not come from the input", "Make it part of a layer.")
+        if isinstance(reading, Scales | Rectifies) and any(node in self._cut.carried for node in others):
+            raise call.refuse(
+                "it calculates with a size, which may be another for other data or once units are removed",
+                "Write the number out.",
+            )
 
     def _call(self, n: fx.Node, module: nn.Module | None, result: Tensor) -> Call:
         args, kwargs = self.fetch_args_kwargs_from_env(n)
@@ -146,7 +162,10 @@ class Walk(fx.Interpreter):
         )
 
     def _tensors(self, n: fx.Node) -> list[fx.Node]:
-        return [node for node in list_arguments(n) if isinstance(self.env[node], Tensor)]
+        """The arguments that are values; constants are not."""
+        return [
+            node for node in list_arguments(n) if node in self._cut.carried and isinstance(self.env[node], Tensor)
+        ]
 
     def _finish(self, n: fx.Node) -> Any:
         result = n.args[0]
