@@ -87,6 +87,15 @@ FORMS = {
     "relu method": lambda m, x: x.relu(),
     "relu_ method": lambda m, x: x.relu_(),
     "relu module in place": lambda m, x: m.relu(x),
+    "clamp": lambda m, x: x.clamp(min=0),
+    "clamp_ by position": lambda m, x: x.clamp_(0.0),
+    "torch.clamp without an end": lambda m, x: torch.clamp(x, 0, float("inf")),
+    "torch.clip": lambda m, x: torch.clip(x, min=0),
+    "clamp_min": lambda m, x: x.clamp_min(0),
+    "torch.clamp_min": lambda m, x: torch.clamp_min(x, 0),
+    "F.threshold": lambda m, x: F.threshold(x, 0, 0),
+    "F.threshold in place": lambda m, x: F.threshold(x, 0, 0, inplace=True),
+    "threshold module": lambda m, x: m.threshold(x),
     "F.dropout that obeys the mode": lambda m, x: F.dropout(F.relu(x), 0.5, training=m.training),
     "contiguous": lambda m, x: F.relu(x).contiguous(),
     "reshape to the same shape": lambda m, x: F.relu(x).reshape(x.shape),
@@ -97,7 +106,10 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_every_way_to_write_a_relu(form):
     model = Forward(
-        lambda m, x: m.last(FORMS[form](m, m.first(x))), relu=nn.ReLU(inplace=True), identity=nn.Identity()
+        lambda m, x: m.last(FORMS[form](m, m.first(x))),
+        relu=nn.ReLU(inplace=True),
+        threshold=nn.Threshold(0.0, 0.0),
+        identity=nn.Identity(),
     )
     network = read_network(model.train(), vectors())
     assert [layer.name for layer in network.scored] == ["first"]
@@ -142,6 +154,30 @@ def test_a_span_may_start_at_a_calculation():
     model.parameter = nn.Parameter(torch.tensor(7.0))
     network = read_network(model, vectors(), start="mul")
     assert network.ops[1].name == "mul"
+
+
+CEILINGS = {
+    "ReLU6": (lambda m, x: m.relu6(x), 6),
+    "F.relu6": (lambda m, x: F.relu6(x, inplace=True), 6),
+    "Hardtanh": (lambda m, x: m.hardtanh(x), 0.5),
+    "F.hardtanh": (lambda m, x: F.hardtanh(x, 0, 6), 6),
+    "F.hardtanh_": (lambda m, x: F.hardtanh_(x, min_val=0), 1),
+    "clamp": (lambda m, x: x.clamp(0, 0.5), 0.5),
+    "torch.clamp": (lambda m, x: torch.clamp(x, max=2, min=0), 2),
+}
+
+
+@pytest.mark.parametrize("how", CEILINGS)
+def test_every_way_to_write_a_relu_with_a_ceiling(how):
+    """It is read as max(0, x) - max(0, x - c)."""
+    rectify, ceiling = CEILINGS[how]
+    model = Forward(
+        lambda m, x: m.last(rectify(m, m.first(x))), relu6=nn.ReLU6(), hardtanh=nn.Hardtanh(0.0, 0.5, inplace=True)
+    )
+    network = read_network(model, vectors())
+    lowered = next(op.map.offset for op in network.ops if isinstance(op, Affine) and isinstance(op.map, ScaleMap))
+    assert np.array_equal(lowered, np.full(4, -ceiling))
+    assert [layer.name for layer in network.scored] == ["first"]
 
 
 POOLS = {
@@ -425,6 +461,13 @@ UNREADABLE = {
     "method": (lambda m, x: m.last(m.first(x).sigmoid()), "sigmoid"),
     "multiplication": (lambda m, x: m.last(F.relu(m.first(x)) * x), "mul"),
     "concatenation": (lambda m, x: m.last(torch.cat([m.first(x)[:, :2], x[:, :2]], 1)), "getitem"),
+    "clamp without a lower end": (lambda m, x: m.last(m.first(x).clamp(max=1)), "clamp: a clamp from None to 1."),
+    "clamp from another number": (lambda m, x: m.last(m.first(x).clamp(-1, 1)), "clamp: a clamp from -1 to 1."),
+    "clamp to nothing": (lambda m, x: m.last(m.first(x).clamp(0, 0)), "clamp: a clamp from 0 to 0."),
+    "clamp by a tensor": (lambda m, x: m.last(torch.clamp(m.first(x), torch.zeros(4))), "clamp: a clamp from tensor"),
+    "clamp by a size": (lambda m, x: m.last(m.first(x).clamp(0, x.shape[0])), "clamp: it calculates with a size"),
+    "hardtanh": (lambda m, x: m.last(F.hardtanh(m.first(x))), "hardtanh: a clamp from -1.0 to 1.0."),
+    "threshold": (lambda m, x: m.last(F.threshold(m.first(x), 1, 0)), "threshold: a threshold 1 with the value 0."),
     "constant per data point": (lambda m, x: m.last(m.first(x) * torch.ones(3, 1)), "mul: it combines"),
     "constant in a concatenation": (
         lambda m, x: m.last(torch.cat([m.first(x), torch.ones(3, 1)], 1)[:, :4]),

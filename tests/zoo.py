@@ -285,6 +285,7 @@ CHAINS: dict[str, Specimen] = {
     "constants that are rectified": Specimen(
         lambda: Calculated(lambda x: F.relu6(F.relu(x) + 8), lambda x: F.relu(-F.relu(x) + 0.5)), (3,)
     ),
+    "clamps": Specimen(lambda: Calculated(lambda x: x.clamp(min=0), nn.Hardtanh(0.0, 0.8)), (3,)),
     "constants of every channel": Specimen(lambda: Calculated(shift_by_channel), (3,)),
     "softmax": Specimen(
         lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.Softmax(dim=1)),

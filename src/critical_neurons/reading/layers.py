@@ -127,6 +127,38 @@ def read_relu6(call: Call) -> Reading:
     return Rectifies(ceiling=6.0)
 
 
+@reads(torch.clamp, torch.clamp_, torch.clip, torch.clip_, "clamp", "clamp_", "clip", "clip_")
+def read_clamp(call: Call) -> Reading:
+    return _clamp(call, call.argument(1, "min"), call.argument(2, "max"))
+
+
+@reads(torch.clamp_min, torch.clamp_min_, "clamp_min", "clamp_min_")
+def read_clamp_from_below(call: Call) -> Reading:
+    return _clamp(call, call.argument(1, "min"), None)
+
+
+@reads(nn.Hardtanh)
+def read_hardtanh(call: Call) -> Reading:
+    module = _module(call, nn.Hardtanh)
+    return _clamp(call, module.min_val, module.max_val)
+
+
+@reads(F.hardtanh, F.hardtanh_)
+def read_functional_hardtanh(call: Call) -> Reading:
+    return _clamp(call, call.argument(1, "min_val", -1.0), call.argument(2, "max_val", 1.0))
+
+
+@reads(nn.Threshold)
+def read_threshold(call: Call) -> Reading:
+    module = _module(call, nn.Threshold)
+    return _threshold(call, module.threshold, module.value)
+
+
+@reads(F.threshold, torch.threshold, torch.threshold_)
+def read_functional_threshold(call: Call) -> Reading:
+    return _threshold(call, call.argument(1, "threshold"), call.argument(2, "value"))
+
+
 @reads(nn.MaxPool1d, nn.MaxPool2d)
 def read_max_pool(call: Call) -> Reading:
     module = _module(call, nn.MaxPool1d, nn.MaxPool2d)
@@ -167,6 +199,24 @@ def read_softmax(call: Call) -> Reading:
     if call.input.ndim != 2 or axis not in (None, 1, -1):
         raise call.refuse(f"a softmax over axis {axis} of {call.input.ndim}", "Only one over the classes is read.")
     return Ends(f"{call.name} (softmax) is left out: the program works on the logits before it")
+
+
+def _clamp(call: Call, lowest: Any, highest: Any) -> Reading:
+    upper = math.inf if highest is None else highest
+    if not (isinstance(lowest, int | float) and isinstance(upper, int | float) and lowest == 0 < upper):
+        raise call.refuse(
+            f"a clamp from {lowest} to {highest}",
+            "One from the number 0 is read, a ReLU, to a positive number or without an upper end.",
+        )
+    return Rectifies(ceiling=None if upper == math.inf else float(upper))
+
+
+def _threshold(call: Call, threshold: Any, value: Any) -> Reading:
+    if threshold != 0 or value != 0:
+        raise call.refuse(
+            f"a threshold {threshold} with the value {value}", "One of 0 with the value 0 is read: a ReLU."
+        )
+    return Rectifies()
 
 
 def _pooling(call: Call, pool: Callable[[Tensor], Tensor]) -> Reading:

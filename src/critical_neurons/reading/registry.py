@@ -165,8 +165,8 @@ _readers: dict[Target, Reader] = {}
 def reads(*targets: Target) -> Callable[[Reader], Reader]:
     """Register a reader for module types, functions, or names of tensor methods.
 
-        @reads(nn.Hardtanh)
-        def read_hardtanh(call): ...
+        @reads(nn.Upsample)
+        def read_upsampling(call): ...
 
     A module is looked up by its exact type; a subclass is read like its parent only if it inherits `forward`.
     """
