@@ -126,6 +126,16 @@ REASONS = {
         {"next": nn.Conv2d(4, 2, 3, padding=1)},
         {"a": "next pads the constant its removal would leave", "next": ""},
     ),
+    "a number that is padded by itself": (
+        lambda m, x: F.relu(m.c(F.pad(F.relu(m.a(x)) + 1, (1, 1)))),
+        {},
+        {"a": "pad pads the constant its removal would leave", "c": ""},
+    ),
+    "a number that is cut off": (
+        lambda m, x: F.relu(m.c(F.pad(F.relu(m.a(x)) + 1, (-1, -1)))),
+        {},
+        {"a": "", "c": ""},
+    ),
     "a factor that is padded": (
         lambda m, x: F.relu(m.next(F.relu(m.a(x)) * 2)),
         {"next": nn.Conv2d(4, 2, 3, padding=1)},

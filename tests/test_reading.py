@@ -189,6 +189,14 @@ POOLS = {
     "AvgPool2d that rounds up": (nn.AvgPool2d(2, ceil_mode=True), (2, 5, 5)),
     "AvgPool2d with a divisor": (nn.AvgPool2d(2, divisor_override=3), (2, 4, 4)),
     "AdaptiveAvgPool2d": (nn.AdaptiveAvgPool2d((2, 3)), (2, 5, 7)),
+    "AdaptiveMaxPool1d": (nn.AdaptiveMaxPool1d(3), (2, 5)),
+    "AdaptiveMaxPool2d": (nn.AdaptiveMaxPool2d((2, 3)), (2, 5, 7)),
+    "AdaptiveMaxPool2d to one": (nn.AdaptiveMaxPool2d(1), (2, 3, 2)),
+    "AdaptiveMaxPool2d to more than there are": (nn.AdaptiveMaxPool2d((5, None)), (2, 3, 2)),
+    "ZeroPad1d": (nn.ZeroPad1d((1, 2)), (2, 3)),
+    "ZeroPad2d": (nn.ZeroPad2d((1, 0, 2, 3)), (2, 3, 2)),
+    "ZeroPad2d that cuts off": (nn.ZeroPad2d((-1, 1, 0, -1)), (2, 3, 3)),
+    "ConstantPad2d": (nn.ConstantPad2d(1, 0), (2, 2, 2)),
 }
 
 
@@ -468,6 +476,13 @@ UNREADABLE = {
     "clamp by a size": (lambda m, x: m.last(m.first(x).clamp(0, x.shape[0])), "clamp: it calculates with a size"),
     "hardtanh": (lambda m, x: m.last(F.hardtanh(m.first(x))), "hardtanh: a clamp from -1.0 to 1.0."),
     "threshold": (lambda m, x: m.last(F.threshold(m.first(x), 1, 0)), "threshold: a threshold 1 with the value 0."),
+    "padding of features": (lambda m, x: m.last(F.pad(m.first(x), (1, -1))), "pad: padding by (1, -1)"),
+    "padding of the batch": (lambda m, x: m.last(F.pad(m.first(x), (0, 0, 1, 0))), "pad: padding by (0, 0, 1, 0)"),
+    "maximum of features": (
+        lambda m, x: m.last(m.first(x).amax(1, keepdim=True) * torch.ones(4)),
+        "amax: a maximum over",
+    ),
+    "maximum of everything": (lambda m, x: m.last(m.first(x).amax() + x), "amax: a maximum over the axes None"),
     "constant per data point": (lambda m, x: m.last(m.first(x) * torch.ones(3, 1)), "mul: it combines"),
     "constant in a concatenation": (
         lambda m, x: m.last(torch.cat([m.first(x), torch.ones(3, 1)], 1)[:, :4]),
@@ -701,6 +716,23 @@ def test_batch_norm_without_statistics_is_refused():
 def test_other_padding_modes_are_refused():
     model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), nn.ReLU(), nn.Flatten())
     assert "padding_mode='reflect'" in refuse(model, images(1, 4, 4))
+
+
+PADDINGS = {
+    "a number": lambda x: F.pad(x, (1, 1), value=1.0),
+    "reflections": lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
+    "channels": lambda x: F.pad(x, (0, 0, 0, 0, 1, 0)),
+}
+
+
+@pytest.mark.parametrize("how", PADDINGS)
+def test_padding_by_other_than_zeros_around_positions_is_refused(how):
+    model = Forward(lambda m, x: m.convolution(PADDINGS[how](x)).flatten(1), convolution=nn.LazyConv2d(2, 2))
+    with torch.no_grad():
+        model(images(1, 3, 3))
+    message = refuse(model, images(1, 3, 3))
+    assert message.startswith("pad: padding by (")
+    assert "zeros around positions" in message
 
 
 def test_linear_layers_on_more_than_vectors_are_refused():

@@ -285,6 +285,13 @@ CHAINS: dict[str, Specimen] = {
     "constants that are rectified": Specimen(
         lambda: Calculated(lambda x: F.relu6(F.relu(x) + 8), lambda x: F.relu(-F.relu(x) + 0.5)), (3,)
     ),
+    "zeros around positions": Specimen(
+        lambda: nn.Sequential(
+            *(nn.ZeroPad2d((0, 1, 1, 0)), nn.Conv2d(1, 2, 2), nn.ZeroPad2d(1), nn.ReLU(), nn.Conv2d(2, 2, 3, 2)),
+            *(nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)),
+        ),
+        (1, 3, 3),
+    ),
     "clamps": Specimen(lambda: Calculated(lambda x: x.clamp(min=0), nn.Hardtanh(0.0, 0.8)), (3,)),
     "constants of every channel": Specimen(lambda: Calculated(shift_by_channel), (3,)),
     "softmax": Specimen(
@@ -363,6 +370,8 @@ MAX_POOLED: dict[str, Specimen] = {
         ),
         (2, 5),
     ),
+    "adaptive max pool": Specimen(lambda: pool_after_relu(nn.AdaptiveMaxPool2d((2, 1)), 4), (1, 5, 4)),
+    "maximum": Specimen(lambda: Reshaped(lambda x: F.adaptive_max_pool2d(x, (1, 2)).amax((2, 3)), 2), IMAGE),
     "max pool of a relu6": Specimen(
         lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU6(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 2)),
         LARGE,

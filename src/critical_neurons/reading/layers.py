@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,23 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from critical_neurons.network import NO_POSITION, Floats, Ints, Shape
-from critical_neurons.reading.maps import (
-    ConvolutionMap,
-    DenseMap,
-    PositionsMap,
-    separate_pooling,
-)
+from critical_neurons.network import Floats, Shape
+from critical_neurons.reading.maps import ConvolutionMap, DenseMap
 from critical_neurons.reading.registry import (
     SINGLE_ADVICE,
     Call,
     Concatenates,
     Ends,
     Filters,
-    KeepsChannels,
     Mixes,
     Passes,
-    PoolsMaximum,
     Reading,
     Rectifies,
     Reshapes,
@@ -81,24 +73,6 @@ def read_batch_norm(call: Call) -> Reading:
     if module.weight is not None:
         scale = scale * _array(module.weight)
     return Scales(scale, _offset(module.bias, module.num_features) - scale * _array(module.running_mean))
-
-
-@reads(nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
-def read_average_pool(call: Call) -> Reading:
-    return _pooling(call, call.function)
-
-
-@reads(F.avg_pool1d, F.avg_pool2d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d)
-def read_functional_average_pool(call: Call) -> Reading:
-    return _pooling(call, lambda values: call.function(values, *call.args[1:], **call.kwargs))
-
-
-@reads(torch.mean, "mean")
-def read_mean(call: Call) -> Reading:
-    axes = call.argument(1, "dim")
-    if axes is None or not _spatial(axes, call.input.ndim):
-        raise call.refuse(f"a mean over the axes {axes}", "Only a mean over positions (axes 2 and 3) is read.")
-    return _pooling(call, lambda values: values.mean(axes, keepdim=True))
 
 
 @reads(nn.Flatten, torch.flatten, "flatten", "view", "reshape", torch.reshape)
@@ -159,19 +133,6 @@ def read_functional_threshold(call: Call) -> Reading:
     return _threshold(call, call.argument(1, "threshold"), call.argument(2, "value"))
 
 
-@reads(nn.MaxPool1d, nn.MaxPool2d)
-def read_max_pool(call: Call) -> Reading:
-    module = _module(call, nn.MaxPool1d, nn.MaxPool2d)
-    return _max_pooling(call, module.kernel_size, module.stride, module.padding, module.dilation)
-
-
-@reads(F.max_pool1d, F.max_pool2d, torch.max_pool1d, torch.max_pool2d)
-def read_functional_max_pool(call: Call) -> Reading:
-    kernel = call.argument(1, "kernel_size")
-    stride = call.argument(2, "stride") or kernel
-    return _max_pooling(call, kernel, stride, call.argument(3, "padding", 0), call.argument(4, "dilation", 1))
-
-
 @reads(torch.cat, torch.concat)
 def read_concatenation(call: Call) -> Reading:
     axis = call.argument(1, "dim", 0)
@@ -219,45 +180,6 @@ def _threshold(call: Call, threshold: Any, value: Any) -> Reading:
     return Rectifies()
 
 
-def _pooling(call: Call, pool: Callable[[Tensor], Tensor]) -> Reading:
-    matrices = separate_pooling(pool, call.input_shape[1:])
-    keeps_constants = all(np.allclose(matrix.sum(axis=1), matrix.sum(axis=1)[0]) for matrix in matrices)
-    whole = float(np.prod([matrix.sum(axis=1)[0] for matrix in matrices]))
-    return KeepsChannels(
-        PositionsMap(matrices, call.input_shape, call.output_shape),
-        keeps_constants=keeps_constants and math.isclose(whole, 1.0, rel_tol=1e-9),
-    )
-
-
-def _max_pooling(call: Call, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Reading:
-    """The positions each window covers, axis by axis; how many windows there are is read off the output."""
-    sizes, counts = call.input_shape[1:], call.output_shape[1:]
-    axes = [
-        _windows(size, count, *options)
-        for size, count, *options in zip(
-            sizes,
-            counts,
-            *(_per_axis(value, len(sizes)) for value in (kernel, stride, padding, dilation)),
-            strict=True,
-        )
-    ]
-    if len(axes) == 1:
-        return PoolsMaximum(axes[0])
-    rows, columns = axes[0][:, None, :, None], axes[1][None, :, None, :]
-    inside = (rows != NO_POSITION) & (columns != NO_POSITION)
-    flat = np.where(inside, rows * sizes[1] + columns, NO_POSITION)
-    return PoolsMaximum(flat.reshape(counts[0] * counts[1], -1))
-
-
-def _windows(size: int, count: int, kernel: int, stride: int, padding: int, dilation: int) -> Ints:
-    positions = (np.arange(count) * stride - padding)[:, None] + dilation * np.arange(kernel)
-    return np.where((positions >= 0) & (positions < size), positions, NO_POSITION)
-
-
-def _per_axis(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
-    return (value,) * axes if isinstance(value, int) else tuple(value)
-
-
 def _paddings(module: nn.Conv1d | nn.Conv2d) -> tuple[Shape, Shape]:
     """Zeros before and after each axis. "same" adds the odd one after, as torch does."""
     if module.padding == "same":
@@ -279,11 +201,6 @@ def _array(values: Tensor) -> Floats:
 
 def _offset(bias: Tensor | None, size: int) -> Floats:
     return np.zeros(size) if bias is None else _array(bias)
-
-
-def _spatial(axes: int | tuple[int, ...], ndim: int) -> bool:
-    chosen = (axes,) if isinstance(axes, int) else axes
-    return all(axis % ndim >= 2 for axis in chosen)
 
 
 def _batched(shape: tuple[int, ...]) -> str:
