@@ -180,6 +180,13 @@ def test_every_way_to_write_a_relu_with_a_ceiling(how):
     assert [layer.name for layer in network.scored] == ["first"]
 
 
+def test_images_without_an_axis_of_channels_are_given_one():
+    model = Forward(
+        lambda m, x: m.last(F.relu(m.convolution(x.unsqueeze(1))).flatten(1)), convolution=nn.Conv2d(1, 1, 3)
+    )
+    assert [layer.name for layer in read_network(model, images(4, 4)).scored] == ["convolution"]
+
+
 POOLS = {
     "AvgPool1d": (nn.AvgPool1d(2), (2, 5)),
     "AvgPool1d with padding": (nn.AvgPool1d(3, stride=1, padding=1), (2, 5)),
@@ -268,7 +275,47 @@ def test_bias_free_layers_have_no_offset():
     assert np.array_equal(network.forward(zero), np.zeros((1, network.class_count)))
 
 
+SHAPED = {
+    "squeeze": lambda m, x: x[:, :, None, None].squeeze(3).squeeze(-1),
+    "squeeze of two": lambda m, x: torch.squeeze(torch.unsqueeze(x, -1)[..., None], dim=(2, -1)),
+    "index": lambda m, x: x.unsqueeze(2).unsqueeze(3)[:, :, 0, -1],
+    "index from the end": lambda m, x: x[:, :, None][..., 0],
+    "index of everything": lambda m, x: x[:][:, :],
+    "unflatten": lambda m, x: x.unflatten(1, (-1, 1)).flatten(1),
+    "torch.unflatten": lambda m, x: torch.unflatten(x[:, :, None], 2, (1, 1)).flatten(1),
+    "unflatten module": lambda m, x: m.unflatten(x).flatten(1),
+}
+
+
+@pytest.mark.parametrize("how", SHAPED)
+def test_every_way_to_add_and_take_away_axes_of_one(how):
+    model = Forward(lambda m, x: m.last(SHAPED[how](m, F.relu(m.first(x)))), unflatten=nn.Unflatten(-1, (-1, 1)))
+    network = read_network(model, vectors())
+    assert [layer.name for layer in network.scored] == ["first"]
+    assert [wiring.inputs.tolist() for wiring in network.wirings][-1] == [0, 1, 2, 3]
+
+
 REASONS = {
+    "channels squeezed away if one is left": (
+        lambda: Forward(lambda m, x: m.last(F.relu(m.first(x)).squeeze(1))),
+        (4,),
+        "first",
+        "it feeds squeeze, which takes the channels' axis away if one is left",
+    ),
+    "unflattened by number": (
+        lambda: Forward(lambda m, x: m.last(F.relu(m.first(x)).unflatten(1, (4, 1)).flatten(1))),
+        (4,),
+        "first",
+        "it feeds unflatten, which has the size 4 written into it; write -1",
+    ),
+    "none: positions unflattened by number": (
+        lambda: nn.Sequential(
+            *(nn.Conv1d(1, 3, 1), nn.ReLU(), nn.Unflatten(2, (2, 2)), nn.Conv2d(3, 2, 2), nn.Flatten())
+        ),
+        (1, 4),
+        "0",
+        "",
+    ),
     "no ReLU between": (
         lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)),
         (4,),
@@ -483,6 +530,19 @@ UNREADABLE = {
         "amax: a maximum over",
     ),
     "maximum of everything": (lambda m, x: m.last(m.first(x).amax() + x), "amax: a maximum over the axes None"),
+    "squeeze without an axis": (lambda m, x: m.last(m.first(x).squeeze()), "squeeze: a squeeze that takes the batch"),
+    "squeeze of the batch": (lambda m, x: m.last(m.first(x).squeeze(-2)), "squeeze: a squeeze that takes the batch"),
+    "squeeze to no axis": (lambda m, x: torch.squeeze(m.last(x)[:, :1], 1), "getitem: it takes a part of (batch, 3)"),
+    "part of the features": (lambda m, x: m.last(m.first(x)[:, 0:4]), "getitem: it takes a part of (batch, 4)"),
+    "part of the batch": (lambda m, x: m.last(m.first(x)[0]), "getitem: it takes a part of (batch, 4)"),
+    "further axis before the batch": (
+        lambda m, x: m.last(m.first(x)[None]),
+        "getitem: it turns (3, 4) into (1, 3, 4)",
+    ),
+    "batch axis divided": (
+        lambda m, x: m.last(m.first(x).unflatten(0, (3, 1)).flatten(1)),
+        "unflatten: it divides the batch axis",
+    ),
     "constant per data point": (lambda m, x: m.last(m.first(x) * torch.ones(3, 1)), "mul: it combines"),
     "constant in a concatenation": (
         lambda m, x: m.last(torch.cat([m.first(x), torch.ones(3, 1)], 1)[:, :4]),

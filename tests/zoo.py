@@ -274,6 +274,16 @@ CHAINS: dict[str, Specimen] = {
     "view by number": Specimen(lambda: Reshaped(lambda x: x.view(-1, 8)), IMAGE),
     "mean method": Specimen(lambda: Reshaped(lambda x: x.mean((2, 3)), 2), IMAGE),
     "mean function": Specimen(lambda: Reshaped(lambda x: torch.mean(x, dim=[-1, -2]), 2), IMAGE),
+    "axes of size one": Specimen(
+        lambda: Reshaped(lambda x: x.mean((2, 3), keepdim=True).unsqueeze(-1).squeeze((3, 4))[:, :, 0], 2), IMAGE
+    ),
+    "unflatten": Specimen(
+        lambda: nn.Sequential(
+            *(nn.Linear(3, 4), nn.ReLU(), nn.Unflatten(1, (-1, 1)), nn.Conv1d(4, 2, 1), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(2, 2)),
+        ),
+        (3,),
+    ),
     "functional pools": Specimen(
         lambda: Reshaped(lambda x: F.adaptive_avg_pool2d(F.avg_pool2d(x, 2, stride=1), 1).flatten(1), 2), IMAGE
     ),

@@ -3,6 +3,7 @@
 from critical_neurons.reading import arithmetic as _arithmetic  # noqa: F401  registers built-in readers
 from critical_neurons.reading import layers as _layers  # noqa: F401  so do these
 from critical_neurons.reading import pools as _pools  # noqa: F401  so do these
+from critical_neurons.reading import shapes as _shapes  # noqa: F401  so do these
 from critical_neurons.reading.placing import on_cpu
 from critical_neurons.reading.registry import (
     Adds,

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from critical_neurons.network import Floats, Shape
 from critical_neurons.reading.maps import ConvolutionMap, DenseMap
 from critical_neurons.reading.registry import (
-    SINGLE_ADVICE,
     Call,
     Concatenates,
     Ends,
@@ -22,7 +21,6 @@ from critical_neurons.reading.registry import (
     Passes,
     Reading,
     Rectifies,
-    Reshapes,
     Scales,
     reads,
 )
@@ -73,22 +71,6 @@ def read_batch_norm(call: Call) -> Reading:
     if module.weight is not None:
         scale = scale * _array(module.weight)
     return Scales(scale, _offset(module.bias, module.num_features) - scale * _array(module.running_mean))
-
-
-@reads(nn.Flatten, torch.flatten, "flatten", "view", "reshape", torch.reshape)
-def read_reshape(call: Call) -> Reading:
-    if len(call.output) != len(call.input):
-        raise call.refuse(
-            f"it turns {tuple(call.input.shape)} into {tuple(call.output.shape)} and so changes the batch axis",
-            "Keep the first axis, as x.flatten(1) does.",
-        )
-    if call.output.ndim == 1:
-        raise call.refuse(
-            f"it turns {tuple(call.input.shape)} into {tuple(call.output.shape)}",
-            f"Logits of shape (batch, classes) are read. {SINGLE_ADVICE}",
-        )
-    sizes = ", ".join(map(str, call.literal_sizes))
-    return Reshapes(f"{call.name}, which has the size {sizes} written into it; write x.flatten(1)" if sizes else "")
 
 
 @reads(nn.ReLU, F.relu, torch.relu, torch.relu_, "relu", "relu_")
