@@ -112,6 +112,8 @@ CONSTANTS = {
     "batch norm behind the relu",
     "batch norm behind the relu of a convolution",
     "batch norm behind the relu, then a pool",
+    "constants behind the relu",
+    "constants of every channel",
 }
 """Networks where Torch-Pruning drops constants."""
 

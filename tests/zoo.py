@@ -115,7 +115,7 @@ class Normalised(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mean", torch.tensor([0.4, 0.6]).reshape(2, 1, 1))
-        self.register_buffer("deviation", torch.tensor([0.5, -0.8]).reshape(1, 2, 1, 1))
+        self.register_buffer("deviation", torch.tensor([0.5, 0.8]).reshape(1, 2, 1, 1))
         self.convolution, self.logits = nn.Conv2d(2, 3, 2), nn.Linear(12, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -139,6 +139,10 @@ class Calculated(nn.Module):
 
 def shift_by_channel(x: Tensor) -> Tensor:
     return F.relu(x) + torch.tensor([0.3, -0.3, 0.1, 0.0])
+
+
+def take_axes_away(x: Tensor) -> Tensor:
+    return x.squeeze((3, 4))[:, :, 0].unflatten(1, (-1, 1)).flatten(1)
 
 
 IMAGE = (1, 4, 4)
@@ -275,25 +279,17 @@ CHAINS: dict[str, Specimen] = {
     "mean method": Specimen(lambda: Reshaped(lambda x: x.mean((2, 3)), 2), IMAGE),
     "mean function": Specimen(lambda: Reshaped(lambda x: torch.mean(x, dim=[-1, -2]), 2), IMAGE),
     "axes of size one": Specimen(
-        lambda: Reshaped(lambda x: x.mean((2, 3), keepdim=True).unsqueeze(-1).squeeze((3, 4))[:, :, 0], 2), IMAGE
-    ),
-    "unflatten": Specimen(
-        lambda: nn.Sequential(
-            *(nn.Linear(3, 4), nn.ReLU(), nn.Unflatten(1, (-1, 1)), nn.Conv1d(4, 2, 1), nn.ReLU()),
-            *(nn.Flatten(), nn.Linear(2, 2)),
-        ),
-        (3,),
+        lambda: Reshaped(lambda x: take_axes_away(x.mean((2, 3), keepdim=True).unsqueeze(-1)), 2), IMAGE
     ),
     "functional pools": Specimen(
         lambda: Reshaped(lambda x: F.adaptive_avg_pool2d(F.avg_pool2d(x, 2, stride=1), 1).flatten(1), 2), IMAGE
     ),
     "normalised input": Specimen(Normalised, (2, 3, 3)),
-    "constants behind the relu": Specimen(lambda: Calculated(lambda x: (1 - F.relu(x) * 2).sub(0.5)), (3,)),
-    "constants before the relu": Specimen(
-        lambda: Calculated(lambda x: F.relu(0.5 * x), lambda x: F.relu(x + 1) + 1), (3,)
+    "constants behind the relu": Specimen(
+        lambda: Calculated(lambda x: (1 - F.relu(x) * 2).sub(0.5), lambda x: F.relu(-F.relu(x) + 0.5)), (3,)
     ),
-    "constants that are rectified": Specimen(
-        lambda: Calculated(lambda x: F.relu6(F.relu(x) + 8), lambda x: F.relu(-F.relu(x) + 0.5)), (3,)
+    "constants of every channel": Specimen(
+        lambda: Calculated(shift_by_channel, lambda x: F.relu(-0.5 * x) + 1), (3,)
     ),
     "zeros around positions": Specimen(
         lambda: nn.Sequential(
@@ -303,7 +299,6 @@ CHAINS: dict[str, Specimen] = {
         (1, 3, 3),
     ),
     "clamps": Specimen(lambda: Calculated(lambda x: x.clamp(min=0), nn.Hardtanh(0.0, 0.8)), (3,)),
-    "constants of every channel": Specimen(lambda: Calculated(shift_by_channel), (3,)),
     "softmax": Specimen(
         lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.Softmax(dim=1)),
         (3,),
@@ -380,8 +375,9 @@ MAX_POOLED: dict[str, Specimen] = {
         ),
         (2, 5),
     ),
-    "adaptive max pool": Specimen(lambda: pool_after_relu(nn.AdaptiveMaxPool2d((2, 1)), 4), (1, 5, 4)),
-    "maximum": Specimen(lambda: Reshaped(lambda x: F.adaptive_max_pool2d(x, (1, 2)).amax((2, 3)), 2), IMAGE),
+    "adaptive max pool": Specimen(
+        lambda: Reshaped(lambda x: F.adaptive_max_pool2d(x, (1, 2)).amax((2, 3)), 2), IMAGE
+    ),
     "max pool of a relu6": Specimen(
         lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU6(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 2)),
         LARGE,
@@ -399,7 +395,6 @@ UNSCORED = {
     "groups": "0",
     "view by number": "convolution",
     "batch norm behind the relu, then padding": "0",
-    "constants before the relu": "two",
     "constants of every channel": "one",
 }
 """A hidden layer in front of a ReLU that has to go without scores."""

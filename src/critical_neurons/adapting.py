@@ -82,9 +82,9 @@ def as_torch_pruning(
 
     Every group of units keeps one, and at least what `max_pruning_ratio` leaves: ranked over all layers in one step,
     Torch-Pruning does not see to that. A share of all units that leaves fewer makes it skip whole groups. Some things
-    it does its own way: constants that removed units leave behind a batch norm are dropped, where `cn.prune` adds
-    them to a bias; grouped convolutions lose the same channels of every block, those with the lowest mean score;
-    several steps over all layers stop early once a layer has one channel.
+    it does its own way: constants that removed units leave behind a batch norm or an addition are dropped, where
+    `cn.prune` adds them to a bias; grouped convolutions lose the same channels of every block, those with the lowest
+    mean score; several steps over all layers stop early once a layer has one channel.
     """
     try:
         import torch_pruning
