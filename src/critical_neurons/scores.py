@@ -209,7 +209,8 @@ class Scores(Mapping[str, Floats]):
 def average_scores(
     parts: Sequence[Scores], *, settings: Mapping[str, Any], seconds: float, notes: tuple[str, ...] = ()
 ) -> Scores:
-    """The mean of every unit's scores over the parts, and all they note, each note once."""
+    """The mean of every unit's scores over the parts, and all they note, each note once, unless `notes` say more."""
+    told = dict.fromkeys(note for part in parts for note in part.notes)
     gaps = [part.gap for part in parts]
     known = [gap for gap in gaps if gap is not None]
     return replace(
@@ -224,7 +225,7 @@ def average_scores(
         history=(),
         sizes={key: sum(part.sizes[key] for part in parts) for key in parts[0].sizes},
         logit_error=max(part.logit_error for part in parts),
-        notes=(*dict.fromkeys(note for part in parts for note in part.notes), *notes),
+        notes=(*(note for note in told if not any(more.startswith(note) for more in notes)), *notes),
         parts=tuple(parts),
         layer_choices=(),
         incumbent=None,
