@@ -18,7 +18,7 @@ import argparse
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -126,8 +126,9 @@ def main() -> None:
     run.add_argument("--vgg", type=Path, help="weights of VGG-16 on CIFAR-10; without them it is left out")
     run.add_argument(
         "--again",
-        choices=("ours", "all"),
-        help="also cells that are stored: all methods, or ours beside the others as they are",
+        choices=("all", "ours", *COMPENSATIONS),
+        help="also cells that are stored: all methods; ours beside the others as they are; or ours with one kind of "
+        "compensation alone",
     )
     commands.add_parser("page", help="write docs/quality.md from what is stored")
     arguments = parser.parse_args()
@@ -150,8 +151,9 @@ def main() -> None:
         failed = []
         for case in cases:
             mine = [cell for cell in missing if listed[cell] is case]
-            known = store if arguments.again == "ours" else None
-            failed += run_cells(case, mine, store, runs, weights=arguments.vgg, known=known)
+            known = store if arguments.again not in (None, "all") else None
+            searched = (arguments.again,) if arguments.again in COMPENSATIONS else COMPENSATIONS
+            failed += run_cells(case, mine, store, runs, weights=arguments.vgg, known=known, searched=searched)
     except CriticalNeuronsError as error:
         sys.exit(f"error: {error}")
     if failed:
@@ -205,9 +207,12 @@ def run_cells(
     *,
     weights: Path | None = None,
     known: Store | None = None,
+    searched: Sequence[str] = COMPENSATIONS,
 ) -> list[str]:
-    """Measure cells of a case and store each as it is done. Gives what failed, and why. `known`: where results stand
-    whose baselines are not measured again."""
+    """Measure cells of a case and store each as it is done. Gives what failed, and why.
+
+    `known`: where results stand of which ours alone is measured again, with the compensations `searched`.
+    """
     failed: list[str] = []
     if not cells:
         return failed
@@ -218,7 +223,9 @@ def run_cells(
         for cell in mine:
             record = known and known.find(cell)
             part = choose_part(data, cell.settings)
-            work = partial(trial.run, cell.settings["budget"], part, record.result if record else None)
+            work = partial(trial.run, cell.settings["budget"], part)
+            if record:
+                work = partial(work, known=record.result, searched=searched)
             try:
                 result, seconds = clock(work)
             except CriticalNeuronsError as error:
@@ -287,10 +294,16 @@ class Trial:
         self._methods = case.methods or list_methods(subject.model)
         self._preferences: dict[str, tuple[Floats, float]] = {}
 
-    def run(self, budget: Mapping[str, float], part: Part, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def run(
+        self,
+        budget: Mapping[str, float],
+        part: Part,
+        known: Mapping[str, Any] | None = None,
+        searched: Sequence[str] = COMPENSATIONS,
+    ) -> dict[str, Any]:
         """Accuracies by method and compensation; those of random removal are means over draws.
 
-        `known`: an earlier result, from which the others are taken.
+        `known`: an earlier result, from which all is taken but ours with the compensations `searched`.
         """
         subject = self._subject
         ((measure, share),) = budget.items()
@@ -299,15 +312,24 @@ class Trial:
             compensate: clock(
                 partial(cn.search, subject.model, subject.inputs, **wanted, compensate=compensate, seed=self._seed)
             )
-            for compensate in COMPENSATIONS
+            for compensate in searched
         }
         plans = {compensate: cn.plan(scores) for compensate, (scores, _) in timed.items()}
         judge = Judge(subject, part)
-        accuracy = {OURS: {compensate: judge.measure(plan, compensate) for compensate, plan in plans.items()}}
-        macs = {OURS: {compensate: _share_of_macs(subject, plan) for compensate, plan in plans.items()}}
-        pruning = dict(judge.seconds)
+        ours = {
+            "accuracy": {compensate: judge.measure(plan, compensate) for compensate, plan in plans.items()},
+            "macs": {compensate: _share_of_macs(subject, plan) for compensate, plan in plans.items()},
+            "kept": {
+                compensate: {name: len(kept) for name, kept in plan.kept.items()}
+                for compensate, plan in plans.items()
+            },
+            "search": {compensate: seconds for compensate, (_, seconds) in timed.items()},
+            "prune": dict(judge.seconds),
+        }
+        accuracy, macs = {OURS: ours["accuracy"]}, {OURS: ours["macs"]}
         if known:
-            accuracy, macs = ({**known[name], **found} for name, found in (("accuracy", accuracy), ("macs", macs)))
+            ours = {name: {**earlier, **ours[name]} for name, earlier in _list_ours(known).items()}
+            accuracy, macs = ({**known[name], OURS: ours[name]} for name in ("accuracy", "macs"))
             methods = known["seconds"]["methods"]
         else:
             for name, others in self._plan_others(wanted, timed["none"][0], plans["none"]):
@@ -321,15 +343,8 @@ class Trial:
             "before": measure_accuracy(subject.model, part.inputs, part.labels),
             "accuracy": accuracy,
             "macs": macs,
-            "kept": {
-                compensate: {name: len(kept) for name, kept in plan.kept.items()}
-                for compensate, plan in plans.items()
-            },
-            "seconds": {
-                "search": {compensate: seconds for compensate, (_, seconds) in timed.items()},
-                "prune": pruning,
-                "methods": methods,
-            },
+            "kept": ours["kept"],
+            "seconds": {"search": ours["search"], "prune": ours["prune"], "methods": methods},
             "threads": torch.get_num_threads(),
             "torch_pruning": version("torch-pruning"),
             "images": {"calibration": len(subject.labels), "measured": len(part), "digest": part.digest[:16]},
@@ -397,6 +412,17 @@ def frame_values(scores: cn.Scores, values: Floats) -> cn.Scores:
     """The same with other values, and no budget of their own."""
     by_layer = {layer.name: values[layer.units] for layer in scores.layers if layer.scored}
     return replace(scores, values_by_layer=by_layer, settings={})
+
+
+def _list_ours(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a result says of ours, by compensation."""
+    return {
+        "accuracy": result["accuracy"][OURS],
+        "macs": result["macs"][OURS],
+        "kept": result["kept"],
+        "search": result["seconds"]["search"],
+        "prune": result["seconds"]["prune"],
+    }
 
 
 def _share_of_macs(subject: Subject, plan: cn.Plan) -> float:

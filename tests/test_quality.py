@@ -154,6 +154,13 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
         assert again
         assert again.result["accuracy"] == before.result["accuracy"]
         assert again.result["seconds"]["methods"] == before.result["seconds"]["methods"]
+        assert run_cells(cases[0], [cell], store, runs, known=store, searched=("none",)) == []
+        once_more = store.find(cell)
+        assert once_more
+        assert once_more.result["accuracy"] == before.result["accuracy"]
+        spent, earlier = (each.result["seconds"]["search"] for each in (once_more, again))
+        assert spent["least_squares"] == earlier["least_squares"]
+        assert spent["none"] != earlier["none"]
     return store.find_all(TABLE)
 
 

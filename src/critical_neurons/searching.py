@@ -20,6 +20,7 @@ from critical_neurons.batch import digest_rows, gather_batch
 from critical_neurons.compensating import (
     TEMPERATURES,
     Choice,
+    Chosen,
     Elimination,
     Group,
     can_refit,
@@ -55,6 +56,9 @@ MEDIUM_COLUMNS = 1024
 DRAWS = 6
 """Samples by which it is found how the loss feels errors, on small networks."""
 
+ROUNDS = 2
+"""In which the best choice at every temperature is revised, on small networks."""
+
 UNCERTIFIED = "searched: good units for this budget, nothing is certified of the network's loss"
 SKETCHED = "sketched: the units of every layer chosen as if the other layers lost none"
 HALFWAY = "sketched: units chosen for a budget halfway down"
@@ -85,10 +89,10 @@ def search(
 
     `compensate` is what `cn.prune` will be told. With "least_squares" the units of a layer go one after the other,
     always the one whose part the others take over best, judged by the error of what reads them and by how the loss
-    feels it; layers from the last to the first. Else gates on all units follow the gradient of the loss until they
-    are open or shut, and are then exchanged as long as that helps. Unless the network is large, this is done in
-    several ways, and with several shares of the layers, and the smaller network is taken that decides most often as
-    the model does.
+    feels it; layers from the last to the first, and on small networks again from the first to the last, by what then
+    reaches each. Else gates on all units follow the gradient of the loss until they are open or shut, and are then
+    exchanged as long as that helps. Unless the network is large, this is done in several ways, and with several
+    shares of the layers, and the smaller network is taken that decides most often as the model does.
 
     Nothing is certified of the network: `objective` is the Kullback-Leibler divergence of the outputs, and there is
     no bound. With "least_squares" each layer's choice by itself has one in `layer_choices`: a least-squares error,
@@ -288,6 +292,14 @@ class _Course:
     temperature: float | None
     draw: int
     orders: Sequence[Ints]
+    revised: bool = False
+
+    def tell(self, choice: Choice) -> Chosen:
+        """The orders, with errors and bounds."""
+        counts, orders, temperature, draw = self.counts, self.orders, self.temperature, self.draw
+        if self.revised:
+            return choice.revise(counts, orders, temperature=temperature, draw=draw, settled=True)
+        return choice.choose(counts, temperature=temperature, draw=draw, orders=orders)
 
 
 @dataclass(frozen=True)
@@ -315,8 +327,7 @@ class _Task:
         choice = self.search.choice
         if self.search.medium:
             course = self._try_ways()
-            counts, orders = course.counts, course.orders
-            chosen = choice.choose(counts, temperature=course.temperature, draw=course.draw, orders=orders)
+            counts, chosen = course.counts, course.tell(choice)
         else:
             counts = self._list_counts()[0]
             chosen = choice.choose(counts, self.search.report("layers chosen from"))
@@ -325,8 +336,10 @@ class _Task:
         as_chosen = np.array_equal(per_unit, graded)
         if self.search.medium:
             loss = self.search.carry_out(self._plan(per_unit))
+        elif as_chosen and chosen.draft:
+            loss = choice.diverge(chosen.draft)
         else:
-            loss = choice.diverge(chosen.draft) if as_chosen else choice.measure(per_unit >= REMOVED_BELOW)
+            loss = choice.measure(per_unit >= REMOVED_BELOW)
         errors = zip(self.groups, chosen.errors, chosen.bounds, strict=True)
         choices = tuple(LayerChoice(self._name_layers(units), error, bound) for (units, _), error, bound in errors)
         return per_unit, loss, choices if as_chosen else ()
@@ -340,16 +353,30 @@ class _Task:
             then = [(felt, draw) for draw in range(1, DRAWS) for felt in TEMPERATURES if felt is not None]
         else:
             first, then = TEMPERATURES[:1], [(felt, 0) for felt in TEMPERATURES[1:]]
-        done, total = itertools.count(), len(counts) * len(first) + len(then)
+        rounds = ROUNDS if self.search.small else 0
+        done, total = itertools.count(), len(counts) * len(first) + len(then) + len(TEMPERATURES) * rounds
+        report = self.search.report("eliminations tried")
 
         def take(counts: list[int], temperature: float | None, draw: int) -> _Course:
-            self.search.report("eliminations tried")(next(done), total)
+            report(next(done), total)
             chosen = self.search.choice.choose(counts, temperature=temperature, draw=draw, bounded=False)
             return _Course(counts, temperature, draw, chosen.orders)
 
-        best = min((take(each, temperature, 0) for each in counts for temperature in first), key=self._miss)
-        others = (take(best.counts, temperature, draw) for temperature, draw in then)
-        return min((best, *others), key=self._miss)
+        def revise(course: _Course) -> _Course:
+            report(next(done), total)
+            counts, orders, temperature, draw = course.counts, course.orders, course.temperature, course.draw
+            chosen = self.search.choice.revise(counts, orders, temperature=temperature, draw=draw)
+            return replace(course, orders=chosen.orders, revised=True)
+
+        courses = [take(each, temperature, 0) for each in counts for temperature in first]
+        best = min(courses, key=self._miss)
+        courses += [take(best.counts, temperature, draw) for temperature, draw in then]
+        by_rank = sorted(courses, key=self._miss)
+        latest = list({course.temperature: course for course in reversed(by_rank)}.values())
+        for _ in range(rounds):
+            latest = [revise(course) for course in latest]
+            courses += latest
+        return min(courses, key=self._miss)
 
     def _shift_counts(self, found: list[list[int]]) -> list[list[int]]:
         """Where the budget leaves the counts open, also those after which the fewest decisions change."""

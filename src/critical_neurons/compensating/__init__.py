@@ -1,6 +1,6 @@
 """Compensating: the modules behind removed units refitted, so that what was removed is missed least."""
 
-from critical_neurons.compensating.choosing import TEMPERATURES, Choice, Group, reads_units
+from critical_neurons.compensating.choosing import TEMPERATURES, Choice, Chosen, Group, reads_units
 from critical_neurons.compensating.eliminating import Elimination
 from critical_neurons.compensating.refitting import Refit, can_refit
 from critical_neurons.compensating.streaming import Stop, check_inputs, refit_modules
@@ -8,6 +8,7 @@ from critical_neurons.compensating.streaming import Stop, check_inputs, refit_mo
 __all__ = [
     "TEMPERATURES",
     "Choice",
+    "Chosen",
     "Elimination",
     "Group",
     "Refit",

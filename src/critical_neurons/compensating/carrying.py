@@ -7,8 +7,11 @@ what then reaches it, as `cn.prune` will do; here on a sample and with a ridge t
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -16,6 +19,8 @@ from torch import Tensor, nn
 
 from critical_neurons.compensating.unrolling import by_group, unroll
 from critical_neurons.network import Bools, Wiring
+
+Hook: TypeAlias = Callable[[nn.Module, tuple[Tensor, ...]], None]
 
 CARRIED_INPUTS = 1000
 FOLDS = 3
@@ -31,14 +36,19 @@ SOFTENING = 0.1
 """The temperature at which outputs are compared, relative to their deviation."""
 
 
+def draw_carried(inputs: Tensor, seed: int) -> Tensor:
+    """So many of the inputs, in random order."""
+    return inputs[torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))[:CARRIED_INPUTS]]
+
+
 class Carrier:
     """`consumers` are modules that read units; `model` is left as it is."""
 
     def __init__(self, model: nn.Module, consumers: Sequence[Wiring], inputs: Tensor, seed: int = 0) -> None:
-        drawn = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))[:CARRIED_INPUTS]
-        held_out = max(len(drawn) // FOLDS, 1)
+        inputs = draw_carried(inputs, seed)
+        held_out = max(len(inputs) // FOLDS, 1)
         self._folds = [
-            _Fold(model, consumers, inputs[drawn.roll(number * held_out)], held_out, seed) for number in range(FOLDS)
+            _Fold(model, consumers, inputs.roll(number * held_out, 0), held_out, seed) for number in range(FOLDS)
         ]
 
     def miss(self, stays: Bools, *, folds: int = FOLDS) -> float:
@@ -56,13 +66,8 @@ class _Fold:
     def __init__(
         self, model: nn.Module, consumers: Sequence[Wiring], inputs: Tensor, held_out: int, seed: int
     ) -> None:
-        self._inputs, self._held_out = inputs, held_out
-        self._draft = copy.deepcopy(model)
-        modules = {wiring.module: self._draft.get_submodule(wiring.module) for wiring in consumers}
-        generator = torch.Generator().manual_seed(seed)
-        fitted = len(inputs) - held_out
-        self._consumers = [_Consumer(modules[wiring.module], wiring, fitted, generator) for wiring in consumers]
-        outputs = self._run(lambda consumer: consumer.remember)
+        self._draft, self._held_out = Draft(model, consumers, inputs, len(inputs) - held_out, seed), held_out
+        outputs = self._draft.outputs[-held_out:].double()
         self._decisions = outputs.argmax(1, keepdim=True)
         self._temperature = SOFTENING * float((outputs - outputs.mean(1, keepdim=True)).square().mean().sqrt()) or 1.0
         self._known: dict[bytes, float] = {}
@@ -70,22 +75,60 @@ class _Fold:
     def miss(self, stays: Bools) -> float:
         key = stays.tobytes()
         if key not in self._known:
-            left = torch.from_numpy(np.append(stays, True))  # the last entry answers for NO_UNIT
-            outputs = self._run(lambda consumer: consumer.refit_to(left))
+            outputs = self._draft.run(np.append(stays, True))[-self._held_out :].double()
             kept = (outputs / self._temperature).softmax(1).gather(1, self._decisions)
             self._known[key] = 1 - float(kept.mean())
         return self._known[key]
 
+
+@dataclass(frozen=True)
+class Reached:
+    """What reaches a module (groups, rows, columns), and what it gave in the whole model (groups, rows, outputs), but
+    for its bias."""
+
+    rows: Tensor
+    wanted: Tensor
+
+
+class Draft:
+    """A copy of the model in full size whose consumers are refitted on the first `fitted` of the inputs.
+
+    `outputs`: what the whole model gives for the inputs.
+    """
+
     @torch.no_grad()
-    def _run(self, choose: Callable[[_Consumer], Callable[[nn.Module, tuple[Tensor, ...]], None]]) -> Tensor:
-        """The outputs for the inputs that are held out."""
-        handles = [consumer.module.register_forward_pre_hook(choose(consumer)) for consumer in self._consumers]
+    def __init__(self, model: nn.Module, consumers: Sequence[Wiring], inputs: Tensor, fitted: int, seed: int) -> None:
+        self._inputs, self.model = inputs, copy.deepcopy(model)
+        generator = torch.Generator().manual_seed(seed)
+        self._consumers = {
+            wiring.module: _Consumer(self.model.get_submodule(wiring.module), wiring, fitted, generator)
+            for wiring in consumers
+        }
+        self.outputs = self._run({name: consumer.remember for name, consumer in self._consumers.items()})
+
+    @torch.no_grad()
+    def run(self, stays: Bools) -> Tensor:
+        """What is given for the inputs with these units alone; `stays` has a last entry for NO_UNIT."""
+        return self._run({name: consumer.refit_to(stays) for name, consumer in self._consumers.items()})
+
+    @torch.no_grad()
+    def reach(self, stays: Bools, modules: Collection[str]) -> dict[str, Reached]:
+        """What reaches these modules with these units alone."""
+        rows: dict[str, Tensor] = {}
+        hooks = {}
+        for name, consumer in self._consumers.items():
+            hooks[name] = consumer.refit_to(stays, partial(rows.__setitem__, name) if name in modules else None)
+        self._run(hooks)
+        return {name: Reached(found, self._consumers[name].wanted) for name, found in rows.items()}
+
+    def _run(self, hooks: Mapping[str, Hook]) -> Tensor:
+        handles = [self.model.get_submodule(name).register_forward_pre_hook(hook) for name, hook in hooks.items()]
         try:
-            outputs: Tensor = self._draft(self._inputs)
+            outputs: Tensor = self.model(self._inputs)
         finally:
             for handle in handles:
                 handle.remove()
-        return outputs[-self._held_out :].double()
+        return outputs
 
 
 class _Consumer:
@@ -93,7 +136,7 @@ class _Consumer:
 
     def __init__(self, module: nn.Module, wiring: Wiring, fitted: int, generator: torch.Generator) -> None:
         assert isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)
-        self.module, self._inputs, self._groups = module, wiring.inputs, wiring.groups
+        self._module, self._inputs, self._groups = module, wiring.inputs, wiring.groups
         self._fitted, self._generator = fitted, generator
         self._weight = module.weight.detach().reshape(wiring.groups, -1, module.weight[0].numel()).mT.double()
         self._bias = None if module.bias is None else module.bias.detach()
@@ -102,29 +145,32 @@ class _Consumer:
         self._rows_per_input = -(-rows // fitted)
 
     def remember(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        count = self.module.forward(args[0][:1])[0, 0].numel()  # not a call: this runs before each
+        count = self._module.forward(args[0][:1])[0, 0].numel()  # not a call: this runs before each
         self._positions = torch.randperm(count, generator=self._generator)[: self._rows_per_input]
-        self._wanted = self._unroll(args[0]) @ self._weight  # but for the bias, which the mean answers for
+        self.wanted = self._unroll(args[0]) @ self._weight  # but for the bias, which the mean answers for
 
-    def refit_to(self, stays: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        left = stays[torch.from_numpy(self._inputs)].repeat_interleave(self._kernel)
+    def refit_to(self, stays: Bools, tell: Callable[[Tensor], None] | None = None) -> Hook:
+        """`tell` is given the rows that reach the module."""
+        left = torch.from_numpy(stays[self._inputs]).repeat_interleave(self._kernel)
         mask = left.reshape(self._groups, -1, 1).double()
 
         def refit(module: nn.Module, args: tuple[Tensor, ...]) -> None:
             rows = self._unroll(args[0])
+            if tell is not None:
+                tell(rows)
             weight, shift = self._fit(rows, mask)
-            self.module.weight.data = weight.mT.reshape(self.module.weight.shape).to(self.module.weight)
+            self._module.weight.data = weight.mT.reshape(self._module.weight.shape).to(self._module.weight)
             old = 0.0 if self._bias is None else self._bias
-            self.module.bias = nn.Parameter((old + shift.flatten()).to(self.module.weight), requires_grad=False)
+            self._module.bias = nn.Parameter((old + shift.flatten()).to(self._module.weight), requires_grad=False)
 
         return refit
 
     def _fit(self, rows: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (groups, columns, outputs), and what the bias rises by."""
         weight = self._weight * mask
-        mean, wanted = rows.mean(1, keepdim=True), self._wanted.mean(1, keepdim=True)
+        mean, wanted = rows.mean(1, keepdim=True), self.wanted.mean(1, keepdim=True)
         centred = (rows - mean) * mask.mT
-        missing = self._wanted - wanted - centred @ weight
+        missing = self.wanted - wanted - centred @ weight
         squares = centred.mT @ centred
         ridge = RIDGE * squares.diagonal(dim1=1, dim2=2).mean(1).clamp(min=torch.finfo(torch.float32).tiny)
         squares.diagonal(dim1=1, dim2=2).add_(ridge[:, None])
@@ -132,4 +178,4 @@ class _Consumer:
         return weight, wanted - mean @ weight
 
     def _unroll(self, read: Tensor) -> Tensor:
-        return by_group(unroll(self.module, read[: self._fitted], self._positions), self._groups).double()
+        return by_group(unroll(self._module, read[: self._fitted], self._positions), self._groups).double()

@@ -2,6 +2,9 @@
 
 The consumers of a group are to give what they give in the whole model, as far as what follows them needs it: what
 follows is already without its own removed units, and refitted. A draft of the model in full size carries that along.
+
+What comes before them is still whole then. Once all is chosen, other things reach the consumers, and a choice can be
+revised: groups from the first to the last, each from all of its units, the other groups as they were left.
 """
 
 from __future__ import annotations
@@ -9,17 +12,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from critical_neurons.compensating.carrying import Carrier
+from critical_neurons.compensating.carrying import Carrier, Draft, Reached, draw_carried
 from critical_neurons.compensating.eliminating import NONE, Consumer, Elimination, eliminate, measure_error, refit
 from critical_neurons.compensating.exchanging import exchange
-from critical_neurons.compensating.gathering import gather_metrics, gather_moments
+from critical_neurons.compensating.gathering import add_ridge, gather_metrics, gather_moments
 from critical_neurons.compensating.relaxing import bound_error
 from critical_neurons.network import Bools, Ints, Wiring
 
@@ -47,12 +51,13 @@ class Group:
 @dataclass(frozen=True, eq=False)
 class Chosen:
     """For every group, its units in the order in which they go, the error with those that stay, and a bound below
-    which no choice of as many falls, where it is known. `draft`: the model with them alone, in full size."""
+    which no choice of as many falls, where it is known. `draft`: the model with them alone, in full size, if there is
+    one."""
 
     orders: tuple[Ints, ...]
     errors: tuple[float, ...]
     bounds: tuple[float | None, ...]
-    draft: nn.Module
+    draft: nn.Module | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +104,11 @@ class Choice:
     def carrier(self) -> Carrier:
         return Carrier(self._model, self._consumers, self._all.inputs, self._seed)
 
+    @cached_property
+    def _carried(self) -> Draft:
+        inputs = draw_carried(self._all.inputs, self._seed)
+        return Draft(self._model, self._consumers, inputs, len(inputs), self._seed)
+
     def trace(self, progress: Callable[[int, int], None] = lambda done, total: None) -> list[Elimination]:
         """Every group by itself in the whole model: the order in which its units go, and what each costs.
 
@@ -110,7 +120,7 @@ class Choice:
         found = []
         for done, group in enumerate(self._groups):
             progress(done, len(self._groups))
-            traced = eliminate(self._find_maps(group, whole, metrics), len(group.units), group.blocks)
+            traced = eliminate(self._find_maps(group, whole, metrics, self._know), len(group.units), group.blocks)
             worths = []
             for share in TRIED_SHARES:
                 count = int(share * len(group.units)) // group.blocks * group.blocks
@@ -140,24 +150,41 @@ class Choice:
         """
         stays = np.ones(self._unit_count + 1, dtype=bool)  # the last entry answers for NO_UNIT
         draft = copy.deepcopy(self._model)
-        found: list[Ints] = [np.arange(0)] * len(self._groups)
-        errors: list[float] = [0.0] * len(self._groups)
-        bounds: list[float | None] = [None] * len(self._groups)
-        places = sorted(range(len(self._groups)), key=self._find_last, reverse=True)
+        decisions = _Decisions(self._groups, counts, orders, bounded)
+        places = self._places[::-1]
         for done, place in enumerate(places):
             progress(done, len(places))
             group = self._groups[place]
-            modules = [each.module for each in self._consumers_of(group)]
-            metrics = self._weigh(draft, modules, temperature, draw)
-            maps, count = self._find_maps(group, stays, metrics), counts[place]
-            found[place] = _order(maps, group, count) if orders is None else orders[place]
-            if bounded:
-                errors[place] = measure_error(maps, torch.from_numpy(_keep_last(found[place], count)))
-                bounds[place] = bound_error(maps, len(group.units), count, group.blocks)
-            stays[group.units] = _keep_last(found[place], count)
+            metrics = self._weigh(draft, self._modules_of(group), temperature, draw)
+            decisions.make(place, self._find_maps(group, stays, metrics, self._know), stays)
             self._refit(draft, self._consumers_of(group), stays)
         progress(len(places), len(places))
-        return Chosen(tuple(found), tuple(errors), tuple(bounds), draft)
+        return decisions.tell(draft)
+
+    def revise(
+        self,
+        counts: Sequence[int],
+        orders: Sequence[Ints],
+        *,
+        temperature: float | None = TEMPERATURES[0],
+        draw: int = 0,
+        settled: bool = False,
+    ) -> Chosen:
+        """With the last so many of the orders, every group chosen again by what then reaches its consumers.
+
+        `settled`: orders stay as they are, and errors and bounds are told: beyond what the other groups cost already.
+        """
+        stays = np.ones(self._unit_count + 1, dtype=bool)
+        for group, count, order in zip(self._groups, counts, orders, strict=True):
+            stays[group.units] = _keep_last(order, count)
+        decisions = _Decisions(self._groups, counts, orders if settled else None, settled)
+        for place in self._places:
+            group = self._groups[place]
+            stays[group.units] = True
+            reached = self._carried.reach(stays, self._modules_of(group))
+            metrics = self._weigh(self._carried.model, self._modules_of(group), temperature, draw)
+            decisions.make(place, self._find_maps(group, stays, metrics, partial(_learn, reached)), stays)
+        return decisions.tell()
 
     def measure(self, stays: Bools) -> float:
         """By how much the outputs diverge from the model's with these units alone and their consumers refitted."""
@@ -183,6 +210,11 @@ class Choice:
         weights = {name: model.get_submodule(name).get_parameter("weight") for name in modules}
         return {name: torch.eye(len(weight), dtype=torch.float64) for name, weight in weights.items()}
 
+    @property
+    def _places(self) -> list[int]:
+        """Of groups, in the order in which they are read."""
+        return sorted(range(len(self._groups)), key=self._find_last)
+
     def _find_last(self, place: int) -> int:
         """Where the last module stands that reads the group."""
         readers = self._consumers_of(self._groups[place])
@@ -191,7 +223,10 @@ class Choice:
     def _consumers_of(self, group: Group) -> list[Wiring]:
         return [wiring for wiring in self._consumers if np.isin(wiring.inputs, group.units).any()]
 
-    def _find_maps(self, group: Group, stays: Bools, metrics: Mapping[str, Tensor]) -> list[Consumer]:
+    def _modules_of(self, group: Group) -> list[str]:
+        return [wiring.module for wiring in self._consumers_of(group)]
+
+    def _find_maps(self, group: Group, stays: Bools, metrics: Mapping[str, Tensor], source: Source) -> list[Consumer]:
         """What reads the group, as linear maps of what stays."""
         numbers = np.full(self._unit_count + 1, NONE)
         numbers[group.units] = np.arange(len(group.units))
@@ -199,14 +234,19 @@ class Choice:
         for wiring in self._consumers_of(group):
             for part in _split(self._model, wiring):
                 left = torch.from_numpy(stays[part.units])
-                squares = self._moments[wiring.module].regularise(part.number)
-                weight = part.weight if left.all() else refit(squares, part.weight, left)[left]
-                squares = squares if left.all() else squares[left][:, left]
-                metric = metrics[wiring.module][part.outputs][:, part.outputs]
                 units = torch.from_numpy(numbers[part.units])[left]
                 if (units != NONE).any():
+                    squares, weight = source(wiring.module, part, left)
+                    metric = metrics[wiring.module][part.outputs][:, part.outputs]
                     consumers.append(Consumer(squares, weight, metric, units))
         return consumers
+
+    def _know(self, module: str, part: _Part, left: Tensor) -> tuple[Tensor, Tensor]:
+        """By what reaches the module in the whole model."""
+        squares = self._moments[module].regularise(part.number)
+        if left.all():
+            return squares, part.weight
+        return squares[left][:, left], refit(squares, part.weight, left)[left]
 
     def _draft(self, stays: Bools) -> nn.Module:
         draft = copy.deepcopy(self._model)
@@ -225,6 +265,42 @@ class Choice:
                 weight[part.outputs] = fitted.T.reshape(weight[part.outputs].shape).to(weight)
                 bias[part.outputs] += (moments.mean[part.number].double() @ (part.weight - fitted)).to(bias)
             module.bias = nn.Parameter(bias, requires_grad=False)
+
+
+class _Decisions:
+    """What is chosen, group by group. `orders`: given, not looked for; `bounded`: with errors and bounds."""
+
+    def __init__(
+        self, groups: Sequence[Group], counts: Sequence[int], orders: Sequence[Ints] | None, bounded: bool
+    ) -> None:
+        self._groups, self._counts, self._given, self._bounded = groups, counts, orders, bounded
+        self._orders: list[Ints] = [np.arange(0)] * len(groups)
+        self._errors: list[float] = [0.0] * len(groups)
+        self._bounds: list[float | None] = [None] * len(groups)
+
+    def make(self, place: int, maps: Sequence[Consumer], stays: Bools) -> None:
+        """For one group, by what reads it; `stays` hears of it."""
+        group, count = self._groups[place], self._counts[place]
+        order = _order(maps, group, count) if self._given is None else self._given[place]
+        kept = _keep_last(order, count)
+        if self._bounded:
+            self._errors[place] = measure_error(maps, torch.from_numpy(kept))
+            self._bounds[place] = bound_error(maps, len(group.units), count, group.blocks)
+        self._orders[place], stays[group.units] = order, kept
+
+    def tell(self, draft: nn.Module | None = None) -> Chosen:
+        return Chosen(tuple(self._orders), tuple(self._errors), tuple(self._bounds), draft)
+
+
+def _learn(reached: Mapping[str, Reached], module: str, part: _Part, left: Tensor) -> tuple[Tensor, Tensor]:
+    """By what reaches the module when other groups have lost units: the weights that then come nearest to what it
+    gave in the whole model."""
+    rows, wanted = reached[module].rows[part.number][:, left], reached[module].wanted[part.number]
+    rows, wanted = rows - rows.mean(0), wanted - wanted.mean(0)
+    squares = rows.T @ rows / len(rows)
+    ridge = add_ridge(squares)
+    weight = torch.linalg.solve(squares, rows.T @ wanted / len(rows) + ridge * part.weight[left])
+    return squares, weight
 
 
 def _order(consumers: Sequence[Consumer], group: Group, count: int) -> Ints:
@@ -259,6 +335,10 @@ class _Part:
     weight: Tensor
     outputs: Tensor
     units: Ints
+
+
+Source: TypeAlias = Callable[[str, _Part, Tensor], tuple[Tensor, Tensor]]
+"""From a module, a part of it and which of its columns stay, to the covariance of these and the weights on them."""
 
 
 def _split(model: nn.Module, wiring: Wiring) -> list[_Part]:

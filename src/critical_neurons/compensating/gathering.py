@@ -36,9 +36,15 @@ class Moments:
     def regularise(self, group: int) -> Tensor:
         """The covariance of a group with a ridge, in double precision."""
         squares = self.covariance[group].double()
-        ridge = (RIDGE * squares.diagonal().mean()).clamp(min=torch.finfo(torch.float32).tiny)
-        squares.diagonal().add_(ridge)
+        add_ridge(squares)
         return squares
+
+
+def add_ridge(squares: Tensor) -> Tensor:
+    """To the diagonal of a covariance, in place. Gives what was added."""
+    ridge = (RIDGE * squares.diagonal().mean()).clamp(min=torch.finfo(torch.float32).tiny)
+    squares.diagonal().add_(ridge)
+    return ridge
 
 
 @torch.no_grad()
