@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import critical_neurons as cn
-from critical_neurons import gating
+from critical_neurons import gating, searching
 from critical_neurons.batch import digest_rows
 from critical_neurons.compensating import choosing
 from critical_neurons.compressing import HELD_OUT_SHARE, PAPER
@@ -18,6 +18,15 @@ from critical_neurons.planning import FINE_STEPS, ROUGH_STEPS
 
 QUICK = {"scoring": {}, "onnx": False}
 """One small program: for tests of what follows the choice of units."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_ways():
+    """A search that tries less: what is made of its answer is tested here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(searching, "DRAWS", 1)
+        patch.setattr(searching, "ROUNDS", 1)
+        yield
 
 
 @pytest.fixture(scope="module")

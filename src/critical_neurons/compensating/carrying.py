@@ -83,8 +83,8 @@ class _Fold:
 
 @dataclass(frozen=True)
 class Reached:
-    """What reaches a module (groups, rows, columns), and what it gave in the whole model (groups, rows, outputs), but
-    for its bias."""
+    """What reaches a module by columns that stay (groups, rows, columns), then perhaps columns of zeros, and what it
+    gave in the whole model (groups, rows, outputs), but for its bias."""
 
     rows: Tensor
     wanted: Tensor
@@ -151,31 +151,52 @@ class _Consumer:
 
     def refit_to(self, stays: Bools, tell: Callable[[Tensor], None] | None = None) -> Hook:
         """`tell` is given the rows that reach the module."""
-        left = torch.from_numpy(stays[self._inputs]).repeat_interleave(self._kernel)
-        mask = left.reshape(self._groups, -1, 1).double()
+        kept = _list_kept(torch.from_numpy(stays[self._inputs]), self._groups, self._kernel)
 
         def refit(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            rows = self._unroll(args[0])
+            rows = self._unroll(args[0][:, kept.inputs]) * kept.mask[:, None]
             if tell is not None:
                 tell(rows)
-            weight, shift = self._fit(rows, mask)
+            weight, shift = self._fit(rows, kept)
             self._module.weight.data = weight.mT.reshape(self._module.weight.shape).to(self._module.weight)
             old = 0.0 if self._bias is None else self._bias
             self._module.bias = nn.Parameter((old + shift.flatten()).to(self._module.weight), requires_grad=False)
 
         return refit
 
-    def _fit(self, rows: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def _fit(self, rows: Tensor, kept: _Kept) -> tuple[Tensor, Tensor]:
         """Weights (groups, columns, outputs), and what the bias rises by."""
-        weight = self._weight * mask
-        mean, wanted = rows.mean(1, keepdim=True), self.wanted.mean(1, keepdim=True)
-        centred = (rows - mean) * mask.mT
-        missing = self.wanted - wanted - centred @ weight
-        squares = centred.mT @ centred
-        ridge = RIDGE * squares.diagonal(dim1=1, dim2=2).mean(1).clamp(min=torch.finfo(torch.float32).tiny)
-        squares.diagonal(dim1=1, dim2=2).add_(ridge[:, None])
-        weight = weight + torch.linalg.solve(squares, centred.mT @ missing)
-        return weight, wanted - mean @ weight
+        columns = kept.columns[:, :, None].expand(-1, -1, self._weight.shape[2])
+        weight = self._weight.gather(1, columns) * kept.mask[:, :, None]
+        mean = rows.mean(1, keepdim=True)
+        rows = rows - mean
+        squares = rows.mT @ rows
+        missing = rows.mT @ self.wanted - squares @ weight  # the rows add up to nothing, and so hear of no constant
+        diagonal = squares.diagonal(dim1=1, dim2=2)
+        ridge = RIDGE * diagonal.sum(1) / self._weight.shape[1]
+        diagonal.add_(ridge.clamp(min=torch.finfo(torch.float32).tiny)[:, None])
+        weight += torch.linalg.solve(squares, missing)
+        shift = self.wanted.mean(1, keepdim=True) - mean @ weight
+        return torch.zeros_like(self._weight).scatter_(1, columns, weight), shift
 
     def _unroll(self, read: Tensor) -> Tensor:
         return by_group(unroll(self._module, read[: self._fitted], self._positions), self._groups).double()
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Inputs of a module (inputs) that stay, as many of every group, their columns (groups, columns), and a mask of
+    these that is 0 for those of inputs that do not stay: groups may keep fewer than others."""
+
+    inputs: Tensor
+    columns: Tensor
+    mask: Tensor
+
+
+def _list_kept(left: Tensor, groups: int, kernel: int) -> _Kept:
+    left = left.reshape(groups, -1)
+    order = left.int().argsort(dim=1, descending=True, stable=True)[:, : int(left.sum(1).max())]
+    first = torch.arange(groups)[:, None] * left.shape[1]
+    columns = (order[:, :, None] * kernel + torch.arange(kernel)).flatten(1)
+    mask = left.gather(1, order).repeat_interleave(kernel, 1).double()
+    return _Kept((first + order).flatten(), columns, mask)

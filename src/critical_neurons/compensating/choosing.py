@@ -295,7 +295,8 @@ class _Decisions:
 def _learn(reached: Mapping[str, Reached], module: str, part: _Part, left: Tensor) -> tuple[Tensor, Tensor]:
     """By what reaches the module when other groups have lost units: the weights that then come nearest to what it
     gave in the whole model."""
-    rows, wanted = reached[module].rows[part.number][:, left], reached[module].wanted[part.number]
+    rows, wanted = (each[part.number] for each in (reached[module].rows, reached[module].wanted))
+    rows = rows[:, : int(left.sum())]
     rows, wanted = rows - rows.mean(0), wanted - wanted.mean(0)
     squares = rows.T @ rows / len(rows)
     ridge = add_ridge(squares)
