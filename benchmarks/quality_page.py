@@ -97,6 +97,12 @@ class Place:
         return self.data, self.network
 
     @property
+    def rank(self) -> tuple[str, str, int, bool, float]:
+        """By which places are sorted: the less is left, the later; budgets of multiply-adds behind the others."""
+        by_macs = self.measure == "macs"
+        return self.network, self.data, self.images, by_macs, -self.share if by_macs else self.share
+
+    @property
     def case_title(self) -> str:
         names = {**NETWORKS, "resnet20": "ResNet-20"}
         return f"{names.get(self.network, self.network)}, {DATA[self.data]}"
@@ -177,8 +183,8 @@ def write_page(records: Sequence[Record], path: Path, missing: Mapping[str, int]
 
 
 def collect(records: Sequence[Record]) -> list[Measured]:
-    """By place, in the order they were first measured. Test images count; validation images only where no seed of the
-    place has any."""
+    """By place, sorted. Test images count; validation images only where no seed of the place
+    has any."""
     found: dict[Place, dict[str, dict[int, Mapping[str, Any]]]] = {}
     for record in records:
         settings = record.cell.settings
@@ -186,7 +192,7 @@ def collect(records: Sequence[Record]) -> list[Measured]:
         place = Place(settings["data"], settings["network"], settings["images"], measure, share)
         found.setdefault(place, {}).setdefault(settings["part"], {})[settings["seed"]] = record.result
     measured = []
-    for place, parts in found.items():
+    for place, parts in sorted(found.items(), key=lambda item: item[0].rank):
         part = "test" if "test" in parts else "validation"
         measured.append(Measured(place, part, dict(sorted(parts[part].items()))))
     return measured

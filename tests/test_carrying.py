@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import critical_neurons as cn
 from critical_neurons.compensating import carrying, reads_units
-from critical_neurons.compensating.carrying import Carrier
+from critical_neurons.compensating.carrying import Carrier, Draft
 from tests.zoo import build_model, draw_inputs
 
 SAME = 1e-6
@@ -62,3 +63,56 @@ def test_the_consumer_is_refitted_on_some_inputs_and_judged_on_the_others(monkey
         expected.append(float(1 - sure.mean()))
     assert carrier.miss(stays, folds=1) == pytest.approx(expected[0], rel=1e-4)
     assert carrier.miss(stays) == pytest.approx(np.mean(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_never_changes_carries_its_mean_alone(dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)).to(dtype).eval().requires_grad_(False)
+    model[0].weight[:3] = 0
+    model[0].bias[:3] = torch.tensor([0.1, 0.3, 0.7])
+    inputs = torch.randn(60, 3).to(dtype)
+    draft = Draft(model, cn.inspect(model, inputs[:2]).wirings[-1:], inputs, len(inputs), 0)
+    outputs = draft.run(np.array([True] * 3 + [False] * 3 + [True]))
+    assert torch.allclose(outputs, model(inputs).mean(0).expand_as(outputs), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_what_reaches_a_module_are_the_columns_that_stay(name):
+    """Also where the groups of a convolution keep different numbers."""
+    model, inputs = build_model(name), draw_inputs(name, 40)
+    network = cn.inspect(model, inputs[:2])
+    consumers = [wiring for wiring in network.wirings if reads_units(wiring)]
+    draft = Draft(model, consumers, inputs, len(inputs), 0)
+    generator = np.random.default_rng(0)
+    for wiring in consumers:
+        stays = np.append(generator.random(network.unit_count) < 0.5, True)
+        module, seen = draft.model.get_submodule(wiring.module), []
+        handle = module.register_forward_pre_hook(lambda module, args, seen=seen: seen.append(args[0]))
+        reached = draft.reach(stays, [wiring.module])[wiring.module]
+        handle.remove()
+        rows = unroll_anew(module, seen[0]).double()
+        left = np.repeat(stays[wiring.inputs], rows.shape[2] * wiring.groups // len(wiring.inputs))
+        for number, kept in enumerate(torch.from_numpy(left.reshape(wiring.groups, -1))):
+            expected = rows[number][:, kept].T @ rows[number][:, kept]
+            found = reached.rows[number].T @ reached.rows[number]
+            count = int(kept.sum())
+            assert torch.allclose(found[:count, :count], expected, rtol=SAME, atol=SAME)
+            assert not found[count:].any()
+
+
+def unroll_anew(module, inputs):
+    """(groups, rows, columns), by torch's own unfold."""
+    if isinstance(module, nn.Linear):
+        return inputs[None]
+    if isinstance(module, nn.Conv1d):
+        inputs, size, padding, stride = (
+            inputs[:, :, None],
+            (1, *module.kernel_size),
+            (0, *module.padding),
+            (1, *module.stride),
+        )
+    else:
+        size, padding, stride = module.kernel_size, module.padding, module.stride
+    columns = functional.unfold(inputs, size, padding=padding, stride=stride)
+    return columns.reshape(len(inputs), module.groups, -1, columns.shape[2]).permute(1, 0, 3, 2).flatten(1, 2)

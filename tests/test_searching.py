@@ -12,7 +12,7 @@ from torch import nn
 
 import critical_neurons as cn
 from critical_neurons import gating, searching
-from critical_neurons.compensating import refitting
+from critical_neurons.compensating import choosing, refitting
 from critical_neurons.costs import count_cost
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.measuring import measure_accuracy
@@ -263,6 +263,26 @@ def test_of_several_ways_the_nearest_is_taken(trained, few_steps, monkeypatch, c
     first = cn.search(model, inputs, **budget, compensate=compensate)
     assert compare(best) <= compare(some) + SAME_OBJECTIVE
     assert compare(some) <= compare(first) + SAME_OBJECTIVE
+
+
+def test_revised_choices_are_nearer_and_said_to_be_what_they_are(trained, monkeypatch):
+    model, inputs, _ = trained
+    looked, told = searching.Search(model, inputs), []
+    revise = choosing.Choice.revise
+
+    def keep(*given, **wanted):
+        told.append((wanted.get("settled", False), revise(*given, **wanted)))
+        return told[-1][1]
+
+    monkeypatch.setattr(choosing.Choice, "revise", keep)
+    best = cn.search(model, inputs, units=0.3)
+    settled, chosen = told[-1]
+    assert settled
+    assert [choice.error for choice in best.layer_choices] == list(chosen.errors)
+    monkeypatch.setattr(searching, "ROUNDS", 0)
+    first = cn.search(model, inputs, units=0.3)
+    misses = [looked.choice.carrier.miss(cn.plan(scores).stays[:-1]) for scores in (best, first)]
+    assert misses[0] < misses[1]
 
 
 def test_pairs_of_inputs_and_labels_are_taken(few_steps):

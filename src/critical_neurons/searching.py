@@ -96,7 +96,7 @@ def search(
 
     Nothing is certified of the network: `objective` is the Kullback-Leibler divergence of the outputs, and there is
     no bound. With "least_squares" each layer's choice by itself has one in `layer_choices`: a least-squares error,
-    and what no choice of as many units of that layer falls below.
+    beyond what the other layers cost, and what no choice of as many units of that layer falls below.
     `ignore`, `start` and `stop` as for `score`. `progress` is told how far the search has come.
     """
     given = {"units": units, "params": params, "macs": macs}
@@ -336,7 +336,7 @@ class _Task:
         as_chosen = np.array_equal(per_unit, graded)
         if self.search.medium:
             loss = self.search.carry_out(self._plan(per_unit))
-        elif as_chosen and chosen.draft:
+        elif as_chosen and chosen.draft is not None:
             loss = choice.diverge(chosen.draft)
         else:
             loss = choice.measure(per_unit >= REMOVED_BELOW)

@@ -154,7 +154,7 @@ class _Consumer:
         kept = _list_kept(torch.from_numpy(stays[self._inputs]), self._groups, self._kernel)
 
         def refit(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            rows = self._unroll(args[0][:, kept.inputs]) * kept.mask[:, None]
+            rows = self._unroll(args[0][: self._fitted, kept.inputs]) * kept.mask[:, None]
             if tell is not None:
                 tell(rows)
             weight, shift = self._fit(rows, kept)
@@ -171,12 +171,13 @@ class _Consumer:
         mean = rows.mean(1, keepdim=True)
         rows = rows - mean
         squares = rows.mT @ rows
-        missing = rows.mT @ self.wanted - squares @ weight  # the rows add up to nothing, and so hear of no constant
+        middle = self.wanted.mean(1, keepdim=True)
+        missing = rows.mT @ (self.wanted - middle) - squares @ weight
         diagonal = squares.diagonal(dim1=1, dim2=2)
         ridge = RIDGE * diagonal.sum(1) / self._weight.shape[1]
         diagonal.add_(ridge.clamp(min=torch.finfo(torch.float32).tiny)[:, None])
         weight += torch.linalg.solve(squares, missing)
-        shift = self.wanted.mean(1, keepdim=True) - mean @ weight
+        shift = middle - mean @ weight
         return torch.zeros_like(self._weight).scatter_(1, columns, weight), shift
 
     def _unroll(self, read: Tensor) -> Tensor:

@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from critical_neurons.compensating.carrying import Carrier, Draft, Reached, draw_carried
-from critical_neurons.compensating.eliminating import NONE, Consumer, Elimination, eliminate, measure_error, refit
-from critical_neurons.compensating.exchanging import exchange
+from critical_neurons.compensating.deciding import Chosen, Decisions, Group, keep_last
+from critical_neurons.compensating.eliminating import NONE, Consumer, Elimination, eliminate, refit
 from critical_neurons.compensating.gathering import add_ridge, gather_metrics, gather_moments
-from critical_neurons.compensating.relaxing import bound_error
 from critical_neurons.network import Bools, Ints, Wiring
 
 METRIC_INPUTS = 256
@@ -38,26 +37,6 @@ TRIED_SHARES = (0.5, 0.75)
 """Of the units of a group removed, to see what the errors are worth in terms of the loss."""
 
 PASS_SIZE = 64
-
-
-@dataclass(frozen=True, eq=False)
-class Group:
-    """Units that are chosen among each other, and in how many blocks of which as many must go."""
-
-    units: Ints
-    blocks: int
-
-
-@dataclass(frozen=True, eq=False)
-class Chosen:
-    """For every group, its units in the order in which they go, the error with those that stay, and a bound below
-    which no choice of as many falls, where it is known. `draft`: the model with them alone, in full size, if there is
-    one."""
-
-    orders: tuple[Ints, ...]
-    errors: tuple[float, ...]
-    bounds: tuple[float | None, ...]
-    draft: nn.Module | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,8 +129,8 @@ class Choice:
         """
         stays = np.ones(self._unit_count + 1, dtype=bool)  # the last entry answers for NO_UNIT
         draft = copy.deepcopy(self._model)
-        decisions = _Decisions(self._groups, counts, orders, bounded)
-        places = self._places[::-1]
+        decisions = Decisions(self._groups, counts, orders, bounded)
+        places = sorted(range(len(self._groups)), key=self._find_last, reverse=True)
         for done, place in enumerate(places):
             progress(done, len(places))
             group = self._groups[place]
@@ -176,9 +155,9 @@ class Choice:
         """
         stays = np.ones(self._unit_count + 1, dtype=bool)
         for group, count, order in zip(self._groups, counts, orders, strict=True):
-            stays[group.units] = _keep_last(order, count)
-        decisions = _Decisions(self._groups, counts, orders if settled else None, settled)
-        for place in self._places:
+            stays[group.units] = keep_last(order, count)
+        decisions = Decisions(self._groups, counts, orders if settled else None, settled)
+        for place in sorted(range(len(self._groups)), key=self._find_last):
             group = self._groups[place]
             stays[group.units] = True
             reached = self._carried.reach(stays, self._modules_of(group))
@@ -209,11 +188,6 @@ class Choice:
             return gather_metrics(model, modules, inputs, temperature=temperature, seed=self._seed + draw)
         weights = {name: model.get_submodule(name).get_parameter("weight") for name in modules}
         return {name: torch.eye(len(weight), dtype=torch.float64) for name, weight in weights.items()}
-
-    @property
-    def _places(self) -> list[int]:
-        """Of groups, in the order in which they are read."""
-        return sorted(range(len(self._groups)), key=self._find_last)
 
     def _find_last(self, place: int) -> int:
         """Where the last module stands that reads the group."""
@@ -267,31 +241,6 @@ class Choice:
             module.bias = nn.Parameter(bias, requires_grad=False)
 
 
-class _Decisions:
-    """What is chosen, group by group. `orders`: given, not looked for; `bounded`: with errors and bounds."""
-
-    def __init__(
-        self, groups: Sequence[Group], counts: Sequence[int], orders: Sequence[Ints] | None, bounded: bool
-    ) -> None:
-        self._groups, self._counts, self._given, self._bounded = groups, counts, orders, bounded
-        self._orders: list[Ints] = [np.arange(0)] * len(groups)
-        self._errors: list[float] = [0.0] * len(groups)
-        self._bounds: list[float | None] = [None] * len(groups)
-
-    def make(self, place: int, maps: Sequence[Consumer], stays: Bools) -> None:
-        """For one group, by what reads it; `stays` hears of it."""
-        group, count = self._groups[place], self._counts[place]
-        order = _order(maps, group, count) if self._given is None else self._given[place]
-        kept = _keep_last(order, count)
-        if self._bounded:
-            self._errors[place] = measure_error(maps, torch.from_numpy(kept))
-            self._bounds[place] = bound_error(maps, len(group.units), count, group.blocks)
-        self._orders[place], stays[group.units] = order, kept
-
-    def tell(self, draft: nn.Module | None = None) -> Chosen:
-        return Chosen(tuple(self._orders), tuple(self._errors), tuple(self._bounds), draft)
-
-
 def _learn(reached: Mapping[str, Reached], module: str, part: _Part, left: Tensor) -> tuple[Tensor, Tensor]:
     """By what reaches the module when other groups have lost units: the weights that then come nearest to what it
     gave in the whole model."""
@@ -302,24 +251,6 @@ def _learn(reached: Mapping[str, Reached], module: str, part: _Part, left: Tenso
     ridge = add_ridge(squares)
     weight = torch.linalg.solve(squares, rows.T @ wanted / len(rows) + ridge * part.weight[left])
     return squares, weight
-
-
-def _order(consumers: Sequence[Consumer], group: Group, count: int) -> Ints:
-    """The units of the group in the order in which they go; the last `count` are to stay."""
-    order = eliminate(consumers, len(group.units), group.blocks).order.numpy()
-    stays = exchange(consumers, torch.from_numpy(_keep_last(order, count)), group.blocks)
-    return _put_last(order, stays.numpy())
-
-
-def _put_last(order: Ints, stays: Bools) -> Ints:
-    """The same order among those that go, and then among those that stay."""
-    return order[np.argsort(stays[order], kind="stable")]
-
-
-def _keep_last(order: Ints, count: int) -> Bools:
-    stays = np.zeros(len(order), dtype=bool)
-    stays[order[len(order) - count :]] = True
-    return stays
 
 
 def reads_units(wiring: Wiring) -> bool:
