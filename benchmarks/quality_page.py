@@ -157,6 +157,13 @@ class Measured:
         error = stdev(more) / math.sqrt(len(more)) if len(more) > 1 else None
         return Difference(best, fmean(self.lose(best, compensate)), fmean(more), error)
 
+    def bound_draw(self, compensate: str) -> float:
+        """What the standard error of that difference is at most, in points, for a single seed and images drawn anew:
+        as if the two networks erred independently, where they mostly err together."""
+        (result,) = self.results.values()
+        rights = [result["accuracy"][name][compensate] for name in (OURS, self.compare(compensate).best)]
+        return 100 * math.sqrt(sum(right * (1 - right) for right in rights) / result["images"]["measured"])
+
 
 @dataclass(frozen=True)
 class Bar:
@@ -343,6 +350,12 @@ def describe_case(mine: Sequence[Measured], pictures: str) -> str:
         f"## {title}\n",
         f"Reference {reference.show()} %, seeds {', '.join(map(str, before))}, {images} {mine[0].part} images.\n",
     ]
+    if len(before) == 1:
+        bounds = {compensate: max(each.bound_draw(compensate) for each in same) for compensate in TITLES}
+        said = " and ".join(f"{bound:.1f} points {TITLES[compensate]}" for compensate, bound in bounds.items())
+        sections.append(
+            f"One seed: by the draw of the images alone, differences have standard errors of up to {said}.\n"
+        )
     if any(each.place.measure == "removed" for each in mine):
         sections.append(f"![{title}]({pictures}/{_name_picture(mine[0].place)}.svg)\n")
     for compensate, said in TITLES.items():
