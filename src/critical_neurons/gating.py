@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from critical_neurons.errors import InvalidInputError
+from critical_neurons.front import Front
 from critical_neurons.network import Bools, Floats, Hold, Ints
 
 TEMPERATURES = (0.5, 1.0, 0.25)
@@ -61,10 +63,10 @@ class GatedModel:
 
     def __init__(self, model: nn.Module, holds: Iterable[Hold], unit_count: int, size: int) -> None:
         self.unit_count, self.size = unit_count, size
-        self._model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
+        self.module = copy.deepcopy(model).cpu().eval().requires_grad_(False)
         self._factors = torch.ones(unit_count + 1)
         for hold in holds:
-            self._model.get_submodule(hold.module).register_forward_hook(
+            self.module.get_submodule(hold.module).register_forward_hook(
                 self._make_hook(torch.from_numpy(hold.units))
             )
 
@@ -76,7 +78,7 @@ class GatedModel:
 
     def run(self, inputs: Tensor, gates: Tensor) -> Tensor:
         self._factors = torch.cat([gates, gates.new_ones(1)])  # the last entry answers for NO_UNIT
-        outputs: Tensor = self._model(inputs)
+        outputs: Tensor = self.module(inputs)
         return outputs
 
 
@@ -84,8 +86,10 @@ class GateSearch:
     def __init__(self, model: GatedModel, inputs: Tensor, seed: int = 0) -> None:
         self._model, self._inputs, self._seed = model, inputs, seed
         self._batch_size = min(MOST_BATCH, max(LEAST_BATCH, BATCH_NUMBERS // model.size))
-        with torch.no_grad():
-            whole = torch.ones(model.unit_count)
+        whole = torch.ones(model.unit_count)
+        probe = partial(model.run, inputs[:2], torch.ones(model.unit_count, requires_grad=True))
+        self._front = Front(model.module, probe, len(inputs))
+        with self._front.learn():
             self._wanted = torch.cat([model.run(part, whole) for part in torch.split(inputs, PASS_SIZE)])
         if not torch.isfinite(self._wanted).all():
             raise InvalidInputError("inputs: the model gives NaN or infinite values for them. Are they scaled right?")
@@ -192,7 +196,7 @@ class GateSearch:
     def count_changed(self, stays: Bools) -> int:
         """Inputs for which another output is the largest when these units alone stay."""
         gates, parts = torch.from_numpy(stays).float(), torch.split(torch.arange(len(self._inputs)), PASS_SIZE)
-        found = torch.cat([self._model.run(self._inputs[rows], gates).argmax(1) for rows in parts])
+        found = torch.cat([self._run(rows, gates).argmax(1) for rows in parts])
         return int((found != self._wanted.argmax(1)).sum())
 
     def _list_exchanges(self, stays: Bools, groups: Sequence[Ints], temperature: float) -> list[tuple[int, int]]:
@@ -212,9 +216,13 @@ class GateSearch:
         return slope
 
     def _diverge(self, gates: Tensor, rows: Tensor, temperature: float = 1.0) -> Tensor:
-        found = functional.log_softmax(self._model.run(self._inputs[rows], gates) / temperature, dim=1)
+        found = functional.log_softmax(self._run(rows, gates) / temperature, dim=1)
         wanted = functional.log_softmax(self._wanted[rows] / temperature, dim=1)
         return functional.kl_div(found, wanted, log_target=True, reduction="batchmean")
+
+    def _run(self, rows: Tensor, gates: Tensor) -> Tensor:
+        with self._front.recall(rows):
+            return self._model.run(self._inputs[rows], gates)
 
     def _draw(self, generator: torch.Generator) -> Tensor:
         return torch.randperm(len(self._inputs), generator=generator)[: self._batch_size]

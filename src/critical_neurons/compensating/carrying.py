@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from critical_neurons.compensating.unrolling import by_group, unroll
+from critical_neurons.front import Front
 from critical_neurons.network import Bools, Wiring
 
 Hook: TypeAlias = Callable[[nn.Module, tuple[Tensor, ...]], None]
@@ -104,12 +105,14 @@ class Draft:
             wiring.module: _Consumer(self.model.get_submodule(wiring.module), wiring, fitted, generator)
             for wiring in consumers
         }
-        self.outputs = self._run({name: consumer.remember for name, consumer in self._consumers.items()})
+        self._front = Front(self.model, self._probe, len(inputs))
+        with self._front.learn():
+            self.outputs = self._run({name: consumer.remember for name, consumer in self._consumers.items()})
 
     @torch.no_grad()
     def run(self, stays: Bools) -> Tensor:
         """What is given for the inputs with these units alone; `stays` has a last entry for NO_UNIT."""
-        return self._run({name: consumer.refit_to(stays) for name, consumer in self._consumers.items()})
+        return self._recall({name: consumer.refit_to(stays) for name, consumer in self._consumers.items()})
 
     @torch.no_grad()
     def reach(self, stays: Bools, modules: Collection[str]) -> dict[str, Reached]:
@@ -118,8 +121,21 @@ class Draft:
         hooks = {}
         for name, consumer in self._consumers.items():
             hooks[name] = consumer.refit_to(stays, partial(rows.__setitem__, name) if name in modules else None)
-        self._run(hooks)
+        self._recall(hooks)
         return {name: Reached(found, self._consumers[name].wanted) for name, found in rows.items()}
+
+    def _probe(self) -> None:
+        """Run the model on two inputs, the weights that are refitted taking part in gradients."""
+        weights = [
+            self.model.get_submodule(name).get_parameter("weight").requires_grad_() for name in self._consumers
+        ]
+        self.model(self._inputs[:2])
+        for weight in weights:
+            weight.requires_grad_(False)
+
+    def _recall(self, hooks: Mapping[str, Hook]) -> Tensor:
+        with self._front.recall(torch.arange(len(self._inputs))):
+            return self._run(hooks)
 
     def _run(self, hooks: Mapping[str, Hook]) -> Tensor:
         handles = [self.model.get_submodule(name).register_forward_pre_hook(hook) for name, hook in hooks.items()]
