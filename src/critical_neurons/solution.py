@@ -32,7 +32,8 @@ class Status(Enum):
 
 _SENTENCES = {
     Status.OPTIMAL: "Solved to the tolerance asked for.",
-    Status.FEASIBLE: "Stopped early with a feasible point; the gap, if known, bounds its distance from the optimum.",
+    Status.FEASIBLE: "A feasible point, not proved optimal: stopped early, or found by a search. The gap, if known, "
+    "bounds its distance from the optimum.",
     Status.TIMED_OUT: "Stopped before any feasible point was known.",
     Status.INFEASIBLE: "Proved: no point satisfies all rows.",
     Status.UNBOUNDED: "Proved: the objective has no lower end.",
