@@ -98,8 +98,6 @@ def test_modules_with_a_forward_of_their_own_keep_it():
 def test_gated_and_refitted_networks_are_the_same_with_it_and_without(name, monkeypatch):
     model, inputs = build_model(name).requires_grad_(False), draw_inputs(name, ROWS)
     network = cn.inspect(model, inputs[:2])
-    if not network.scored:
-        pytest.skip("nothing to gate")
     stays = np.random.default_rng(0).random(network.unit_count) < 0.5
     consumers = [wiring for wiring in network.wirings if reads_units(wiring)]
     gated = GatedModel(model, network.holds, network.unit_count, size=10)
