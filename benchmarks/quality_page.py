@@ -190,8 +190,7 @@ def write_page(records: Sequence[Record], path: Path, missing: Mapping[str, int]
 
 
 def collect(records: Sequence[Record]) -> list[Measured]:
-    """By place, sorted. Test images count; validation images only where no seed of the place
-    has any."""
+    """By place, sorted. Test images count; validation images only where no seed of the place has any."""
     found: dict[Place, dict[str, dict[int, Mapping[str, Any]]]] = {}
     for record in records:
         settings = record.cell.settings
@@ -339,7 +338,6 @@ def describe_verdicts(usual: Sequence[Measured]) -> str:
 
 
 def describe_case(mine: Sequence[Measured], pictures: str) -> str:
-    ordered = sorted(mine, key=_order)
     title = mine[0].place.case_title
     same = [each for each in mine if each.part == mine[0].part]
     before = {seed: 100 * result["before"] for each in same for seed, result in each.results.items()}
@@ -359,9 +357,9 @@ def describe_case(mine: Sequence[Measured], pictures: str) -> str:
     if any(each.place.measure == "removed" for each in mine):
         sections.append(f"![{title}]({pictures}/{_name_picture(mine[0].place)}.svg)\n")
     for compensate, said in TITLES.items():
-        sections.append(f"Points lost {said}:\n\n{_list_losses(ordered, compensate)}")
+        sections.append(f"Points lost {said}:\n\n{_list_losses(mine, compensate)}")
     rows = []
-    for each in ordered:
+    for each in mine:
         row = [each.place.budget + _say_part(each)]
         for compensate in TITLES:
             difference = each.compare(compensate)
@@ -453,7 +451,7 @@ def _spend(measured: Measured, compensate: str) -> tuple[float, float, float]:
 def draw_pictures(measured: Sequence[Measured]) -> Iterator[tuple[str, bytes]]:
     usual = [each for each in measured if each.place.images == CALIBRATION and each.place.measure == "removed"]
     for case in dict.fromkeys(each.place.case for each in usual):
-        mine = sorted((each for each in usual if each.place.case == case), key=_order)
+        mine = [each for each in usual if each.place.case == case]
         places = [100 * each.place.share for each in mine]
         yield from _draw(_name_picture(mine[0].place), mine, places, "units removed of every layer, %")
     for case, mine in _by_size(measured).items():
@@ -513,12 +511,6 @@ def _take_common_seeds(mine: Sequence[Measured]) -> list[Measured]:
         replace(each, results={seed: each.results[seed] for seed in each.results if seed in seeds}) for each in mine
     ]
     return [each for each in found if each.results]
-
-
-def _order(measured: Measured) -> tuple[bool, float]:
-    """From little to much that is gone, multiply-adds last."""
-    place = measured.place
-    return place.measure == "macs", place.share if place.measure == "removed" else -place.share
 
 
 def _name(measured: Measured) -> str:
