@@ -35,11 +35,12 @@ from critical_neurons.costs import count_cost
 from critical_neurons.errors import CriticalNeuronsError
 from critical_neurons.experiments.data import VALIDATION_SHARE, Dataset, Part, load_stored
 from critical_neurons.experiments.models import MODELS, fc3
+from critical_neurons.experiments.recipes import Recipe
 from critical_neurons.experiments.reproducing.cells import select_cells
 from critical_neurons.experiments.reproducing.runs import Runs, find_data
 from critical_neurons.experiments.sampling import draw_batch
 from critical_neurons.experiments.store import Cell, Store
-from critical_neurons.experiments.training import Recipe, build_model, train
+from critical_neurons.experiments.training import build_model, train
 from critical_neurons.loading import load_model
 from critical_neurons.measuring import measure_accuracy
 from critical_neurons.network import Floats

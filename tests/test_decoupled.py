@@ -1,5 +1,7 @@
 import copy
 import functools
+import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +20,6 @@ from critical_neurons.errors import (
 )
 from critical_neurons.experiments.decoupled import (
     Decoupled,
-    adam,
     build_head,
     decouple,
     join_scores,
@@ -27,13 +28,16 @@ from critical_neurons.experiments.decoupled import (
     train_part,
     train_parts,
 )
+from critical_neurons.experiments.decoupled.training import count_epochs
 from critical_neurons.experiments.demo import split_digits
 from critical_neurons.experiments.models import fc3, lenet5, vgg16
+from critical_neurons.experiments.recipes import Recipe
 
 SCORE_TOLERANCE = 2e-6
 """Scores are rounded to six decimals."""
 
 BATCH = 32
+RECIPE = Recipe("adam", 1e-2, epochs=1, batch_size=BATCH)
 
 
 def tiny_network(*extra: nn.Module) -> nn.Sequential:
@@ -67,7 +71,7 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.fixture(scope="module")
 def trained(digits) -> Decoupled:
     decoupled = decouple(tiny_network(), digits[0], hidden=16)
-    train_parts(decoupled, *digits, epochs=10, batch_size=BATCH, optimiser=gentle)
+    train_parts(decoupled, *digits, Recipe("adam", 3e-3, epochs=10, batch_size=BATCH))
     return decoupled
 
 
@@ -76,8 +80,8 @@ def scored(trained, digits) -> cn.Scores:
     return score_parts(trained, digits[0][:10], digits[1][:10])
 
 
-def gentle(parameters):
-    return torch.optim.Adam(parameters, lr=3e-3)
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def states(decoupled: Decoupled) -> list[dict[str, torch.Tensor]]:
@@ -129,11 +133,16 @@ def test_a_head_shrinks_the_map_by_four_and_then_to_two_as_far_as_it_goes(shape,
     assert head.eval()(torch.randn(3, *shape)).shape == (3, 7)
 
 
+def test_a_head_as_wide_as_the_authors():
+    widths = [build_head((channels, 8, 8), 10, hidden=None)[-1].in_features for channels in (3, 8)]
+    assert widths == [12, 32]
+
+
 def test_heads_follow_from_the_seed_and_the_given_model_stays_as_it_is(digits):
     model = tiny_network().eval()
     before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     first, again, other = (decouple(model, digits[0], seed=seed) for seed in (1, 1, 2))
-    train_parts(first, *digits, epochs=1, batch_size=BATCH)
+    train_parts(first, *digits, RECIPE)
     assert torch.equal(torch.get_rng_state(), random)
     assert same(model.state_dict(), before)
     assert not model.training
@@ -150,7 +159,7 @@ def test_a_step_of_one_part_leaves_the_others_bit_identical(index, digits):
         for part in decoupled.parts[:index]:
             values = copy.deepcopy(part.body)(values)
     part = decoupled.parts[index]
-    _, leaving = train_part(part, adam(part.network.parameters()), values, digits[1][:BATCH])
+    _, leaving = train_part(part, RECIPE.build_optimiser(part.network.parameters()), values, digits[1][:BATCH])
     assert not leaving.requires_grad
     assert [same(*pair) for pair in zip(before, states(decoupled), strict=True)] == [
         other != index for other in range(3)
@@ -164,18 +173,20 @@ def test_no_part_depends_on_a_later_one(buffer_size, digits):
         for values in second.parts[1].network.parameters():
             values.mul_(1.5)
     for decoupled in (first, second):
-        train_parts(decoupled, *digits, epochs=2, batch_size=BATCH, buffer_size=buffer_size)
+        train_parts(decoupled, *digits, RECIPE.shortened(2), buffer_size=buffer_size)
     assert [same(*pair) for pair in zip(states(first), states(second), strict=True)] == [True, False, False]
 
 
 def test_a_buffer_of_one_is_one_batch_after_another_through_all_parts(digits):
     decoupled, expected = (decouple(tiny_network(), digits[0]) for _ in range(2))
-    train_parts(decoupled, *digits, epochs=2, batch_size=BATCH, seed=3)
-    optimisers = [adam(part.network.parameters()) for part in expected.parts]
+    train_parts(decoupled, *digits, RECIPE.shortened(2), seed=3)
+    optimisers = [RECIPE.build_optimiser(part.network.parameters()) for part in expected.parts]
+    for part in expected.parts:
+        part.network.to(memory_format=torch.channels_last)
     for epoch in range(2):
         order = np.random.default_rng((3, epoch)).permutation(len(digits[1]))
         for rows in np.split(order, len(order) // BATCH):
-            values, labels = digits[0][rows], digits[1][rows]
+            values, labels = digits[0][rows].contiguous(memory_format=torch.channels_last), digits[1][rows]
             for part, optimiser in zip(expected.parts, optimisers, strict=True):
                 optimiser.zero_grad()
                 leaving = part.body.train()(values)
@@ -187,11 +198,25 @@ def test_a_buffer_of_one_is_one_batch_after_another_through_all_parts(digits):
 
 def test_a_larger_buffer_trains_otherwise_and_threads_change_nothing(digits):
     plain, replayed, threaded = (decouple(tiny_network(), digits[0]) for _ in range(3))
-    train_parts(plain, *digits, epochs=1, batch_size=BATCH)
-    train_parts(replayed, *digits, epochs=1, batch_size=BATCH, buffer_size=4)
-    train_parts(threaded, *digits, epochs=1, batch_size=BATCH, buffer_size=4, threads=2)
+    train_parts(plain, *digits, RECIPE)
+    train_parts(replayed, *digits, RECIPE, buffer_size=4)
+    train_parts(threaded, *digits, RECIPE, buffer_size=4, threads=2)
     assert [same(*pair) for pair in zip(states(plain), states(replayed), strict=True)] == [True, False, False]
     assert all(map(same, states(replayed), states(threaded)))
+
+
+def test_early_parts_are_frozen_early(digits):
+    """Each part trains for its own epochs and is left alone from then on."""
+    recipe = replace(RECIPE, epochs=4, annealing="linear", freeze_from=0.25)
+    assert count_epochs(recipe, 3) == [1, 3, 4]
+    assert count_epochs(replace(recipe, freeze_from=1.0), 3) == [4, 4, 4]
+    decoupled, after = decouple(tiny_network(), digits[0]), []
+    losses = train_parts(decoupled, *digits, recipe, progress=lambda *_: after.append(states(decoupled)))
+    changed = [
+        [not same(*pair) for pair in zip(before, now, strict=True)] for before, now in itertools.pairwise(after)
+    ]
+    assert changed == [[False, True, True], [False, True, True], [False, False, True]]
+    assert len({each[0] for each in losses}) == 1
 
 
 @pytest.mark.parametrize("buffer_size", [1, 3])
@@ -200,8 +225,7 @@ def test_parts_learn(buffer_size, digits):
     losses = train_parts(
         decoupled,
         *digits,
-        epochs=8,
-        batch_size=BATCH,
+        RECIPE.shortened(8),
         buffer_size=buffer_size,
         progress=lambda epoch, losses: told.append((epoch, losses)),
     )
@@ -214,16 +238,18 @@ def test_parts_learn(buffer_size, digits):
 def test_training_resumes_bit_identical(tmp_path, buffer_size, digits):
     path = tmp_path / "training.pt"
     model = tiny_network(nn.Dropout(0.2))
-    settings = {"batch_size": BATCH, "buffer_size": buffer_size, "seed": 5}
+    recipe = replace(RECIPE, epochs=3, augmented=True, annealing="one_cycle", freeze_from=0.4)
+    settings = {"buffer_size": buffer_size, "seed": 5}
     whole, begun, resumed = (decouple(model, digits[0]) for _ in range(3))
-    expected = train_parts(whole, *digits, epochs=3, **settings)
-    train_parts(begun, *digits, epochs=1, **settings, checkpoint=path)
+    expected = train_parts(whole, *digits, recipe, **settings)
+    with pytest.raises(KeyboardInterrupt):
+        train_parts(begun, *digits, recipe, **settings, checkpoint=path, progress=interrupt)
     torch.rand(7)
-    assert train_parts(resumed, *digits, epochs=3, **settings, checkpoint=path) == expected
+    assert train_parts(resumed, *digits, recipe, **settings, checkpoint=path) == expected
     assert all(map(same, states(resumed), states(whole)))
     assert torch.load(path, weights_only=True)["losses"] == [list(each) for each in expected]
     done = decouple(model, digits[0], seed=9)
-    assert train_parts(done, *digits, epochs=3, **settings, checkpoint=path) == expected
+    assert train_parts(done, *digits, recipe, **settings, checkpoint=path) == expected
     assert all(map(same, states(done), states(whole)))
     assert [each.name for each in tmp_path.iterdir()] == ["training.pt"]
 
@@ -231,8 +257,8 @@ def test_training_resumes_bit_identical(tmp_path, buffer_size, digits):
 @pytest.mark.parametrize("steps", [3, 8])
 def test_training_stopped_within_an_epoch_goes_on_from_where_that_began(tmp_path, steps, digits):
     whole, stopped = (decouple(tiny_network(), digits[0]) for _ in range(2))
-    expected = train_parts(whole, *digits, epochs=2, batch_size=BATCH, buffer_size=2)
-    train = functools.partial(train_parts, epochs=2, batch_size=BATCH, buffer_size=2, checkpoint=tmp_path / "t.pt")
+    expected = train_parts(whole, *digits, RECIPE.shortened(2), buffer_size=2)
+    train = functools.partial(train_parts, recipe=RECIPE.shortened(2), buffer_size=2, checkpoint=tmp_path / "t.pt")
     left = iter(range(steps))
 
     def stop(*_):
@@ -249,7 +275,7 @@ def test_training_stopped_within_an_epoch_goes_on_from_where_that_began(tmp_path
 
 def test_a_checkpoint_of_another_training_is_refused(tmp_path, digits):
     path = tmp_path / "training.pt"
-    train = functools.partial(train_parts, epochs=1, batch_size=BATCH, checkpoint=path)
+    train = functools.partial(train_parts, recipe=RECIPE, checkpoint=path)
     train(decouple(tiny_network(), digits[0]), *digits)
     before = path.read_bytes()
     decoupled = decouple(tiny_network(), digits[0])
@@ -257,7 +283,7 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path, digits):
     for change, name in [
         ({"seed": 1}, "seed"),
         ({"buffer_size": 2}, "buffer_size"),
-        ({"optimiser": gentle}, "optim"),
+        ({"recipe": replace(RECIPE, learning_rate=3e-3)}, "recipe"),
     ]:
         with pytest.raises(InvalidFileError, match=f"differs in {name}"):
             train(decoupled, *digits, **change)
@@ -404,29 +430,28 @@ def test_networks_that_cannot_be_cut_are_refused(digits):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"epochs": -1}, "epochs: found -1"),
-        ({"batch_size": 1}, "batch_size: found 1"),
+        ({"recipe": replace(RECIPE, batch_size=1)}, "batch_size: found 1"),
         ({"buffer_size": 0}, "buffer_size: found 0"),
         ({"seed": -1}, "seed: found -1"),
         ({"threads": 2}, "6 .Dropout. draws at random"),
-        ({"optimiser": functools.partial(torch.optim.SGD, lr=1e30)}, "loss of part 0 is nan in epoch 1"),
+        ({"recipe": Recipe("sgd", 1e30, epochs=1, batch_size=BATCH)}, "loss of part 0 is nan in epoch 1"),
     ],
 )
 def test_bad_settings_are_refused(change, message, digits):
     decoupled = decouple(tiny_network(nn.Dropout(0.1)), digits[0])
     with pytest.raises(InvalidSettingError, match=message):
-        train_parts(decoupled, *digits, **{"epochs": 1, "batch_size": BATCH, **change})
+        train_parts(decoupled, *digits, **{"recipe": RECIPE, **change})
 
 
 def test_labels_that_do_not_fit_are_refused(digits):
     decoupled = decouple(tiny_network(), digits[0])
     with pytest.raises(InvalidInputError, match="one per input"):
-        train_parts(decoupled, digits[0], digits[1][:5], epochs=1)
+        train_parts(decoupled, digits[0], digits[1][:5], RECIPE)
     with pytest.raises(InvalidInputError, match="Accepted: 0 to 9"):
-        train_parts(decoupled, digits[0], digits[1] + 1, epochs=1)
+        train_parts(decoupled, digits[0], digits[1] + 1, RECIPE)
     with pytest.raises(InvalidInputError, match=r"found torch.int32"):
-        train_parts(decoupled, digits[0], digits[1].int(), epochs=1)
+        train_parts(decoupled, digits[0], digits[1].int(), RECIPE)
     with pytest.raises(InvalidInputError, match="does not run on shape"):
-        train_parts(decoupled, digits[0][:, :, :2, :2], digits[1], epochs=1)
+        train_parts(decoupled, digits[0][:, :, :2, :2], digits[1], RECIPE)
     with pytest.raises(InvalidInputError, match="two or more"):
-        train_parts(decoupled, digits[0][:1], digits[1][:1], epochs=1)
+        train_parts(decoupled, digits[0][:1], digits[1][:1], RECIPE)

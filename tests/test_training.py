@@ -11,14 +11,11 @@ from critical_neurons.errors import InvalidFileError, InvalidInputError, Invalid
 from critical_neurons.experiments.data import Dataset, Part
 from critical_neurons.experiments.demo import split_digits
 from critical_neurons.experiments.models import MODELS
+from critical_neurons.experiments.recipes import RECIPES, SHIFT, Recipe, augment
 from critical_neurons.experiments.training import (
     CHECKPOINT,
     EPOCH,
     INITIAL,
-    RECIPES,
-    SHIFT,
-    Recipe,
-    _augment,
     build_model,
     train,
 )
@@ -301,7 +298,7 @@ class TestAugmentation:
         images = torch.arange(1.0, 1 + 64 * 2 * 6 * 6).reshape(64, 2, 6, 6)
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            augmented = _augment(images)
+            augmented = augment(images)
         places = set()
         for image, found in zip(images, augmented, strict=True):
             matches = [
@@ -326,20 +323,20 @@ class TestAugmentation:
         assert not equal_states(whole.model.state_dict(), plain.model.state_dict())
 
 
-def test_a_falling_rate(digits, tmp_path):
-    """The first epoch is that of a steady rate, later ones are not."""
-    recipe = Recipe("sgd", 0.4, epochs=4, falling=True)
-    assert [recipe.rate_of(epoch) for epoch in (1, 2, 3, 4)] == pytest.approx([0.4, 0.3, 0.2, 0.1])
+@pytest.mark.parametrize(
+    ("annealing", "rates"),
+    [("constant", [0.4, 0.4, 0.4, 0.4]), ("linear", [0.4, 0.36, 0.32, 0.16]), ("one_cycle", [0.0, 0.2, 0.4, 0.2])],
+)
+def test_annealing(digits, tmp_path, annealing, rates):
+    recipe = Recipe("sgd", 0.4, epochs=4, annealing=annealing)
+    assert [recipe.rate_at(done) for done in (0, 0.1, 0.2, 0.6)] == pytest.approx(rates)
     with pytest.raises(Interrupted):
         train(start(), digits, recipe, seed=1, folder=tmp_path / "parts", progress=stop_after(2))
     parts = train(start(), digits, recipe, seed=1, folder=tmp_path / "parts", keep_epochs=True)
     whole = train(start(), digits, recipe, seed=1, folder=tmp_path / "whole", keep_epochs=True)
     assert equal_states(whole.model.state_dict(), parts.model.state_dict())
-    steady = replace(recipe, falling=False)
-    train(start(), digits, steady, seed=1, folder=tmp_path / "steady", keep_epochs=True)
-    first, second = (load_file(tmp_path / "whole" / EPOCH.format(number)) for number in (1, 2))
-    assert equal_states(first, load_file(tmp_path / "steady" / EPOCH.format(1)))
-    assert not equal_states(second, load_file(tmp_path / "steady" / EPOCH.format(2)))
+    steady = train(start(), digits, replace(recipe, annealing="constant"), seed=1, folder=tmp_path / "steady")
+    assert equal_states(whole.model.state_dict(), steady.model.state_dict()) == (annealing == "constant")
 
 
 def test_kept_epochs(digits, tmp_path):
@@ -350,7 +347,31 @@ def test_kept_epochs(digits, tmp_path):
 
 
 def test_the_papers_recipes():
-    assert RECIPES["fc3", "mnist"] == Recipe("rmsprop", 1e-3, epochs=30, batch_size=128)
-    assert RECIPES["lenet5", "cifar10"] == Recipe("sgd", 1e-2, epochs=256, momentum=0.9, augmented=True)
-    assert RECIPES["vgg16", "cifar10"] == Recipe("adam", 1e-2, epochs=30, batch_size=128)
-    assert {model for model, _ in RECIPES} == set(MODELS)
+    paper, authors, short = RECIPES.values()
+    assert paper["fc3", "mnist"] == Recipe("rmsprop", 1e-3, epochs=30, batch_size=128)
+    assert paper["lenet5", "cifar10"] == Recipe("sgd", 1e-2, epochs=256)
+    assert paper["vgg16", "cifar10"] == Recipe("adam", 1e-2, epochs=30, batch_size=128)
+    for key, rate in ((("lenet5", "cifar10"), 1e-2), (("vgg16", "cifar10"), 0.1)):
+        assert replace(authors[key], epochs=1) == Recipe(
+            "sgd", rate, epochs=1, momentum=0.9, nesterov=True, weight_decay=5e-4, augmented=True
+        )
+    assert {key for key in authors if authors[key] != paper[key]} == {
+        ("lenet5", "cifar10"),
+        *(("vgg16", data) for data in ("mnist", "fashion_mnist", "cifar10")),
+    }
+    assert {network for network, _ in short} == set(MODELS)
+    assert Recipe(**short["vgg16", "cifar10"].to_dict()) == short["vgg16", "cifar10"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"annealing": "cosine"}, "annealing: found 'cosine'"),
+        ({"weight_decay": -1.0}, "weight_decay: found -1.0"),
+        ({"nesterov": True}, "nesterov: found without momentum"),
+        ({"freeze_from": 0.0}, "freeze_from: found 0.0"),
+    ],
+)
+def test_further_settings_of_a_recipe(change, message):
+    with pytest.raises(InvalidSettingError, match=message):
+        Recipe("sgd", 0.1, epochs=1, **change)

@@ -9,6 +9,7 @@ from torch import nn
 import critical_neurons as cn
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.experiments.paper import TABLES as PUBLISHED
+from critical_neurons.experiments.recipes import RECIPES, Recipe
 from critical_neurons.experiments.reproducing.cells import (
     DATA,
     NETWORKS,
@@ -23,7 +24,6 @@ from critical_neurons.experiments.reproducing.cells import (
     select_cells,
 )
 from critical_neurons.experiments.reproducing.running import RUNNERS
-from critical_neurons.experiments.training import RECIPES, Recipe
 
 ROUNDING = 1e-12
 """Differences of percentages, as shares."""
@@ -171,7 +171,7 @@ class TestProtocol:
 
 
 def recipe_of(network, data):
-    return RECIPES[network, {"fashion": "fashion_mnist"}.get(data, data)]
+    return RECIPES["short"][network, {"fashion": "fashion_mnist"}.get(data, data)]
 
 
 class TestNamesAndKeys:

@@ -13,6 +13,7 @@ from critical_neurons.batch import digest_rows
 from critical_neurons.experiments.baselines import plan_by_norm
 from critical_neurons.experiments.data import Dataset, Part
 from critical_neurons.experiments.decoupled import score_parts
+from critical_neurons.experiments.recipes import Recipe
 from critical_neurons.experiments.reproducing.cells import (
     FINE_TUNING,
     RANDOM_DRAWS,
@@ -29,7 +30,7 @@ from critical_neurons.experiments.reproducing.removing import (
     score_reference,
 )
 from critical_neurons.experiments.reproducing.runs import Runs
-from critical_neurons.experiments.training import Recipe, train
+from critical_neurons.experiments.training import train
 from critical_neurons.measuring import predict
 from tests.blocks import CLASSES
 

@@ -1,4 +1,4 @@
-"""Training: a network and a data set to a trained network, by the paper's recipes."""
+"""Training: a network, a data set and a recipe to a trained network."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import hashlib
 import io
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -19,17 +19,10 @@ from torch.nn import functional
 
 from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError
 from critical_neurons.experiments.data import Dataset, Part
+from critical_neurons.experiments.recipes import Recipe, augment, set_rate
 from critical_neurons.files import make_folder, write_atomically
 from critical_neurons.loading.models import read_checkpoint
 from critical_neurons.measuring import count_classes, measure_accuracy
-
-Optimiser: TypeAlias = Literal["rmsprop", "sgd", "adam"]
-
-OPTIMISERS: Mapping[str, type[torch.optim.Optimizer]] = {
-    "rmsprop": torch.optim.RMSprop,
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-}
 
 INITIAL, CHECKPOINT = "initial.safetensors", "checkpoint.pt"
 """What training writes into its folder."""
@@ -40,76 +33,8 @@ EPOCH = "epoch-{:03}.safetensors"
 VERSION = 1
 """Of the checkpoint."""
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a network is trained: torch's optimiser of that name with nothing but the learning rate set, and for sgd
-    the momentum. `augmented` images are flipped at random and moved by up to `SHIFT` pixels. A `falling` rate goes
-    down in even steps, one an epoch, as if to zero after the last."""
-
-    optimiser: Optimiser
-    learning_rate: float
-    epochs: int
-    batch_size: int = 128
-    momentum: float = 0.0
-    augmented: bool = False
-    falling: bool = False
-
-    def __post_init__(self) -> None:
-        if self.optimiser not in OPTIMISERS:
-            raise InvalidSettingError(
-                f"optimiser: found {self.optimiser!r}. Accepted: {', '.join(get_args(Optimiser))}."
-            )
-        if not 0 < self.learning_rate < math.inf:
-            raise InvalidSettingError(f"learning_rate: found {self.learning_rate}. Accepted: a number above 0.")
-        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):
-            if value < 1:
-                raise InvalidSettingError(f"{name}: found {value}. Accepted: at least one.")
-        if not 0 <= self.momentum < 1 or (self.momentum and self.optimiser != "sgd"):
-            raise InvalidSettingError(
-                f"momentum: found {self.momentum} for {self.optimiser}. Accepted: from 0 to below 1, for sgd alone."
-            )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, without what few recipes have."""
-        given = asdict(self)
-        return {
-            name: value for name, value in given.items() if value or name not in ("momentum", "augmented", "falling")
-        }
-
-    def build_optimiser(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        further: Mapping[str, Any] = {"momentum": self.momentum} if self.momentum else {}
-        return OPTIMISERS[self.optimiser](parameters, lr=self.learning_rate, **further)  # type: ignore[call-arg]
-
-    def rate_of(self, epoch: int) -> float:
-        """The learning rate of an epoch, counted from one."""
-        return self.learning_rate * (1 - (epoch - 1) / self.epochs) if self.falling else self.learning_rate
-
-    def shortened(self, epochs: int) -> Recipe:
-        """The same for another number of epochs; one of them is the paper's fine-tuning."""
-        return replace(self, epochs=epochs)
-
-
 SETTINGS = ("seed", *(field.name for field in fields(Recipe)))
 """What the result follows from and a message can show."""
-
-SHIFT = 4
-
-SMALL = Recipe("rmsprop", 1e-3, epochs=30)
-LENET5_CIFAR10 = Recipe("sgd", 1e-2, epochs=256, momentum=0.9, augmented=True)
-"""The paper names SGD, rate and epochs. Momentum and augmentation are ours, to come nearer to its reference."""
-
-VGG16 = Recipe("adam", 1e-2, epochs=30)
-RESNET20 = Recipe("sgd", 0.1, epochs=6, momentum=0.9, augmented=True, falling=True)
-
-RECIPES: Mapping[tuple[str, str], Recipe] = {
-    **{(model, data): SMALL for model in ("fc3", "fc4", "lenet5") for data in ("mnist", "fashion_mnist")},
-    ("lenet5", "cifar10"): LENET5_CIFAR10,
-    **{("vgg16", data): VGG16 for data in ("mnist", "fashion_mnist", "cifar10")},
-    ("resnet20", "cifar10"): RESNET20,
-}
-"""The paper's recipes, by network and data set. It names none for VGG-16 on MNIST and Fashion-MNIST: CIFAR-10's.
-ResNet-20 is not in the paper."""
 
 
 @dataclass(frozen=True)
@@ -171,9 +96,7 @@ def train(
         # Only the epoch itself draws from this stream, so that nothing progress does can change the result.
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(random_state)
-            for parameters in optimiser.param_groups:
-                parameters["lr"] = recipe.rate_of(number)
-            loss = _train_epoch(trained, data.training, optimiser, recipe)
+            loss = _train_epoch(trained, data.training, optimiser, recipe, number)
             random_state = torch.get_rng_state()
         if not math.isfinite(loss):
             raise InvalidSettingError(
@@ -189,30 +112,25 @@ def train(
     return Training(trained.eval(), tuple(epochs))
 
 
-def _train_epoch(model: nn.Module, part: Part, optimiser: torch.optim.Optimizer, recipe: Recipe) -> float:
+def _train_epoch(
+    model: nn.Module, part: Part, optimiser: torch.optim.Optimizer, recipe: Recipe, number: int
+) -> float:
+    """The mean loss of epoch `number`, counted from one."""
     model.train()
     like = next(model.parameters())
     total = torch.zeros((), dtype=torch.float64, device=like.device)
-    for rows in torch.split(torch.randperm(len(part)), recipe.batch_size):
+    batches = torch.split(torch.randperm(len(part)), recipe.batch_size)
+    for step, rows in enumerate(batches):
+        set_rate(optimiser, recipe, (number - 1 + step / len(batches)) / recipe.epochs)
         inputs, labels = part.inputs[rows].to(like), part.labels[rows].to(like.device)
         if recipe.augmented:
-            inputs = _augment(inputs)
+            inputs = augment(inputs)
         optimiser.zero_grad()
         loss: Tensor = functional.cross_entropy(model(inputs), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         total += loss.detach().double() * len(rows)
     return float(total) / len(part)
-
-
-def _augment(images: Tensor) -> Tensor:
-    """Every image by itself: flipped or not, and moved, with zeros where nothing is left of it."""
-    count, _, height, width = images.shape
-    flipped = torch.where((torch.rand(count) < 0.5).to(images.device)[:, None, None, None], images.flip(3), images)
-    rows, columns = (torch.randint(0, 2 * SHIFT + 1, (count, 1)) + torch.arange(size) for size in (height, width))
-    padded = functional.pad(flipped, (SHIFT,) * 4)
-    which = torch.arange(count)[:, None, None]
-    return padded.movedim(1, -1)[which, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)
 
 
 def _start_random(seed: int) -> Tensor:

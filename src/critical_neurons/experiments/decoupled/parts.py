@@ -20,6 +20,9 @@ LEAST_SIDE = 2
 HIDDEN = 128
 """Units of a head's hidden layer."""
 
+HIDDEN_PER_CHANNEL = 4
+"""The same for every channel that the head reads, in the authors' code."""
+
 
 @dataclass(frozen=True, eq=False)
 class Part:
@@ -48,12 +51,13 @@ class Decoupled:
     parts: tuple[Part, ...]
 
 
-def decouple(model: nn.Sequential, example: Tensor, *, hidden: int = HIDDEN, seed: int = 0) -> Decoupled:
+def decouple(model: nn.Sequential, example: Tensor, *, hidden: int | None = HIDDEN, seed: int = 0) -> Decoupled:
     """A copy of the network in parts, one per convolution with all that follows it up to the next one.
 
-    `example` is a batch of inputs. `hidden` are the units of a head's hidden layer; `seed` gives the heads' weights.
+    `example` is a batch of inputs. `hidden` are the units of a head's hidden layer; None is four times the channels
+    it reads, as in the authors' code. `seed` gives the heads' weights.
     """
-    if isinstance(hidden, bool) or not isinstance(hidden, int) or hidden < 1:
+    if hidden is not None and (isinstance(hidden, bool) or not isinstance(hidden, int) or hidden < 1):
         raise InvalidSettingError(f"hidden: found {hidden!r}. Accepted: a whole number of at least 1.")
     whole = copy.deepcopy(_check_sequential(model))
     bodies = _cut(whole)
@@ -66,7 +70,7 @@ def decouple(model: nn.Sequential, example: Tensor, *, hidden: int = HIDDEN, see
     return Decoupled(whole, tuple(Part(body, head.to(weight)) for body, head in pairs))
 
 
-def build_head(shape: tuple[int, ...], classes: int, *, hidden: int = HIDDEN) -> nn.Sequential:
+def build_head(shape: tuple[int, ...], classes: int, *, hidden: int | None = HIDDEN) -> nn.Sequential:
     """Average pooling, a 1x1 convolution with batch norm and ReLU, average pooling, a hidden layer with ReLU, logits.
 
     `shape` (channels, height, width) is that of the map it reads. A pooling that would change nothing is left out.
@@ -74,6 +78,7 @@ def build_head(shape: tuple[int, ...], classes: int, *, hidden: int = HIDDEN) ->
     if len(shape) != 3:
         raise InvalidInputError(f"shape: found {shape}. Accepted: that of feature maps, (channels, height, width).")
     channels, *sides = shape
+    width = HIDDEN_PER_CHANNEL * channels if hidden is None else hidden
     shrunk = [max(1, side // SHRINK) for side in sides]
     last = [min(LEAST_SIDE, side) for side in shrunk]
     return nn.Sequential(
@@ -83,9 +88,9 @@ def build_head(shape: tuple[int, ...], classes: int, *, hidden: int = HIDDEN) ->
         nn.ReLU(),
         *_pool(shrunk, last),
         nn.Flatten(),
-        nn.Linear(channels * last[0] * last[1], hidden),
+        nn.Linear(channels * last[0] * last[1], width),
         nn.ReLU(),
-        nn.Linear(hidden, classes),
+        nn.Linear(width, classes),
     )
 
 

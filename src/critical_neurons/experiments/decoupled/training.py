@@ -7,7 +7,7 @@ import io
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,63 +22,58 @@ from torch.optim import Optimizer
 from critical_neurons.batch import check_classes
 from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError
 from critical_neurons.experiments.decoupled.parts import Decoupled, Part
+from critical_neurons.experiments.recipes import Recipe, augment, set_rate
 from critical_neurons.files import check_writable, write_atomically
 from critical_neurons.measuring import count_classes
 from critical_neurons.reading import fingerprint
 
 FORMAT = "critical_neurons decoupled training"
-FORMAT_VERSION = 1
-LEARNING_RATE = 1e-2
+FORMAT_VERSION = 2
 DIGEST_ROWS = 1024
 """Copied at once."""
 
 Losses: TypeAlias = tuple[float, ...]
-"""The mean loss of every part over an epoch."""
+"""The mean loss of every part over an epoch; of a frozen part that of its last one."""
 
 Labelled: TypeAlias = tuple[Tensor, Tensor]
 """Inputs of a part and their labels."""
-
-
-def adam(parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """The paper's, for VGG-16."""
-    return torch.optim.Adam(parameters, lr=LEARNING_RATE)
 
 
 def train_parts(
     decoupled: Decoupled,
     inputs: Tensor,
     labels: Tensor,
+    recipe: Recipe,
     *,
-    epochs: int,
-    batch_size: int = 128,
     buffer_size: int = 1,
     threads: int = 1,
     seed: int = 0,
-    optimiser: Callable[[Iterable[nn.Parameter]], Optimizer] = adam,
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Callable[[int, Losses], None] = lambda epoch, losses: None,
 ) -> tuple[Losses, ...]:
     """Train all parts in place and leave them in evaluation mode. Gives the losses, epoch by epoch.
 
+    * `recipe`: its batch size is the fewest data points of a batch; what is left over is spread.
     * `buffer_size`: batches kept of what each part gave lately; the next part draws one of them at random for each of
       its steps, and makes as many steps as there are batches. With 1, every batch goes through all parts in turn.
     * `threads`: parts that make their steps at the same time. It changes nothing in the result.
-    * `batch_size`: the fewest data points of a batch; what is left over is spread.
     * `checkpoint`: a file written before the first epoch and after each. Called again with it, training goes on from
       there, to the same weights, bit by bit, as in one go. Buffers start every epoch empty, so it holds none.
     * `progress` is called after every epoch, with its number from 1 and its losses.
     """
-    _check_numbers(epochs=epochs, batch_size=batch_size, buffer_size=buffer_size, threads=threads, seed=seed)
+    _check_numbers(batch_size=recipe.batch_size, buffer_size=buffer_size, threads=threads, seed=seed)
     _check_threads(decoupled.model, threads)
     _check_data(decoupled.model, inputs, labels)
-    optimisers = tuple(optimiser(part.network.parameters()) for part in decoupled.parts)
-    task = _Task(decoupled.parts, optimisers, inputs, labels, batch_size, buffer_size, threads, seed)
+    for part in decoupled.parts:
+        part.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster on CPUs
+    optimisers = tuple(recipe.build_optimiser(part.network.parameters()) for part in decoupled.parts)
+    task = _Task(decoupled.parts, optimisers, inputs, labels, recipe, buffer_size, threads, seed)
     record = {} if checkpoint is None else task.describe()
     losses = [] if checkpoint is None else task.resume(checkpoint, record)
     if checkpoint is not None and not losses:
         task.save(checkpoint, record, losses)  # the first epoch can be begun again, too
-    for epoch in range(len(losses), epochs):
-        losses.append(task.train_epoch(epoch))
+    for epoch in range(len(losses), recipe.epochs):
+        losses.append(task.train_epoch(epoch, losses[-1] if losses else ()))
         _check_losses(decoupled.parts, losses)
         if checkpoint is not None:
             task.save(checkpoint, record, losses)
@@ -101,6 +96,12 @@ def train_part(part: Part, optimiser: Optimizer, inputs: Tensor, labels: Tensor)
     return loss.item(), leaving.detach()
 
 
+def count_epochs(recipe: Recipe, parts: int) -> list[int]:
+    """The epochs that each part is trained for before it is frozen."""
+    shares = np.linspace(recipe.freeze_from, 1.0, parts) if parts > 1 else np.ones(1)
+    return [math.ceil(round(share * recipe.epochs, 9)) for share in shares]
+
+
 @dataclass(frozen=True)
 class _Task:
     """What all epochs of one call have in common."""
@@ -109,51 +110,64 @@ class _Task:
     optimisers: tuple[Optimizer, ...]
     inputs: Tensor
     labels: Tensor
-    batch_size: int
+    recipe: Recipe
     buffer_size: int
     threads: int
     seed: int
 
-    def train_epoch(self, epoch: int) -> Losses:
+    def train_epoch(self, epoch: int, before: Losses) -> Losses:
         """As many steps of every part as there are batches; part k begins k ticks late, when its buffer has an entry.
 
         The steps of one tick read what was in the buffers before it, so their order does not matter. Seed and epoch
-        decide all that is random, so there is no random state to keep.
+        decide all that is random, so there is no random state to keep. `before` are the losses of the last epoch.
         """
         rng = np.random.default_rng((self.seed, epoch))
-        batches = np.array_split(rng.permutation(len(self.labels)), max(1, len(self.labels) // self.batch_size))
+        size = self.recipe.batch_size
+        batches = np.array_split(rng.permutation(len(self.labels)), max(1, len(self.labels) // size))
         count = len(self.parts)
+        ends = count_epochs(self.recipe, count)
         buffers: list[deque[Labelled]] = [deque(maxlen=self.buffer_size) for _ in range(count)]
         totals = np.zeros(count)
         with torch.random.fork_rng(devices=[]), ThreadPoolExecutor(self.threads) as pool:
-            torch.manual_seed(int(rng.integers(2**31)))  # for dropout
+            torch.manual_seed(int(rng.integers(2**31)))  # for augmentation and dropout
             run = map if self.threads == 1 else pool.map
             for tick in range(len(batches) + count - 1):
                 if tick < len(batches):
-                    rows = torch.from_numpy(batches[tick])
-                    buffers[0] = deque([(self.inputs[rows], self.labels[rows])])
+                    buffers[0] = deque([self._take_batch(torch.from_numpy(batches[tick]))])
                 chosen = [index for index in range(count) if 0 <= tick - index < len(batches)]
                 drawn = [buffers[index][rng.integers(len(buffers[index]))] for index in chosen]
-                for index, labels, loss, leaving in run(self._take_step, chosen, drawn):
+                # the share done of each part's own epochs; 1 or more where it is frozen
+                done = [(epoch + (tick - index) / len(batches)) / ends[index] for index in chosen]
+                for index, labels, loss, leaving in run(self._take_step, chosen, drawn, done):
                     totals[index] += loss
                     if index + 1 < count:
                         buffers[index + 1].append((leaving, labels))
-        return tuple((totals / len(batches)).tolist())
+        trained = (totals / len(batches)).tolist()
+        return tuple(trained[index] if epoch < ends[index] else before[index] for index in range(count))
 
-    def _take_step(self, index: int, drawn: Labelled) -> tuple[int, Tensor, float, Tensor]:
-        inputs, labels = drawn
-        return index, labels, *train_part(self.parts[index], self.optimisers[index], inputs, labels)
+    def _take_batch(self, rows: Tensor) -> Labelled:
+        inputs = self.inputs[rows]
+        if self.recipe.augmented:
+            inputs = augment(inputs)
+        layout = torch.channels_last if inputs.ndim == 4 else torch.contiguous_format
+        return inputs.contiguous(memory_format=layout), self.labels[rows]
+
+    def _take_step(self, index: int, drawn: Labelled, done: float) -> tuple[int, Tensor, float, Tensor]:
+        (inputs, labels), part = drawn, self.parts[index]
+        if done >= 1:
+            with torch.no_grad():
+                return index, labels, 0.0, part.body.eval()(inputs.to(next(part.body.parameters())))
+        set_rate(self.optimisers[index], self.recipe, done)
+        return index, labels, *train_part(part, self.optimisers[index], inputs, labels)
 
     def describe(self) -> dict[str, Any]:
         """What a checkpoint must agree with for training to go on from it."""
-        first = self.optimisers[0]
         return {
             "architecture": [fingerprint(part.network).architecture for part in self.parts],
             "data": _digest(self.inputs, self.labels),
-            "batch_size": self.batch_size,
+            "recipe": self.recipe.to_dict(),
             "buffer_size": self.buffer_size,
             "seed": self.seed,
-            "optimiser": f"{type(first).__name__} {sorted(first.defaults.items())}",
         }
 
     def save(self, path: str | os.PathLike[str], record: dict[str, Any], losses: Sequence[Losses]) -> None:
@@ -195,7 +209,7 @@ class _Task:
 
 def _check_numbers(**numbers: int) -> None:
     for name, value in numbers.items():
-        least = {"epochs": 0, "seed": 0, "batch_size": 2}.get(name, 1)  # batch norm wants two data points
+        least = {"seed": 0, "batch_size": 2}.get(name, 1)  # batch norm wants two data points
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InvalidSettingError(f"{name}: found {value!r}. Accepted: a whole number of at least {least}.")
 
@@ -222,8 +236,7 @@ def _check_losses(parts: Sequence[Part], losses: Sequence[Losses]) -> None:
     for part, loss in zip(parts, losses[-1], strict=True):
         if not math.isfinite(loss):
             raise InvalidSettingError(
-                f"optimiser: the loss of part {part.name} is {loss} in epoch {len(losses)}. Give one with a lower "
-                "learning rate."
+                f"recipe: the loss of part {part.name} is {loss} in epoch {len(losses)}. Lower the learning rate."
             )
 
 

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.experiments.paper import TABLES as PUBLISHED
+from critical_neurons.experiments.recipes import RECIPES, Recipe
 from critical_neurons.experiments.store import Cell, Profile
-from critical_neurons.experiments.training import RECIPES, Recipe
 
 Settings: TypeAlias = Mapping[str, Any]
 
@@ -125,7 +125,8 @@ def describe_schedule(settings: Settings, schedule: Schedule) -> str | None:
 
 
 def find_recipe(network: str, data: str) -> Recipe:
-    return RECIPES[network, FOLDERS[data]]
+    """The recipe that cells are run with: of those by name the one that gives the better reference for its time."""
+    return RECIPES["short"][network, FOLDERS[data]]
 
 
 def _start(kind: str, data: str, network: str, **further: Any) -> dict[str, Any]:

@@ -19,11 +19,11 @@ from critical_neurons.experiments.baselines import (
 )
 from critical_neurons.experiments.data import Dataset, Part
 from critical_neurons.experiments.decoupled import score_parts
+from critical_neurons.experiments.recipes import Recipe
 from critical_neurons.experiments.reproducing.cells import WHOLE, Settings
 from critical_neurons.experiments.reproducing.runs import Runs
 from critical_neurons.experiments.sampling import draw_batch
 from critical_neurons.experiments.store import Cell
-from critical_neurons.experiments.training import Recipe
 from critical_neurons.measuring import measure_accuracy
 from critical_neurons.reading import unwrap
 from critical_neurons.scoring import INTERRUPTED

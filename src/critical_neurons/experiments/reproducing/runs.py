@@ -15,8 +15,9 @@ from critical_neurons.errors import InvalidInputError
 from critical_neurons.experiments.data import HUB_IDS, Dataset, Part, load_dataset
 from critical_neurons.experiments.decoupled import Decoupled, decouple, train_parts
 from critical_neurons.experiments.models import MODELS, vgg16
+from critical_neurons.experiments.recipes import Recipe
 from critical_neurons.experiments.reproducing.cells import FOLDERS, WHOLE, Schedule, find_recipe
-from critical_neurons.experiments.training import EPOCH, Recipe, build_model, train
+from critical_neurons.experiments.training import EPOCH, build_model, train
 from critical_neurons.files import make_folder
 from critical_neurons.loading.models import load_model
 
@@ -90,10 +91,8 @@ class Runs:
             found,
             training.inputs,
             training.labels,
-            epochs=recipe.epochs,
-            batch_size=recipe.batch_size,
+            recipe,
             seed=seed,
-            optimiser=recipe.build_optimiser,
             checkpoint=folder / DECOUPLED,
             progress=lambda epoch, losses: self.tell("/".join(names), epoch, recipe.epochs),
         )

@@ -15,6 +15,7 @@ from critical_neurons.experiments.baselines import (
     share_of_units,
 )
 from critical_neurons.experiments.data import Dataset, Part
+from critical_neurons.experiments.recipes import Recipe
 from critical_neurons.experiments.reproducing.cells import Settings
 from critical_neurons.experiments.reproducing.removing import (
     describe_solver,
@@ -25,7 +26,6 @@ from critical_neurons.experiments.reproducing.removing import (
 )
 from critical_neurons.experiments.reproducing.runs import Runs
 from critical_neurons.experiments.store import Cell
-from critical_neurons.experiments.training import Recipe
 from critical_neurons.measuring import count_parameters
 
 

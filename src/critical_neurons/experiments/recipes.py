@@ -1,0 +1,157 @@
+"""Recipes: how the paper's networks are trained, by network, data set and name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from critical_neurons.errors import InvalidSettingError
+
+Optimiser: TypeAlias = Literal["rmsprop", "sgd", "adam"]
+Annealing: TypeAlias = Literal["constant", "linear", "one_cycle"]
+
+OPTIMISERS: Mapping[str, type[torch.optim.Optimizer]] = {
+    "rmsprop": torch.optim.RMSprop,
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+}
+
+WARM_UP = 0.2
+"""Share of the training in which the learning rate of one cycle rises."""
+
+SHIFT = 4
+"""Pixels by which an augmented image is moved at most."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained.
+
+    * `momentum`, `nesterov` and `weight_decay` are those of torch's optimisers; the first two are for sgd alone.
+    * `augmented` images are flipped at random and moved by up to `SHIFT` pixels, zeros filling in.
+    * `annealing` is the course of the learning rate, step by step: constant; falling linearly to zero; or one cycle,
+      which rises linearly from zero first.
+    * `freeze_from` is for decoupled training: the share of the epochs after which the first part is frozen. The other
+      parts follow in even steps, the last one at the end. Every part's learning rate is annealed over its own epochs.
+    """
+
+    optimiser: Optimiser
+    learning_rate: float
+    epochs: int
+    batch_size: int = 128
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    augmented: bool = False
+    annealing: Annealing = "constant"
+    freeze_from: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, accepted in (("optimiser", get_args(Optimiser)), ("annealing", get_args(Annealing))):
+            if getattr(self, name) not in accepted:
+                raise InvalidSettingError(f"{name}: found {getattr(self, name)!r}. Accepted: {', '.join(accepted)}.")
+        if not 0 < self.learning_rate < math.inf:
+            raise InvalidSettingError(f"learning_rate: found {self.learning_rate}. Accepted: a number above 0.")
+        if not 0 <= self.weight_decay < math.inf:
+            raise InvalidSettingError(f"weight_decay: found {self.weight_decay}. Accepted: 0 or a number above it.")
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise InvalidSettingError(f"{name}: found {getattr(self, name)}. Accepted: at least one.")
+        if not 0 <= self.momentum < 1 or (self.momentum and self.optimiser != "sgd"):
+            raise InvalidSettingError(
+                f"momentum: found {self.momentum} for {self.optimiser}. Accepted: from 0 to below 1, for sgd alone."
+            )
+        if self.nesterov and not self.momentum:
+            raise InvalidSettingError("nesterov: found without momentum. Give sgd a momentum, such as 0.9.")
+        if not 0 < self.freeze_from <= 1:
+            raise InvalidSettingError(f"freeze_from: found {self.freeze_from}. Accepted: a share above 0, up to 1.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, without settings that are at their defaults; the batch size is always there."""
+        defaults = {field.name: field.default for field in fields(self) if field.name != "batch_size"}
+        return {name: value for name, value in asdict(self).items() if value != defaults.get(name)}
+
+    def build_optimiser(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        names = [name for name in ("momentum", "nesterov", "weight_decay") if getattr(self, name)]
+        further: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return OPTIMISERS[self.optimiser](parameters, lr=self.learning_rate, **further)  # type: ignore[call-arg]
+
+    def rate_at(self, done: float) -> float:
+        """The learning rate when a share of the training is done."""
+        match self.annealing:
+            case "constant":
+                return self.learning_rate
+            case "linear":
+                return self.learning_rate * (1 - done)
+            case "one_cycle":
+                return self.learning_rate * min(done / WARM_UP, (1 - done) / (1 - WARM_UP))
+
+    def shortened(self, epochs: int) -> Recipe:
+        """The same for another number of epochs; one of them is the paper's fine-tuning."""
+        return replace(self, epochs=epochs)
+
+
+def set_rate(optimiser: torch.optim.Optimizer, recipe: Recipe, done: float) -> None:
+    """The optimiser's learning rate when a share of the training is done."""
+    for group in optimiser.param_groups:
+        group["lr"] = recipe.rate_at(done)
+
+
+def augment(images: Tensor) -> Tensor:
+    """Every image by itself: flipped or not, and moved by up to `SHIFT` pixels, zeros filling in."""
+    count, _, height, width = images.shape
+    flipped = torch.where((torch.rand(count) < 0.5).to(images.device)[:, None, None, None], images.flip(3), images)
+    rows, columns = (torch.randint(0, 2 * SHIFT + 1, (count, 1)) + torch.arange(size) for size in (height, width))
+    padded = functional.pad(flipped, (SHIFT,) * 4)
+    which = torch.arange(count)[:, None, None]
+    return padded.movedim(1, -1)[which, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)
+
+
+DATA_SETS = ("mnist", "fashion_mnist", "cifar10")
+
+PAPER: Mapping[tuple[str, str], Recipe] = {
+    **{
+        (network, data): Recipe("rmsprop", 1e-3, epochs=30)
+        for network in ("fc3", "fc4", "lenet5")
+        for data in ("mnist", "fashion_mnist")
+    },
+    ("lenet5", "cifar10"): Recipe("sgd", 1e-2, epochs=256),
+    **{("vgg16", data): Recipe("adam", 1e-2, epochs=30) for data in DATA_SETS},
+}
+"""As printed, by network and data set. VGG-16 has one for CIFAR-10 alone; the other data sets take it over."""
+
+AUTHORS: Mapping[tuple[str, str], Recipe] = {
+    ("lenet5", "cifar10"): Recipe(
+        "sgd", 1e-2, epochs=256, momentum=0.9, nesterov=True, weight_decay=5e-4, augmented=True
+    ),
+    **{
+        ("vgg16", data): Recipe(
+            "sgd", 0.1, epochs=30, momentum=0.9, nesterov=True, weight_decay=5e-4, augmented=data == "cifar10"
+        )
+        for data in DATA_SETS
+    },
+}
+"""As in the authors' code, where it differs from the paper."""
+
+SHORT: Mapping[tuple[str, str], Recipe] = {
+    key: replace(recipe, epochs=15, batch_size=256, annealing="one_cycle", freeze_from=0.25)
+    for key, recipe in AUTHORS.items()
+    if key[0] == "vgg16"
+} | {
+    ("resnet20", "cifar10"): Recipe("sgd", 0.1, epochs=6, momentum=0.9, augmented=True, annealing="linear"),
+}
+"""Our own, for half the time: the authors' with one cycle, larger batches and early parts frozen early. ResNet-20 is
+not in the paper."""
+
+RECIPES: Mapping[str, Mapping[tuple[str, str], Recipe]] = {
+    "paper": PAPER,
+    "authors": {**PAPER, **AUTHORS},
+    "short": {**PAPER, **AUTHORS, **SHORT},
+}
+"""By name. Where a name has none of its own for a network and data set, it has that of the name before it."""
