@@ -39,7 +39,7 @@ def case():
     return model, inputs, model(inputs).argmax(1)
 
 
-def encode_case(case, *, count=MANY, objective="published", radius=0.0, budget=None, **settings):
+def encode_case(case, *, count=MANY, objective="balanced", radius=0.0, budget=None, **settings):
     model, inputs, labels = case
     network = read_network(model, inputs[:count])
     pruned = settings.get("formulation") == "exact"

@@ -404,7 +404,7 @@ class TestBadInputOfScore:
             ("--gap", "nan", "gap: found nan"),
             ("--time-limit", "0", "time_limit: found 0.0"),
             ("--threads", "0", "threads: found 0"),
-            ("--objective", "printed", "'published', 'paper'"),
+            ("--objective", "printed", "'balanced', 'authors', 'paper'"),
             ("--solver", "cplex", "cplex"),
             ("--solver", "cvxpy:NOSUCH", "NOSUCH"),
             ("--ignore", "features.0", "features.0"),

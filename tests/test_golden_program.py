@@ -37,7 +37,7 @@ def programs():
     network = read_network(model, inputs)
     bounds = bound_network(network, inputs.numpy(), radius=0.5)
     return {
-        encode.__name__: encode(network, bounds, np.array([0]), Objective("published", loss_weight=5.0, rescale=2.0))
+        encode.__name__: encode(network, bounds, np.array([0]), Objective("balanced", loss_weight=5.0, rescale=2.0))
         for encode in (encode_paper, encode_literal)
     }
 

@@ -32,7 +32,7 @@ def encode_exact(case, goal=None):
     return cn.encode(case.network, bounds, case.labels, goal, formulation="exact", binary=True)
 
 
-@pytest.mark.parametrize("objective", ["published", "paper"])
+@pytest.mark.parametrize("objective", ["balanced", "authors", "paper"])
 @pytest.mark.parametrize("name", ZOO)
 def test_values_are_those_of_the_program(name, objective):
     goal = Objective(objective, loss_weight=2.0)

@@ -113,15 +113,17 @@ def softmax_losses(logits, labels):
     return np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels]
 
 
-def compute_objective(scores, logits, labels, *, objective, loss_weight=5.0, rescale=2.0):
-    """Section 2 of the method, in so many words."""
-    total = sum(len(score) for score in scores)
-    if objective == "published":
-        parts = [(score - rescale).sum() / len(score) for score in scores]
-        loss = softmax_losses(logits, labels).mean()
-    else:
+def compute_objective(scores, logits, labels, *, objective, loss_weight=5.0, rescale=2.0, kernels=()):
+    """Section 2 of the method, in so many words. `kernels`: positions of each layer's kernel."""
+    losses = softmax_losses(logits, labels)
+    if objective == "paper":
+        total = sum(len(score) for score in scores)
         parts = [(score - rescale).sum() / total for score in scores]
-        loss = softmax_losses(logits, labels).sum()
+        loss = losses.sum()
+    else:
+        counted = kernels if objective == "authors" else [1] * len(scores)
+        parts = [(score - rescale).sum() / (len(score) * k) for score, k in zip(scores, counted, strict=True)]
+        loss = losses.mean()
     sparsity = sum(parts) - min(parts) if len(parts) > 1 else parts[0]
     return sparsity + loss_weight * loss
 
@@ -147,7 +149,7 @@ def assert_consistent(scores):
 
 
 @pytest.mark.parametrize("sizes", [(4, 6, 3), (4, 8, 6, 3), (3, 5, 4, 4, 3)], ids=str)
-@pytest.mark.parametrize("objective", ["published", "paper"])
+@pytest.mark.parametrize("objective", ["balanced", "paper"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_objective_is_that_of_the_scores(sizes, objective, seed):
     model, (inputs, labels) = make_mlp(*sizes, seed=seed), draw(4, sizes[0], seed)
@@ -168,13 +170,13 @@ def test_the_objective_is_that_of_the_scores(sizes, objective, seed):
     assert scores.bound <= scores.objective <= start
 
 
-@pytest.mark.parametrize("objective", ["published", "paper"])
+@pytest.mark.parametrize("objective", ["balanced", "paper"])
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
 def test_without_loss_the_program_is_linear_and_ties_go_to_the_smallest_total(objective, seed):
     model, (inputs, labels) = make_mlp(4, 8, 6, 3, seed=seed), draw(4, 4, seed)
     scores = cn.score(model, inputs, labels, objective=objective, loss_weight=0.0, gap=TIGHT, **QUICK)
     recursion = Recursion(model, inputs)
-    weights = np.concatenate([np.full(n, 1 / n if objective == "published" else 1 / 14) for n in recursion.sizes])
+    weights = np.concatenate([np.full(n, 1 / n if objective == "balanced" else 1 / 14) for n in recursion.sizes])
     owner = np.repeat([0, 1], recursion.sizes)
     matrix, lower, upper = recursion.rows()
     left_out = np.array([weights * (owner != layer) for layer in (0, 1)])  # sums with one layer left out
@@ -207,13 +209,66 @@ def test_the_printed_objective_leaves_ties_that_are_broken():
     assert (scores["0"] == 0).sum() > 0
 
 
-def test_published_ignores_the_rescale():
+def test_the_balanced_objective_ignores_the_rescale():
     plain, rescaled, far = (cn.score(MODEL, INPUTS, LABELS, rescale=c, gap=TIGHT, **QUICK) for c in (2.0, 0.0, -3.0))
     for other in (rescaled, far):
         for name in plain:
             assert other[name] == pytest.approx(plain[name], abs=TIED)
     assert rescaled.objective == pytest.approx(plain.objective + 2.0, abs=RECOMPUTED)
     assert far.objective == pytest.approx(plain.objective + 5.0, abs=RECOMPUTED)
+
+
+def make_convolutional():
+    """A model with kernels of 6, 4 and 1 positions, and a batch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 2, (2, 3)), nn.ReLU(), nn.Conv2d(2, 3, 2), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(18, 4), nn.ReLU(), nn.Linear(4, 3)),
+    )
+    inputs = torch.rand(3, 1, 4, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return model.double(), inputs, [0, 1, 2]
+
+
+def shrink_activations(model, inputs, scores):
+    """The logits with h = p - (1 - s) U on live units and 0 on dead ones; U is p of the unpruned network."""
+    left = iter(scores)
+    plain = shrunk = inputs
+    with torch.no_grad():
+        for module in model:
+            if isinstance(module, nn.ReLU):
+                score = torch.from_numpy(next(left)).reshape(-1, *[1] * (plain.ndim - 2))
+                shrunk = torch.where(plain > 0, shrunk - (1 - score) * plain, 0.0)
+                plain = plain.relu()
+            else:
+                plain, shrunk = module(plain), module(shrunk)
+    return shrunk.numpy()
+
+
+@pytest.mark.parametrize("rescale", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("objective", ["balanced", "authors", "paper"])
+def test_the_objective_of_convolutions(objective, rescale):
+    model, inputs, labels = make_convolutional()
+    scores = cn.score(model, inputs, labels, objective=objective, rescale=rescale, loss_weight=0.5, **QUICK)
+    logits = shrink_activations(model, inputs, scores.values())
+    expected = compute_objective(
+        list(scores.values()),
+        logits,
+        labels,
+        objective=objective,
+        loss_weight=0.5,
+        rescale=rescale,
+        kernels=(6, 4, 1),
+    )
+    assert min(values.min() for values in scores.values()) < 1
+    assert scores.objective == pytest.approx(expected, rel=ROUNDING, abs=ROUNDING)
+    assert_consistent(scores)
+
+
+def test_the_rescale_decides_which_layer_the_authors_objective_leaves_out():
+    """With c = 2 that is the linear layer, with c = 0 a convolution."""
+    none, two = (cn.score(*make_convolutional(), objective="authors", rescale=c, **QUICK) for c in (0.0, 2.0))
+    assert none["5"].mean() < two["5"].mean() - 0.1
+    assert none["2"].mean() > two["2"].mean() + 0.1
 
 
 def test_inputs_of_every_kind():
@@ -326,7 +381,7 @@ def test_ignored_layers_have_no_scores():
     assert list(scores) == ["2"]
     recursion = Recursion(MODEL, INPUTS)
     logits = recursion.run([np.ones(8), scores["2"]])[1]
-    expected = compute_objective([scores["2"]], logits, LABELS.numpy(), objective="published")
+    expected = compute_objective([scores["2"]], logits, LABELS.numpy(), objective="balanced")
     assert scores.objective == pytest.approx(expected, rel=RECOMPUTED)
     assert same_bits(scores, cn.score(MODEL, INPUTS, LABELS, ignore="0", **QUICK))
     assert cn.plan(scores, units=0.5).layers[0].reason == "ignored, as asked"
@@ -536,7 +591,7 @@ BAD_SETTINGS = {
     "loss weight in words": ({"loss_weight": "5"}, "loss_weight: found '5'"),
     "negative radius": ({"input_radius": -1e-9}, "input_radius: found -1e-09. Accepted: 0 or more"),
     "infinite radius": ({"input_radius": INFINITY}, "input_radius: found inf"),
-    "objective": ({"objective": "mine"}, "objective: found 'mine'. Accepted: 'published', 'paper'"),
+    "objective": ({"objective": "mine"}, "objective: found 'mine'. Accepted: 'balanced', 'authors', 'paper'"),
     "rescale": ({"rescale": NAN}, "rescale: found nan"),
     "no time": ({"time_limit": 0.0}, "time_limit: found 0.0"),
     "time that is no number": ({"time_limit": NAN}, "time_limit: found nan"),

@@ -40,10 +40,10 @@ PAPER: Mapping[str, Any] = {
     "formulation": "paper",
     "integer": False,
     "input_radius": 1e-5,
-    "objective": "published",
+    "objective": "authors",
     "loss_weight": 5.0,
 }
-"""Settings of `score`, as the authors' code has them: gates relaxed, a small box around the inputs."""
+"""Settings of `score`, as the authors' code has them: gates relaxed, a small box around the inputs, its objective."""
 
 FEWEST_SCORED, MOST_SCORED = 10, 100
 """Data points that scores of other programs come from."""
@@ -102,7 +102,7 @@ def compress(
     The units to keep come from `search`, and the refitted weights from `compensate="least_squares"`, both on all of
     the inputs. Two other ways to choose units:
 
-    * `paper=True`: by the paper's scores, `score` with gates relaxed, input_radius=1e-5, the published objective and
+    * `paper=True`: by the paper's scores, `score` with gates relaxed, input_radius=1e-5, the authors' objective and
       λ = 5, on one input of every class, one that the model classifies correctly where there is one. The best-scored
       units that the share allows stay, and nothing is refitted unless `compensate` is given.
     * `scoring`, settings for `score`: by the scores of any other program, on a few inputs, evenly from all classes;

@@ -238,6 +238,17 @@ class Network:
     def unit_count(self) -> int:
         return sum(self.groups)
 
+    @cached_property
+    def kernels(self) -> tuple[int, ...]:
+        """Height times width of every group's kernel; of layers that share units the largest.
+
+        A linear layer has 1, and so has a convolution with a single output position: it is a linear layer.
+        """
+        of_unit = np.ones(self.unit_count + 1, dtype=np.int64)  # the last entry answers for NO_UNIT
+        for wiring in self.wirings:
+            np.maximum.at(of_unit, wiring.outputs, wiring.kernel if wiring.positions > 1 else 1)
+        return tuple(int(part.max()) for part in np.split(of_unit[:-1], np.cumsum(self.groups)[:-1]))
+
     @property
     def input_shape(self) -> Shape:
         return self.ops[0].shape

@@ -65,7 +65,7 @@ def score(
     *,
     loss_weight: float | Literal["auto"] = 5.0,
     input_radius: float = 0.0,
-    objective: ObjectiveName = "published",
+    objective: ObjectiveName = "balanced",
     rescale: float = 2.0,
     formulation: FormulationName = "paper",
     integer: bool = True,
@@ -96,7 +96,9 @@ def score(
     * `loss_weight`: λ, what the softmax term counts against sparsity; "auto" searches the largest λ at which the mean
       score is at most `units`.
     * `input_radius`: ε, half width of the box around each input from which the bounds come.
-    * `objective`: "published", as in the authors' code, or "paper", as printed; `rescale`: c of the sparsity term.
+    * `objective`: what the sum of a layer's scores is divided by: "balanced", its units; "authors", its units times
+      kernel height times width, as in the authors' code; "paper", all units of the network, as printed, and there the
+      softmax term is a sum over the data points, not a mean. `rescale`: c of the sparsity term.
     * `formulation`: "paper"; "exact", whose points with `binary=True` are forward passes of the masked network, so
       that the bound is one on its loss; "linearised", gates as at the data points and no rows: fast, nothing proved.
     * `integer`: False relaxes the gates.
@@ -340,13 +342,13 @@ class _Task:
         # Of the scores as they are reported, by its definition: nothing depends on how a solver adds up.
         point = solution.point.copy()
         point[program.blocks["score"]] = per_unit
-        objective = goal.compute(network.groups, per_unit, program.term.values(point))
+        objective = goal.compute(network, per_unit, program.term.values(point))
         bound = None if solution.bound is None or not certified else min(solution.bound, objective)
         incumbent = None
         if program.given is not None:
             assert self.proposal is not None
-            own = goal.compute(network.groups, self.proposal.mask, program.term.values(program.given))
-            bound = find_floor(goal, network.groups) if bound is None else bound
+            own = goal.compute(network, self.proposal.mask, program.term.values(program.given))
+            bound = find_floor(goal, network) if bound is None else bound
             incumbent = Incumbent(self.proposal.rule, own, bound)
             notes += (_describe_incumbent(incumbent, objective),)
             if self.proposal.weights not in (None, network.fingerprint.weights):

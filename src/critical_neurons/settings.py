@@ -12,7 +12,7 @@ from critical_neurons.costs import Measure
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.span import Span
 
-ObjectiveName: TypeAlias = Literal["published", "paper"]
+ObjectiveName: TypeAlias = Literal["balanced", "authors", "paper"]
 FormulationName: TypeAlias = Literal["paper", "exact", "linearised"]
 BoundsName: TypeAlias = Literal["interval", "backward"]
 BUDGETS: tuple[Measure, ...] = ("units", "params", "macs")
@@ -28,7 +28,7 @@ class Settings:
 
     loss_weight: float | Literal["auto"] = 5.0
     input_radius: float = 0.0
-    objective: ObjectiveName = "published"
+    objective: ObjectiveName = "balanced"
     rescale: float = 2.0
     formulation: FormulationName = "paper"
     integer: bool = True

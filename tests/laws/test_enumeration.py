@@ -37,7 +37,7 @@ POOLED = [("two windows", 0.1, 5), ("two windows", 0.3, 2), ("two windows", 0.3,
 """On one data point: up to 4 gates, and 2 choices in each of 2 windows. The last has all of them open."""
 
 
-def encode(encoder, name, radius, seed, *, integer=True, objective="published"):
+def encode(encoder, name, radius, seed, *, integer=True, objective="balanced"):
     case = share_case(name, count=1 if name == "two windows" else 3, seed=seed)
     bounds = bound_network(case.network, case.inputs, radius=radius)
     return encoder(case.network, bounds, case.labels, Objective(objective), integer=integer)

@@ -21,6 +21,10 @@ from tests.zoo import GRAPHS, ZOO, build_model, draw_inputs, share_case
 ROUNDING = 1e-10
 BLOCKS = 3
 
+KERNELS = {"resnet": (9, 9, 9, 9), "sum of three": (1,), "densenet": (9, 9, 9, 1), "mobilenet": (9, 4, 1)}
+"""Positions of the largest kernel among the layers of each group: in stage2 of the residual network the shortcut has
+1, in the mobilenet the pointwise convolution that shares its units with a depthwise one."""
+
 
 class Stream(nn.Module):
     """A stream of units whose branches read another layer, `base`: they do not feel it when the stream is pruned."""
@@ -266,14 +270,18 @@ def test_depthwise_channels_share_their_producer_s_scores():
     assert layers["9"] == [2, 2, 3, 3, 4, 4]
 
 
-@pytest.mark.parametrize("name", ["resnet", "sum of three", "densenet"])
-@pytest.mark.parametrize("objective", ["published", "paper"])
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("objective", ["balanced", "authors", "paper"])
 def test_shared_units_count_once_in_the_objective(name, objective):
     case = share_case(name)
     network, bounds = case.network, bound_network(case.network, case.inputs)
     program = encode_paper(network, bounds, case.labels, Objective(objective))
     sizes = network.groups
-    weights = [1 / size if objective == "published" else 1 / sum(sizes) for size in sizes]
+    weights = {
+        "balanced": [1 / size for size in sizes],
+        "authors": [1 / (size * kernel) for size, kernel in zip(sizes, KERNELS[name], strict=True)],
+        "paper": [1 / sum(sizes)] * len(sizes),
+    }[objective]
     expected = -np.repeat(np.diag(weights) if len(sizes) == 1 else (1 - np.eye(len(sizes))) * weights, sizes, axis=1)
     found = program.rows.matrix.toarray()[: len(sizes), : network.unit_count]
     assert np.allclose(found, expected, rtol=0, atol=ROUNDING)

@@ -121,7 +121,7 @@ class TestProtocol:
         assert found == {
             (data, objective, rescale)
             for data in ("mnist", "fashion")
-            for objective in ("published", "paper")
+            for objective in ("balanced", "paper")
             for rescale in (0, 1, 2)
         }
 

@@ -207,7 +207,7 @@ def test_the_page_has_everything(cells, store, tmp_path):
     for table in TABLES:
         assert f"\n## {table}\n" in text
     assert "../results/tables/batches.svg" in text
-    assert f"| fashion/lenet5 (50) | 5 | {FIGURE_THRESHOLD} | published | relaxed | 1e-05 | paper | optimal |" in text
+    assert f"| fashion/lenet5 (50) | 5 | {FIGURE_THRESHOLD} | balanced | relaxed | 1e-05 | paper | optimal |" in text
     assert "| SNIP |" in text
 
 

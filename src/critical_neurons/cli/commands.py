@@ -179,7 +179,7 @@ def score(
     ] = "5.0",
     units: Annotated[float | None, typer.Option(help="The mean score wanted, with --loss-weight auto.")] = None,
     input_radius: Annotated[float, typer.Option(help="Half width of the box around each input.")] = 0.0,
-    objective: Objective = "published",
+    objective: Objective = "balanced",
     rescale: Annotated[float, typer.Option(help="The constant c in the sparsity term.")] = 2.0,
     formulation: Formulation = "paper",
     relaxed: Annotated[bool, typer.Option("--relaxed", help="Let gates take values between 0 and 1.")] = False,

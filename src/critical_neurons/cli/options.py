@@ -44,7 +44,8 @@ Resize = Annotated[int | None, typer.Option(help="Side of the square that images
 Channels = Annotated[int | None, typer.Option(help="1 or 3: images become grey or RGB.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of every random choice.")]
 Objective = Annotated[
-    Literal["published", "paper"], typer.Option(help="As in the authors' code, or as printed in the paper.")
+    Literal["balanced", "authors", "paper"],
+    typer.Option(help="Every layer weighs the same; as in the authors' code; or as printed in the paper."),
 ]
 FORMULATION_HELP = "The paper's program; the masked network itself; or gates fixed and nothing proved."
 Formulation = Annotated[Literal["paper", "exact", "linearised"], typer.Option(help=FORMULATION_HELP)]

@@ -38,7 +38,7 @@ def encode(
     binary: bool = False,
     tail: Tail | None = None,
 ) -> Program:
-    """The eliminated program of a formulation. The goal is an `Objective` (the published one) or a `Budget`.
+    """The eliminated program of a formulation. The goal is an `Objective` (balanced, λ = 5) or a `Budget`.
 
     `paper` takes bounds at any radius, `linearised` at radius 0, `exact` those of `bound_network(..., pruned=True)`.
     They may be your own: that they hold is tried at the data points, and if `pruned` with units removed.

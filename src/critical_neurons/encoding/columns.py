@@ -57,7 +57,7 @@ def assemble_program(
     start[blocks["gate"]] = gates
     match goal:
         case Objective():
-            goal_rows = encode_sparsity(goal, network.groups, sparsity, column_count)
+            goal_rows = encode_sparsity(goal, network, sparsity, column_count)
             start[sparsity] = (goal_rows.lower - goal_rows.matrix @ start).max()
             cost[sparsity], lower[sparsity] = 1.0, -np.inf
             cost[blocks["softmax"]] = goal.softmax_weight(len(term.labels))

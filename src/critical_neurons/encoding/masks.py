@@ -107,7 +107,7 @@ class MaskSearch:
         if isinstance(self._goal, Budget):
             excess = np.maximum(masks @ self._goal.weights.T / np.maximum(self._goal.limits, 1e-9) - 1.0, 0.0)
             return np.asarray(loss / len(self._inputs) + EXCESS * excess.max(axis=1))
-        rows = encode_sparsity(self._goal, self._network.groups, masks.shape[1], masks.shape[1] + 1)
+        rows = encode_sparsity(self._goal, self._network, masks.shape[1], masks.shape[1] + 1)
         sparsity = (rows.lower[:, None] - rows.matrix[:, : masks.shape[1]] @ masks.T).max(axis=0)
         return np.asarray(sparsity + self._goal.softmax_weight(len(self._inputs)) * loss)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, assert_never
 
 import numpy as np
 from scipy import sparse
@@ -19,26 +19,39 @@ from critical_neurons.settings import BUDGETS, ObjectiveName
 
 @dataclass(frozen=True)
 class Objective:
-    """`published` weighs each layer by its own size and averages the softmax term over the data points, as the
-    authors' code does; `paper` divides by the number of all units and sums, as printed."""
+    """What the sum of a layer's scores is divided by, and whether the softmax term is a mean over the data points.
 
-    name: ObjectiveName = "published"
+    * `balanced`: by the layer's number of units; a mean. Every layer weighs the same.
+    * `authors`: by the layer's neurons as the authors' code counts them, units times kernel height times kernel
+      width; a mean.
+    * `paper`: by the number of all units; a sum. As printed.
+    """
+
+    name: ObjectiveName = "balanced"
     loss_weight: float = 5.0
     rescale: float = 2.0
 
-    def layer_weights(self, sizes: tuple[int, ...]) -> Floats:
-        """What one score of each layer counts in the sparsity term."""
-        counts = np.array(sizes, dtype=np.float64)
-        return 1.0 / counts if self.name == "published" else np.full(len(sizes), 1.0 / counts.sum())
+    def layer_weights(self, network: Network) -> Floats:
+        """What one score of each group of units counts in the sparsity term."""
+        sizes = np.array(network.groups, dtype=np.float64)
+        match self.name:
+            case "balanced":
+                return 1.0 / sizes
+            case "authors":
+                return 1.0 / (sizes * network.kernels)
+            case "paper":
+                return np.full(len(sizes), 1.0 / sizes.sum())
+            case _:
+                assert_never(self.name)
 
     def softmax_weight(self, batch_size: int) -> float:
-        return self.loss_weight / batch_size if self.name == "published" else self.loss_weight
+        return self.loss_weight if self.name == "paper" else self.loss_weight / batch_size
 
-    def compute(self, sizes: tuple[int, ...], scores: Floats, losses: Floats) -> float:
+    def compute(self, network: Network, scores: Floats, losses: Floats) -> float:
         """Equations 5 to 7 by their definition: what the program minimises, without the program."""
-        layers = np.split(scores - self.rescale, np.cumsum(sizes)[:-1])
-        sums = self.layer_weights(sizes) * [layer.sum() for layer in layers]
-        sparsity = sums.sum() - (sums.min() if len(sizes) > 1 else 0.0)
+        layers = np.split(scores - self.rescale, np.cumsum(network.groups)[:-1])
+        sums = self.layer_weights(network) * [layer.sum() for layer in layers]
+        sparsity = sums.sum() - (sums.min() if len(sums) > 1 else 0.0)
         return float(sparsity + self.softmax_weight(len(losses)) * losses.sum())
 
 
@@ -52,16 +65,16 @@ class Budget:
     weights: Floats
     limits: Floats
 
-    def compute(self, sizes: tuple[int, ...], scores: Floats, losses: Floats) -> float:
+    def compute(self, network: Network, scores: Floats, losses: Floats) -> float:
         return float(losses.mean())
 
 
 Goal: TypeAlias = Objective | Budget
 
 
-def find_floor(goal: Goal, sizes: tuple[int, ...]) -> float:
+def find_floor(goal: Goal, network: Network) -> float:
     """What no scores fall below: every unit removed, and nothing lost."""
-    return goal.compute(sizes, np.zeros(sum(sizes)), np.zeros(1))
+    return goal.compute(network, np.zeros(network.unit_count), np.zeros(1))
 
 
 def read_budget(network: Network, budget: Mapping[str, Any]) -> Budget:
@@ -101,12 +114,12 @@ def _keep(part: float, units: int) -> Floats:
     return np.append(np.full(units, part), 1.0)
 
 
-def encode_sparsity(objective: Objective, sizes: tuple[int, ...], column: int, column_count: int) -> Rows:
+def encode_sparsity(objective: Objective, network: Network, column: int, column_count: int) -> Rows:
     """Equation 5: t >= sum over all layers but l of w (s - rescale), for every l; all layers if there is only one.
 
     The scores are the first columns, layer after layer; `column` is that of t.
     """
-    weights = objective.layer_weights(sizes)
+    weights, sizes = objective.layer_weights(network), network.groups
     layer_count = len(sizes)
     left_in = 1.0 - np.eye(layer_count) if layer_count > 1 else np.ones((1, 1))
     coefficients = np.zeros((layer_count, column_count))

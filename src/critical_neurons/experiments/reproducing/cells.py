@@ -25,7 +25,7 @@ FOLDERS: Mapping[str, str] = {"mnist": "mnist", "fashion": "fashion_mnist", "cif
 AUTHORS: Settings = {
     "input_radius": 1e-5,
     "integer": False,
-    "objective": "published",
+    "objective": "balanced",
     "gap": 1e-4,
     "time_limit": 3600,
 }
@@ -233,7 +233,7 @@ def _snip_transfer() -> Iterator[tuple[str, Settings]]:
 
 
 def _rescale() -> Iterator[tuple[str, Settings]]:
-    for data, objective, rescale in product(("mnist", "fashion"), ("published", "paper"), (2, 1, 0)):
+    for data, objective, rescale in product(("mnist", "fashion"), ("balanced", "paper"), (2, 1, 0)):
         yield (
             f"{data}/lenet5/{objective}/rescale-{rescale}",
             _start(

@@ -271,7 +271,7 @@ LAYOUTS: Mapping[str, Mapping[str, Layout]] = {
     "snip": {"snip": Layout(PUBLISHED["snip"], _read_snip, (*REMOVED, "Ref"))},
     "snip-transfer": {"snip-transfer": Layout(PUBLISHED["snip-transfer"], _read_snip_transfer, REMOVED)},
     "rescale": {
-        "rescale": Layout(PUBLISHED["rescale"], _read_rescale("published"), notes=("The objective of the code.",)),
+        "rescale": Layout(PUBLISHED["rescale"], _read_rescale("balanced"), notes=("The balanced objective.",)),
         "rescale-printed": Layout(PUBLISHED["rescale"], _read_rescale("paper"), notes=("The objective as printed.",)),
     },
     "batches": {
