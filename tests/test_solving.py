@@ -526,6 +526,19 @@ def test_solvers_agree_on_networks(name, network, integer):
     assert solution.objective == pytest.approx(expected.objective, rel=ANSWER, abs=ANSWER)
 
 
+@pytest.mark.parametrize("network", ["max pool of a relu6", "overlapping max pool"])
+def test_a_gap_finer_than_the_tangents_stays_open(network):
+    """The last tangents leave more than this gap, and there is no integer column to go on with."""
+    case = share_case(network)
+    labels = case.network.forward(case.inputs).argmax(axis=1)
+    bounds = bound_network(case.network, case.inputs)
+    program = encode_paper(case.network, bounds, labels, Objective(loss_weight=10.0))
+    assert not program.integer.any()
+    solution = find_solver("highs").solve(program, replace(LIMITS, gap=1e-9), ignore_progress)
+    assert solution.status is Status.FEASIBLE
+    assert solution.bound < solution.objective <= solution.bound + ANSWER
+
+
 OPTIONS = {
     "highs": ("mip_heuristic_effort", 0.2, "a lot"),
     "scip": ("separating/maxrounds", 3, "a lot"),

@@ -141,7 +141,7 @@ class CutLoop:
         for point in self._program.known:
             self._add_cuts(self._below(point))
         relaxed = self._solve_relaxation(target)
-        if not self._solved(target):
+        if not self._solved(target) and len(self._integers):
             self._solve_integers(relaxed, target)
         self._break_ties()
         return Status.OPTIMAL
