@@ -243,6 +243,13 @@ class TestScore:
         assert list(scores["scores"]) == ["2"]
         assert len(scores["parts"]) == 3
 
+    def test_the_best_loss_weight(self):
+        best = ("score", "tiny_models:net", "data.npz", "--loss-weight", "lagrangian", "--loss-increase", 0.01)
+        scores = json.loads(succeed(*best, "--json").stdout)["scores"]
+        assert (scores["settings"]["loss_weight"], scores["settings"]["loss_increase"]) == ("lagrangian", 0.01)
+        assert scores["dual"]["softmax"] <= scores["dual"]["level"]
+        assert f"Lagrangian dual: loss weight {scores['dual']['loss_weight']:.4g} after" in succeed(*best).stdout
+
     def test_notes_of_the_network_are_shown(self):
         assert "Note: " in succeed("score", "tiny_models:softmax", "data.npz").stdout
 
@@ -413,7 +420,9 @@ class TestBadInputOfScore:
             ("--channels", "2", "channels: 1 (grey) or 3 (RGB)"),
             ("--per-class", "0", "at least one"),
             ("--weights", "gone.pt", "gone.pt: no such file"),
-            ("--loss-weight", "five", "--loss-weight"),
+            ("--loss-weight", "five", "--loss-weight: a number, auto or lagrangian, got 'five'"),
+            ("--loss-weight", "lagrangian", "loss_increase: by how much the mean loss may rise"),
+            ("--loss-increase", "0.1", "goes with loss_weight='lagrangian'"),
             ("--seed", "-1", "Invalid value for '--seed'"),
             ("--budget", "units=0.5,units=0.9", "--budget: units is given twice"),
         ],

@@ -150,6 +150,18 @@ BAD = {
     "unknown budget": ({"budget": {"flops": 0.5}}, "one of units, params, macs"),
     "budget above one": ({"budget": {"units": 1.5}}, "a share above 0 and up to 1"),
     "budget and auto": ({"budget": {"units": 0.5}, "loss_weight": "auto", "units": 0.5}, "in place|takes the place"),
+    "budget and lagrangian": (
+        {"budget": {"units": 0.5}, "loss_weight": "lagrangian", "loss_increase": 0.1},
+        "leave out loss_weight='lagrangian'",
+    ),
+    "lagrangian without an increase": ({"loss_weight": "lagrangian"}, "loss_increase: .* and that needs it"),
+    "increase without lagrangian": ({"loss_increase": 0.1}, "loss_increase: .* goes with loss_weight='lagrangian'"),
+    "negative increase": (
+        {"loss_weight": "lagrangian", "loss_increase": -0.1},
+        "loss_increase: found -0.1. Accepted: a number of 0 or more",
+    ),
+    "increase in words": ({"loss_weight": "lagrangian", "loss_increase": "0.1"}, "loss_increase: found '0.1'"),
+    "loss weight in words": ({"loss_weight": "best"}, "found 'best'. Accepted: 0 or more, 'auto' or 'lagrangian'"),
     "budget out of reach": ({"formulation": "linearised", "budget": {"params": 1e-3}}, "cannot fall to"),
 }
 

@@ -47,6 +47,10 @@ def check_incumbent(incumbent: object, settings: Settings) -> None:
             f"incumbent: found with formulation={settings.formulation!r}, binary={settings.binary}. A plan is a "
             "point of the exact program with scores 0 or 1 alone: formulation='exact', binary=True."
         )
+    if settings.loss_weight == "lagrangian":
+        raise InvalidSettingError(
+            "incumbent: judged at one loss weight, which loss_weight='lagrangian' searches for. Give a number."
+        )
     if settings.by_class:
         raise InvalidSettingError(
             "incumbent: goes with a single program. by_class=True averages those of all classes, and an average is "

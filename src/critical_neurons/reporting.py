@@ -103,6 +103,7 @@ def describe_solve(scores: Scores) -> list[Text]:
             f"{sizes['columns']} columns, {sizes['rows_used']} of {sizes['rows']} rows used, {sizes['gates']} gates, "
             f"{sizes['cuts']} cuts; logits differ from the network's by {scores.logit_error:.1e}"
         ),
+        *([Text(f"Lagrangian dual: {scores.dual}")] if scores.dual else []),
     ]
 
 

@@ -7,7 +7,7 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from critical_neurons.files import load_json, write_atomically
 from critical_neurons.network import Fingerprint, Floats, Hold, Layer, Wiring
-from critical_neurons.solution import Status, Step, relative_gap
+from critical_neurons.solution import Dual, DualTrial, Status, Step, relative_gap
 
 FORMAT = "critical_neurons scores"
 FORMAT_VERSION = 1
@@ -73,7 +73,8 @@ class Scores(Mapping[str, Floats]):
     """`scores["features.0"]` are the scores of that layer, one in [0, 1] per unit.
 
     Averaged scores have no objective and no bound of their own; they keep the worst status and the largest gap of
-    their `parts`. `layer_choices` come from a search for what is refitted, `incumbent` from a plan that was given.
+    their `parts`. `layer_choices` come from a search for what is refitted, `incumbent` from a plan that was given,
+    `dual` from loss_weight="lagrangian": there the objective is that at the loss weight found.
     """
 
     values_by_layer: Mapping[str, Floats]
@@ -95,6 +96,7 @@ class Scores(Mapping[str, Floats]):
     parts: tuple[Scores, ...] = ()
     layer_choices: tuple[LayerChoice, ...] = ()
     incumbent: Incumbent | None = None
+    dual: Dual | None = None
 
     @property
     def per_unit(self) -> Floats:
@@ -145,6 +147,7 @@ class Scores(Mapping[str, Floats]):
             "parts": [part.to_dict() for part in self.parts],
             **({"layer_choices": choices} if choices else {}),  # files without any are as they were before
             **({"incumbent": vars(self.incumbent)} if self.incumbent else {}),
+            **({"dual": asdict(self.dual)} if self.dual else {}),
         }
 
     @classmethod
@@ -172,6 +175,7 @@ class Scores(Mapping[str, Floats]):
                 for each in data.get("layer_choices", ())
             ),
             incumbent=Incumbent(**data["incumbent"]) if "incumbent" in data else None,
+            dual=_read_dual(data["dual"]) if "dual" in data else None,
         )
         sizes = {layer.name: layer.size for layer in scores.layers if layer.scored}
         if sizes != {name: len(values) for name, values in scores.items()}:
@@ -207,6 +211,10 @@ class Scores(Mapping[str, Floats]):
         return load_json(path, FORMAT, FORMAT_VERSION, cls.from_dict)
 
 
+def _read_dual(data: Mapping[str, Any]) -> Dual:
+    return Dual(**{**data, "trials": tuple(DualTrial(**trial) for trial in data["trials"])})
+
+
 def average_scores(
     parts: Sequence[Scores], *, settings: Mapping[str, Any], seconds: float, notes: tuple[str, ...] = ()
 ) -> Scores:
@@ -230,4 +238,5 @@ def average_scores(
         parts=tuple(parts),
         layer_choices=(),
         incumbent=None,
+        dual=None,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ from critical_neurons.reading import Passage, on_cpu, read_network, run_model
 from critical_neurons.scores import Incumbent, Scores, average_scores
 from critical_neurons.settings import BoundsName, FormulationName, ObjectiveName, Settings, as_names
 from critical_neurons.solution import ClassStep, Status, Step, relative_gap
-from critical_neurons.solving import Capability, Limits, Solver, find_solver, ignore_progress
+from critical_neurons.solving import Capability, Limits, Solver, find_solver, ignore_progress, maximise_dual
 from critical_neurons.spreading import Piece, Tell, find_allowed_threads, hire
 from critical_neurons.surroundings import describe_versions
 from critical_neurons.workers import HERE, Workers
@@ -63,7 +63,7 @@ def score(
     inputs: Any,
     labels: Any = None,
     *,
-    loss_weight: float | Literal["auto"] = 5.0,
+    loss_weight: float | Literal["auto", "lagrangian"] = 5.0,
     input_radius: float = 0.0,
     objective: ObjectiveName = "balanced",
     rescale: float = 2.0,
@@ -73,6 +73,7 @@ def score(
     bounds: BoundsName | Bounds = "interval",
     budget: Mapping[str, Any] | None = None,
     units: float | None = None,
+    loss_increase: float | None = None,
     by_class: bool = False,
     solver: str = "auto",
     solver_options: Mapping[str, Any] | None = None,
@@ -94,7 +95,9 @@ def score(
     (inputs, labels). Without labels the model's own predictions are used.
 
     * `loss_weight`: λ, what the softmax term counts against sparsity; "auto" searches the largest λ at which the mean
-      score is at most `units`.
+      score is at most `units`; "lagrangian" the λ that maximises the Lagrangian dual of the least sparsity at a mean
+      loss of at most the unpruned network's plus `loss_increase`. The scores keep to that; `scores.dual` has λ and
+      what is proved.
     * `input_radius`: ε, half width of the box around each input from which the bounds come.
     * `objective`: what the sum of a layer's scores is divided by: "balanced", its units; "authors", its units times
       kernel height times width, as in the authors' code; "paper", all units of the network, as printed, and there the
@@ -134,6 +137,7 @@ def score(
         bounds="user" if isinstance(bounds, Bounds) else bounds,
         budget=budget,
         units=units,
+        loss_increase=loss_increase,
         by_class=by_class,
         solver=solver,
         solver_options=dict(solver_options or {}),
@@ -262,7 +266,8 @@ class _Task:
         missing = [label for label in classes if label not in parts]
 
         def hear(label: str, step: Step) -> None:
-            self.report(ClassStep(**vars(step), label=int(label), done=len(parts), classes=len(classes)))
+            common = {each.name: getattr(step, each.name) for each in fields(Step)}
+            self.report(ClassStep(**common, label=int(label), done=len(parts), classes=len(classes)))
 
         interrupted = False
         reasons: list[str] = []
@@ -314,7 +319,8 @@ class _Task:
         """The scores, and whether the search was interrupted by the user."""
         settings, network = self.settings, self.network
         goal = self._set_goal()
-        program = self._encode(points, goal)
+        bounds = self._bound(points)
+        program = self._encode(points, bounds, goal)
         if self.proposal is not None:
             program = replace(program, given=_place(program, self.proposal.mask))
         assert program.unpruned is not None
@@ -326,7 +332,22 @@ class _Task:
             settings.seed,
             options=settings.solver_options,
         )
-        solution = self.solver.solve(program, limits, self.report)
+        dual = None
+        if settings.loss_increase is None:
+            solution = self.solver.solve(program, limits, self.report)
+        else:
+            assert isinstance(goal, Objective)
+            losses = program.term.values(program.unpruned)
+            level = goal.softmax_weight(len(losses)) * float(losses.sum() + len(losses) * settings.loss_increase)
+            weighted = partial(replace, goal)
+            solution, dual = maximise_dual(
+                self.solver,
+                lambda weight: self._encode(points, bounds, weighted(loss_weight=weight)),
+                level,
+                limits,
+                self.report,
+            )
+            goal = weighted(loss_weight=dual.loss_weight)
         if solution.status is Status.INFEASIBLE:
             advice = PATTERN_ADVICE if settings.formulation == "paper" else "Allow more."
             raise InfeasibleProgramError(f"budget: no scores keep within {dict(settings.budget or {})}. {advice}")
@@ -371,6 +392,7 @@ class _Task:
             logit_error=logit_error,
             notes=notes,
             incumbent=incumbent,
+            dual=dual,
         )
         return scores, solution.interrupted
 
@@ -378,21 +400,25 @@ class _Task:
         settings = self.settings
         if settings.budget is None:
             assert settings.loss_weight != "auto"
-            return Objective(settings.objective, settings.loss_weight, settings.rescale)
+            weight = 1.0 if settings.loss_weight == "lagrangian" else settings.loss_weight
+            return Objective(settings.objective, weight, settings.rescale)
         return read_budget(self.network, settings.budget)
 
-    def _encode(self, points: _Points, goal: Goal) -> Program:
+    def _bound(self, points: _Points) -> Bounds:
+        settings = self.settings
+        if points.bounds is not None:
+            return points.bounds
+        assert settings.bounds != "user"
+        return bound_network(
+            self.network,
+            points.passage.inputs,
+            radius=settings.input_radius,
+            pruned=settings.formulation == "exact",
+            method=settings.bounds,
+        )
+
+    def _encode(self, points: _Points, bounds: Bounds, goal: Goal) -> Program:
         settings, network = self.settings, self.network
-        bounds = points.bounds
-        if bounds is None:
-            assert settings.bounds != "user"
-            bounds = bound_network(
-                network,
-                points.passage.inputs,
-                radius=settings.input_radius,
-                pruned=settings.formulation == "exact",
-                method=settings.bounds,
-            )
         if settings.formulation == "paper" and Capability.SOURCES not in self.solver.capabilities:
             return encode_literal(
                 network, bounds, points.labels, goal, integer=settings.integer, tail=points.passage.tail

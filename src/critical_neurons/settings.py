@@ -26,7 +26,7 @@ EXACT_STOP = (
 class Settings:
     """As described in `scoring.score`."""
 
-    loss_weight: float | Literal["auto"] = 5.0
+    loss_weight: float | Literal["auto", "lagrangian"] = 5.0
     input_radius: float = 0.0
     objective: ObjectiveName = "balanced"
     rescale: float = 2.0
@@ -36,6 +36,7 @@ class Settings:
     bounds: BoundsName | Literal["user"] = "interval"
     budget: Mapping[str, Any] | None = None
     units: float | None = None
+    loss_increase: float | None = None
     by_class: bool = False
     solver: str = "auto"
     solver_options: Mapping[str, Any] = field(default_factory=dict)
@@ -50,9 +51,12 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("input_radius", "gap"):
             self._require(name, Real, lambda value: math.isfinite(value) and value >= 0, "0 or more")
-        if self.loss_weight != "auto":
+        if self.loss_weight not in ("auto", "lagrangian"):
             self._require(
-                "loss_weight", Real, lambda value: math.isfinite(value) and value >= 0, "0 or more, or 'auto'"
+                "loss_weight",
+                Real,
+                lambda value: math.isfinite(value) and value >= 0,
+                "0 or more, 'auto' or 'lagrangian'",
             )
         self._require("rescale", Real, math.isfinite, "a finite number")
         self._require("time_limit", Real, lambda value: value > 0, "a number of seconds above 0")
@@ -84,6 +88,15 @@ class Settings:
             raise InvalidSettingError(EXACT_STOP)
         if (self.loss_weight == "auto") != (self.units is not None):
             raise InvalidSettingError("units: the share wanted goes with loss_weight='auto', and that needs it.")
+        if (self.loss_weight == "lagrangian") != (self.loss_increase is not None):
+            raise InvalidSettingError(
+                "loss_increase: by how much the mean loss may rise goes with loss_weight='lagrangian', and that "
+                "needs it, as loss_increase=0.01."
+            )
+        if self.loss_increase is not None:
+            self._require(
+                "loss_increase", Real, lambda value: math.isfinite(value) and value >= 0, "a number of 0 or more"
+            )
         if self.units is not None:
             self._require("units", Real, lambda value: 0 < value < 1, "a share between 0 and 1")
         if self.budget is not None:
@@ -92,9 +105,9 @@ class Settings:
     def _check_budget(self, budget: Mapping[str, Any]) -> None:
         if not isinstance(budget, Mapping):
             raise InvalidSettingError(f"budget: found {budget!r}. Accepted: a mapping such as {{'units': 0.5}}.")
-        if self.loss_weight == "auto":
+        if self.loss_weight in ("auto", "lagrangian"):
             raise InvalidSettingError(
-                "budget: it takes the place of the sparsity term; leave out loss_weight='auto'."
+                f"budget: it takes the place of the sparsity term; leave out loss_weight={self.loss_weight!r}."
             )
         measures = [name for name in BUDGETS if name in budget]
         unknown = set(budget) - {*BUDGETS, "scope"}

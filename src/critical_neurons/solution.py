@@ -85,6 +85,57 @@ class ClassStep(Step):
 
 
 @dataclass(frozen=True)
+class DualStep(Step):
+    """A step of one program, while the best loss weight is searched for; `number` counts the programs."""
+
+    loss_weight: float
+    number: int
+
+    def __str__(self) -> str:
+        line = super().__str__().partition("  rows ")[0]
+        return f"program {self.number}, loss weight {self.loss_weight:.4g}: {line}"
+
+
+@dataclass(frozen=True)
+class DualTrial:
+    """A program of the search for the best loss weight: what the dual is at least there, and what the program's
+    scores come to."""
+
+    loss_weight: float
+    value: float
+    sparsity: float
+    softmax: float
+
+
+@dataclass(frozen=True)
+class Dual:
+    """The Lagrangian dual (equation 7b) of the least sparsity at a softmax term of at most `level`.
+
+    `loss_weight` maximises it, as far as it was searched; `sparsity` and `softmax` are those of the scores. No scores
+    of the program within the level have a sparsity below `bound`.
+    """
+
+    loss_weight: float
+    level: float
+    sparsity: float
+    softmax: float
+    bound: float
+    trials: tuple[DualTrial, ...]
+
+    @property
+    def gap(self) -> float | None:
+        return relative_gap(self.sparsity, self.bound)
+
+    def __str__(self) -> str:
+        gap = "unknown" if self.gap is None else f"{self.gap:.3%}"
+        programs = f"{len(self.trials)} program{'s' if len(self.trials) > 1 else ''}"
+        return (
+            f"loss weight {self.loss_weight:.4g} after {programs}: softmax {self.softmax:.4g} of at "
+            f"most {self.level:.4g}, sparsity {self.sparsity:.6g}, bound {self.bound:.6g}, gap {gap}"
+        )
+
+
+@dataclass(frozen=True)
 class Solution:
     status: Status
     point: Floats | None

@@ -175,9 +175,16 @@ def score(
     channels: Channels = None,
     loss_weight: Annotated[
         str,
-        typer.Option(help="Weight of the loss against sparsity (the paper's lambda); auto: searched for --units."),
+        typer.Option(
+            help="Weight of the loss against sparsity (the paper's lambda); auto: searched for --units; lagrangian: "
+            "searched for --loss-increase."
+        ),
     ] = "5.0",
     units: Annotated[float | None, typer.Option(help="The mean score wanted, with --loss-weight auto.")] = None,
+    loss_increase: Annotated[
+        float | None,
+        typer.Option(help="By how much the mean loss may rise, with --loss-weight lagrangian."),
+    ] = None,
     input_radius: Annotated[float, typer.Option(help="Half width of the box around each input.")] = 0.0,
     objective: Objective = "balanced",
     rescale: Annotated[float, typer.Option(help="The constant c in the sparsity term.")] = 2.0,
@@ -219,6 +226,7 @@ def score(
       critical-neurons score my_package.models:make_net batch.npz --relaxed --input-radius 1e-5 --json
       critical-neurons score resnet:make batch.npz --formulation linearised --budget macs=0.5 --output scores.json
       critical-neurons score lenet5 batch.npz --weights lenet5.pt --by-class --jobs 4 --output scores.json
+      critical-neurons score lenet5 batch.npz --weights lenet5.pt --loss-weight lagrangian --loss-increase 0.01
       critical-neurons score my_package.models:make_net batch.npz --formulation exact --binary --budget units=0.5 \\
         --incumbent plan.json
     """
@@ -260,6 +268,7 @@ def score(
             bounds=bounds,
             budget=read_pairs("--budget", budget.split(",")) if budget else None,
             units=units,
+            loss_increase=loss_increase,
             by_class=by_class,
             solver=solver,
             solver_options=read_pairs("--solver-option", solver_option or []),

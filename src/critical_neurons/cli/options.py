@@ -112,13 +112,15 @@ def read_sizes(option: str, text: str, example: str) -> tuple[int, ...]:
     return tuple(int(size) for size in sizes)
 
 
-def read_loss_weight(text: str) -> float | Literal["auto"]:
+def read_loss_weight(text: str) -> float | Literal["auto", "lagrangian"]:
     if text == "auto":
         return "auto"
+    if text == "lagrangian":
+        return "lagrangian"
     try:
         return float(text)
     except ValueError:
-        raise InvalidSettingError(f"--loss-weight: a number or auto, got {text!r}.") from None
+        raise InvalidSettingError(f"--loss-weight: a number, auto or lagrangian, got {text!r}.") from None
 
 
 def read_pairs(option: str, texts: Sequence[str]) -> dict[str, Any]:

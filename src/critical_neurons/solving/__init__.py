@@ -2,8 +2,9 @@
 
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.solving.base import Capability, Limits, Report, Solver, ignore_progress
+from critical_neurons.solving.dual import maximise_dual
 
-__all__ = ["Capability", "Limits", "Report", "Solver", "find_solver", "ignore_progress"]
+__all__ = ["Capability", "Limits", "Report", "Solver", "find_solver", "ignore_progress", "maximise_dual"]
 
 
 def find_solver(name: str) -> Solver:
