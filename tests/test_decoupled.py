@@ -359,6 +359,87 @@ def test_the_settings_of_score_hold_for_every_part_and_the_worst_status_is_kept(
     assert stopped.status is cn.Status.FEASIBLE
 
 
+def test_the_bounds_of_a_part_are_those_of_the_whole_network_there(trained, digits):
+    inputs, whole = digits[0][:10], cn.read_network(trained.model, digits[0])
+    radius = 1e-3
+    expected = bounds_by_layer(cn.bound_network(whole, inputs.double().numpy(), radius=radius), whole)
+    calls = record_calls(trained, digits, box="image", input_radius=radius)
+    assert len(calls) == len(trained.parts)
+    entering, found = inputs.double(), {}
+    for part, (model, read, settings) in zip(trained.parts, calls, strict=True):
+        assert torch.equal(read, entering)
+        network = cn.read_network(model, entering, ignore=settings["ignore"])
+        found |= bounds_by_layer(settings["bounds"], network, "body.")
+        settings["bounds"].check(network)
+        entering = run_to(part, entering)
+    assert list(found) == list(expected)
+    for name, interval in expected.items():
+        assert np.allclose(found[name].lower, interval.lower, atol=1e-12, rtol=0)
+        assert np.allclose(found[name].upper, interval.upper, atol=1e-12, rtol=0)
+
+
+def test_whatever_the_image_is_in_its_box_every_part_stays_within_its_bounds(trained, digits):
+    radius = 0.05
+    calls = record_calls(trained, digits, box="image", input_radius=radius)
+    for _ in range(5):
+        entering = digits[0][:10].double()
+        entering = entering + radius * (2 * torch.rand_like(entering) - 1)
+        for part, (model, _, settings) in zip(trained.parts, calls, strict=True):
+            network, bounds = cn.read_network(model, entering, ignore=settings["ignore"]), settings["bounds"]
+            values = network.evaluate(entering.numpy())
+            for index, interval in bounds.before_relu.items():
+                read = values[network.ops[index].source]
+                assert np.all((interval.lower <= read) & (read <= interval.upper))
+            entering = run_to(part, entering)
+
+
+def test_a_box_of_the_part_and_no_box_leave_the_bounds_to_score(trained, digits):
+    for settings in ({"box": "part", "input_radius": 1e-3}, {"box": "image", "input_radius": 0.0}):
+        assert not any("bounds" in given for _, _, given in record_calls(trained, digits, **settings))
+    with pytest.raises(InvalidSettingError, match="box: found 'network'"):
+        score_parts(trained, digits[0][:5], digits[1][:5], box="network")
+    own = cn.bound_network(cn.read_network(trained.model, digits[0]), digits[0][:5].double().numpy())
+    with pytest.raises(InvalidSettingError, match="bounds: every part has others"):
+        score_parts(trained, digits[0][:5], digits[1][:5], score=functools.partial(cn.score, bounds=own))
+
+    def hide(*args, **given):
+        return cn.score(*args, input_radius=1e-3, **given)
+
+    with pytest.raises(InvalidSettingError, match=r"input_radius=0.001, and the boxes were made with 0.0"):
+        score_parts(trained, digits[0][:5], digits[1][:5], score=hide)
+
+
+def record_calls(decoupled, digits, *, box, **settings):
+    """What `score_parts` hands to `score`, part by part: model, inputs, settings."""
+    calls = []
+
+    def score(model, inputs, labels, **given):
+        calls.append((model, inputs, given))
+        return cn.score(model, inputs, labels, integer=False, gap=1.0, **given)
+
+    score_parts(decoupled, digits[0][:10], digits[1][:10], score=functools.partial(score, **settings), box=box)
+    return calls
+
+
+def bounds_by_layer(bounds, network, prefix=""):
+    names = {index: network.ops[index].name for index in bounds.before_relu}
+    return {
+        name.removeprefix(prefix): bounds.before_relu[index]
+        for index, name in names.items()
+        if name.startswith(prefix)
+    }
+
+
+def test_heads_are_scored_if_wanted_and_left_out_of_the_whole(trained, scored, digits):
+    found = score_parts(trained, digits[0][:10], digits[1][:10], score_heads=True)
+    assert list(found) == list(scored)
+    heads = [[name for name in part if name.startswith("head.")] for part in found.parts]
+    assert heads == [["head.1", "head.5"], ["head.1", "head.5"], []]
+    for name, part in zip("046", found.parts, strict=True):
+        assert np.array_equal(found[name], part[f"body.{name}"])
+    assert any((part["head.1"] < 1).any() for part in found.parts[:2])
+
+
 def test_parts_on_processes_give_the_same_scores(trained, scored, digits):
     found = score_parts(trained, digits[0][:10], digits[1][:10], workers=cn.Workers(2))
     assert [part.objective for part in found.parts] == [part.objective for part in scored.parts]

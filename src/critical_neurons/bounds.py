@@ -34,6 +34,11 @@ class Interval:
     def is_point(self) -> bool:
         return self.lower is self.upper or np.array_equal(self.lower, self.upper)
 
+    def at(self, points: Bools) -> Interval:
+        """Those of some of the data points."""
+        lower = self.lower[points]
+        return Interval(lower, lower if self.lower is self.upper else self.upper[points])
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -45,14 +50,17 @@ class Bounds:
     before_pool: Mapping[int, Interval]
     pruned: bool = False
     """Whether they hold whatever the scores are."""
+    box: Interval | None = None
+    """What the inputs range over, (batch, *shape), where that is not `radius` around them."""
 
     def at(self, points: Bools) -> Bounds:
         """Those of some of the data points."""
         relus, pools = (
-            {index: Interval(interval.lower[points], interval.upper[points]) for index, interval in part.items()}
+            {index: interval.at(points) for index, interval in part.items()}
             for part in (self.before_relu, self.before_pool)
         )
-        return replace(self, inputs=self.inputs[points], before_relu=relus, before_pool=pools)
+        box = None if self.box is None else self.box.at(points)
+        return replace(self, inputs=self.inputs[points], before_relu=relus, before_pool=pools, box=box)
 
     def check(self, network: Network) -> None:
         """Whether they fit the network, and hold wherever it was tried: at the data points; at points of the boxes
@@ -71,6 +79,8 @@ class Bounds:
             raise InvalidSettingError(
                 f"bounds: found inputs of shape {self.inputs.shape[1:]}. Accepted: {network.input_shape}."
             )
+        if self.box is not None:
+            self._check_box(self.box)
         for kind, part, name in ((Relu, self.before_relu, "before_relu"), (MaxPool, self.before_pool, "before_pool")):
             ops = {index: op for index, op in enumerate(network.ops) if isinstance(op, kind)}
             if set(part) != set(ops):
@@ -90,18 +100,32 @@ class Bounds:
                     if not np.isfinite(end).all():
                         raise InvalidSettingError(f"bounds: {name}, op {index} ({op.name}): NaN or infinite ends.")
 
+    def _check_box(self, box: Interval) -> None:
+        if box.lower.shape != self.inputs.shape or not np.isfinite([box.lower, box.upper]).all():
+            raise InvalidSettingError(
+                f"bounds: found a box of shape {box.lower.shape}. Accepted: finite ends of the shape of the inputs, "
+                f"{self.inputs.shape}."
+            )
+        _check_inside("bounds: box", "", self.inputs, box)
+
     def _draw_probes(self, network: Network) -> Iterator[tuple[str, Floats, Floats | None]]:
         """What to say of the probe, inputs, and what is left of every unit."""
         yield "", self.inputs, None
         generator = np.random.default_rng(0)
         if self.pruned:
             yield ", all units removed", self.inputs, np.zeros(network.unit_count)
-        for _ in range(PROBES if self.pruned or self.radius else 0):
-            steps = self.radius * generator.choice([-1.0, 1.0], self.inputs.shape)
+        for _ in range(PROBES if self.pruned or self.radius or self.box else 0):
+            corner = self._draw_corner(generator)
             kept = generator.integers(0, 2, network.unit_count) if self.pruned else np.ones(network.unit_count)
             removed = np.flatnonzero(kept == 0).tolist()
             where = f", units {removed} removed" if self.pruned else ", a corner of its box"
-            yield where, self.inputs + steps, kept.astype(np.float64)
+            yield where, corner, kept.astype(np.float64)
+
+    def _draw_corner(self, generator: np.random.Generator) -> Floats:
+        signs = generator.choice([-1.0, 1.0], self.inputs.shape)
+        if self.box is None:
+            return self.inputs + self.radius * signs
+        return np.where(signs > 0, self.box.upper, self.box.lower)
 
 
 def _check_inside(name: str, where: str, values: Floats, interval: Interval) -> None:

@@ -28,40 +28,59 @@ from critical_neurons.network import (
 )
 from critical_neurons.settings import BoundsName
 
-__all__ = ["bound_network"]
+__all__ = ["bound_network", "bound_output"]
 
 
 def bound_network(
-    network: Network, inputs: Floats, *, radius: float = 0.0, pruned: bool = False, method: BoundsName = "interval"
+    network: Network,
+    inputs: Floats,
+    *,
+    radius: float = 0.0,
+    box: Interval | None = None,
+    pruned: bool = False,
+    method: BoundsName = "interval",
 ) -> Bounds:
     """Bounds valid for every point of the boxes of half width `radius` around the rows of `inputs`.
 
+    `box` (batch, *shape): what the inputs range over instead, where `radius` is around what they were computed from.
     `pruned`: valid as well whatever the scores are, so that every scored activation may fall to zero.
     `method`: "interval" arithmetic, or "backward" substitution: tighter, and far slower where layers are large.
     """
+    entering = make_box(inputs, radius) if box is None else box
+    values = _bound_values(network, entering, pruned=pruned, method=method)
+    relus, pools = (
+        {index: values[op.source] for index, op in enumerate(network.ops) if isinstance(op, kind)}
+        for kind in (Relu, MaxPool)
+    )
+    return Bounds(inputs, radius, relus, pools, pruned, box)
+
+
+def bound_output(network: Network, box: Interval, *, method: BoundsName = "interval") -> Interval:
+    """What the last value of the network ranges over when its inputs do over `box`."""
+    return _bound_values(network, box, pruned=False, method=method)[len(network.ops) - 1]
+
+
+def _bound_values(network: Network, box: Interval, *, pruned: bool, method: BoundsName) -> dict[int, Interval]:
+    """The interval of every value, by its index in `network.ops`."""
     if method not in get_args(BoundsName):
         accepted = ", ".join(map(repr, get_args(BoundsName)))
         raise InvalidSettingError(f"method: found {method!r}. Accepted: {accepted}.")
     values: dict[int, Interval] = {}
-    before_relu: dict[int, Interval] = {}
-    before_pool: dict[int, Interval] = {}
     backward = Backward(network, pruned=pruned) if method == "backward" else None
     for index, op in enumerate(network.ops):
         if backward is not None and isinstance(op, Relu | MaxPool):
             values[op.source] = backward.tighten(op.source, values)
         match op:
             case Input():
-                values[index] = make_box(inputs, radius)
+                values[index] = box
             case Affine():
                 values[index] = push(values[op.source], op.map)
             case Relu():
-                before_relu[index] = values[op.source]
                 values[index] = map_ends(rectify, values[op.source])
                 if pruned:
                     lower, upper = values[index].lower, values[index].upper
                     values[index] = Interval(np.where(op.units != NO_UNIT, 0.0, lower), upper)
             case MaxPool():
-                before_pool[index] = values[op.source]
                 values[index] = map_ends(partial(pool_maximum, op), values[op.source])
             case Sum():
                 values[index] = map_ends(add_up, *(values[source] for source in op.sources))
@@ -69,4 +88,4 @@ def bound_network(
                 values[index] = map_ends(join_channels, *(values[source] for source in op.sources))
             case _:
                 assert_never(op)
-    return Bounds(inputs, radius, before_relu, before_pool, pruned)
+    return values

@@ -5,22 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 import critical_neurons as cn
 from critical_neurons.batch import digest_rows, gather_batch
-from critical_neurons.errors import InvalidInputError, UnreadableModelError
+from critical_neurons.bounding import bound_network, bound_output
+from critical_neurons.bounding.interval import make_box
+from critical_neurons.bounds import Bounds
+from critical_neurons.errors import InvalidInputError, InvalidSettingError, UnreadableModelError
 from critical_neurons.experiments.decoupled.parts import Decoupled, Part
-from critical_neurons.network import Ints, Network
+from critical_neurons.network import Floats, Ints, Network
 from critical_neurons.reading import copy_for_reading
+from critical_neurons.settings import BoundsName
 from critical_neurons.spreading import Piece, Tell, hire
 from critical_neurons.workers import HERE, Workers
 
-BODY = "body."
-"""What the names of the network's modules begin with in a part."""
+BODY, HEAD = "body.", "head."
+"""What the names of the network's modules, and those of the head, begin with in a part."""
+
+BoxName: TypeAlias = Literal["image", "part"]
 
 
 def score_parts(
@@ -29,6 +35,8 @@ def score_parts(
     labels: Any = None,
     *,
     score: Callable[..., cn.Scores] = cn.score,
+    box: BoxName = "image",
+    score_heads: bool = False,
     progress: Callable[[str, cn.Scores], None] = lambda name, scores: None,
     workers: Workers = HERE,
     threads: int = 1,
@@ -41,37 +49,57 @@ def score_parts(
     parts, whose layers are called `body.` and the name in the network. `progress` is called with the name and scores
     of each part done.
 
-    `workers` solve several parts at once, each on so many `threads`: the scores are the same for any workers.
+    * `box`: what the bounds of a part come from, if `score` has an `input_radius`. "image", as in the authors' code:
+      the box of that radius around the image, pushed through all parts in front by interval arithmetic. "part": a box
+      of that radius around what the part reads. Its input is what the parts in front give at the image in both.
+    * `score_heads`: the head's convolution and hidden layer get scores of their own inside the part's program, as in
+      the authors' code. They stay in `parts`.
+    * `workers` solve several parts at once, each on so many `threads`: the scores are the same for any workers.
 
-    The paper's rows hold the head's ReLUs to their pattern, too, at every position, which leaves the maps in front of
-    it hardly any room: expect scores near 1. `formulation="linearised"` has no rows, and tells maps apart.
+    With the image's box few gates are decided beyond the first parts: solve them relaxed (`integer=False`). A small
+    box, or none, decides nearly all, and the paper's rows then hold the head's ReLUs to their pattern at every
+    position, too: scores stay near 1. `formulation="linearised"` has no rows, and tells maps apart.
     """
     started = time.monotonic()
     batch = gather_batch(inputs, labels)
     if batch.labels is None:
         raise InvalidInputError("labels: found none. Every head would take its own predictions; give the labels.")
+    radius, method = _read_bounding(score, box)
     entering = torch.from_numpy(batch.inputs)
     network = cn.read_network(decoupled.model, entering)
     if not network.scored:
         raise InvalidInputError(f"the network has nothing to score:\n{network}")
     pieces: dict[str, Piece] = {}
     leaving = entering
+    ranges = make_box(batch.inputs, radius) if box == "image" and radius else None
     for part in decoupled.parts:
-        ignored = _find_ignored(part, network, leaving)
+        ignored = _find_ignored(part, network, leaving, score_heads=score_heads)
         if ignored is not None:
-            pieces[part.name] = partial(_score_part, score, part, leaving, batch.labels, ignored)
+            bound = None if ranges is None else partial(bound_network, radius=radius, box=ranges, method=method)
+            pieces[part.name] = partial(_score_part, score, part, leaving, batch.labels, ignored, bound)
+        if ranges is not None and part is not decoupled.parts[-1]:
+            ranges = bound_output(cn.read_network(part.network, leaving, stop="body"), ranges, method=method)
         leaving = run_to(part, leaving)
     found: dict[str, cn.Scores] = {}
     with hire(workers, most=len(pieces), threads=threads) as crew:
         for done in crew.run(pieces.items()):
             if done.error is not None:
                 raise done.error
+            used = done.result.settings["input_radius"]
+            if used != radius:
+                raise InvalidSettingError(
+                    f"score: part {done.name} was scored with input_radius={used}, and the boxes were made with "
+                    f"{radius}. Give the settings as functools.partial(cn.score, ...)."
+                )
             found[done.name] = done.result
             progress(done.name, done.result)
     singles = [found[name] for name in pieces]
     settings = {
         **(singles[0].settings if singles else {}),
         "ignore": [],
+        "bounds": method,
+        "box": box,
+        "score_heads": score_heads,
         "inputs": digest_rows(batch.inputs),
         "input_shape": list(batch.inputs.shape[1:]),
         "decoupled": True,
@@ -79,10 +107,30 @@ def score_parts(
     return join_scores(network, singles, settings=settings, seconds=time.monotonic() - started)
 
 
+def _read_bounding(score: Callable[..., cn.Scores], box: BoxName) -> tuple[float, BoundsName]:
+    """Radius and method of the bounds, as a partial of `cn.score` has them."""
+    if box not in get_args(BoxName):
+        raise InvalidSettingError(f"box: found {box!r}. Accepted: {', '.join(map(repr, get_args(BoxName)))}.")
+    settings = getattr(score, "keywords", {})
+    method = settings.get("bounds", "interval")
+    if isinstance(method, Bounds):
+        raise InvalidSettingError("bounds: every part has others. Accepted: 'interval', 'backward'.")
+    return settings.get("input_radius", 0.0), method
+
+
 def _score_part(
-    score: Callable[..., cn.Scores], part: Part, entering: Tensor, labels: Ints, ignored: list[str], tell: Tell
+    score: Callable[..., cn.Scores],
+    part: Part,
+    entering: Tensor,
+    labels: Ints,
+    ignored: list[str],
+    bound: Callable[[Network, Floats], Bounds] | None,
+    tell: Tell,
 ) -> cn.Scores:
-    return score(part.network, entering, labels, ignore=ignored)
+    if bound is None:
+        return score(part.network, entering, labels, ignore=ignored)
+    bounds = bound(cn.read_network(part.network, entering, ignore=ignored), entering.numpy())
+    return score(part.network, entering, labels, ignore=ignored, bounds=bounds)
 
 
 def run_to(part: Part, entering: Tensor) -> Tensor:
@@ -96,7 +144,12 @@ def join_scores(
     network: Network, singles: Sequence[cn.Scores], *, settings: dict[str, Any], seconds: float
 ) -> cn.Scores:
     """The scores of the parts as those of the network. They keep the worst status and the largest gap."""
-    found = {name.removeprefix(BODY): values for single in singles for name, values in single.items()}
+    found = {
+        name.removeprefix(BODY): values
+        for single in singles
+        for name, values in single.items()
+        if name.startswith(BODY)
+    }
     wanted = [layer.name for layer in network.scored]
     if set(found) != set(wanted):
         raise UnreadableModelError(
@@ -127,13 +180,15 @@ def join_scores(
     )
 
 
-def _find_ignored(part: Part, network: Network, entering: Tensor) -> list[str] | None:
-    """The part's layers that get no scores: those of its head, and those the network leaves alone.
+def _find_ignored(part: Part, network: Network, entering: Tensor, *, score_heads: bool) -> list[str] | None:
+    """The part's layers that get no scores: those of its head, unless wanted, and those the network leaves alone.
 
-    None where nothing is left to score.
+    None where nothing of the network is left to score.
     """
     wanted = {BODY + layer.name for layer in network.scored}
     layers = cn.read_network(part.network, entering).layers
     if not any(layer.name in wanted and layer.scored for layer in layers):
         return None
+    if score_heads:
+        wanted |= {layer.name for layer in layers if layer.name.startswith(HEAD)}
     return [layer.name for layer in layers if layer.name not in wanted]
