@@ -4,7 +4,8 @@
     logits = (h1 + h2, 2 h2 + 1), label 0
 
 Unit 1 is live: h1 = 3 - 4.5 (1 - s1) = 4.5 s1 - 1.5. Unit 2 is unstable: q2 = 0 - 2 (1 - s2) = 2 s2 - 2, and the
-eliminated program has y2 = h2 / 2 for it.
+eliminated program has y2 = h2 / 2 for it. Neither p depends on a score, so the rows q >= min(L, 0) are bounds of the
+scores: 4.5 s1 - 1.5 >= 0 and 2 s2 - 2 >= -2.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SOLVED = 1e-5
 
 
 @pytest.fixture
-def programs():
+def case():
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 2)).double()
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[1.0, 2.0], [2.0, -2.0]]))
@@ -36,10 +37,12 @@ def programs():
     inputs = torch.ones(1, 2, dtype=torch.float64)
     network = read_network(model, inputs)
     bounds = bound_network(network, inputs.numpy(), radius=0.5)
-    return {
-        encode.__name__: encode(network, bounds, np.array([0]), Objective("balanced", loss_weight=5.0, rescale=2.0))
-        for encode in (encode_paper, encode_literal)
-    }
+    return network, bounds, np.array([0]), Objective("balanced", loss_weight=5.0, rescale=2.0)
+
+
+@pytest.fixture
+def programs(case):
+    return {encode.__name__: encode(*case) for encode in (encode_paper, encode_literal)}
 
 
 def test_eliminated_program(programs):
@@ -52,11 +55,27 @@ def test_eliminated_program(programs):
         ([0.0, 1.0, -1.0, -1.0, 0.0, 0.0], 0.0, INFINITY),  # 2 y2 - (1 - z2) 2 <= 2 s2 - 2, divided by 2
         ([0.0, 1.0, -1.0, 0.0, 0.0, 0.0], -INFINITY, 1.0),  # 2 s2 - 2 <= 2 y2, divided by 2
     ]
-    assert_program(program, expected, integer=[3], start=[1, 1, 0, 0, -1, np.log1p(np.exp(-2.0))])
+    start = [1, 1, 0, 0, -1, np.log1p(np.exp(-2.0))]
+    assert_program(program, expected, integer=[3], start=start, least=[1 / 3, 0], bounded=[0, 1, 3])
     matrix, offset, labels = program.term.affine_forms()
     assert np.allclose(matrix.toarray(), [[4.5, 0, 2, 0, 0, 0], [0, 0, 4, 0, 0, 0]], rtol=0, atol=EXACT)
     assert np.allclose(offset, [-1.5, 1.0], rtol=0, atol=EXACT)
     assert labels.tolist() == [0]
+
+
+def test_relaxed_program(case):
+    """Without z2: 2 y2 - (1 - z2) 2 <= q2 is weakest where z2 is least, and y2 <= z2 is all that keeps it up."""
+    program = encode_paper(*case, integer=False).write_out()
+    #   s1    s2    y2    t    softmax
+    expected = [
+        ([-0.5, -0.5, 0.0, 1.0, 0.0], -2.0, INFINITY),  # t >= (s1 - 2)/2 + (s2 - 2)/2
+        ([1.0, 0.0, 0.0, 0.0, 0.0], 1.5 / 4.5, 6.0 / 4.5),  # 0 <= 4.5 s1 - 1.5 <= 4.5, divided by 4.5
+        ([0.0, 0.5, -1.0, 0.0, 0.0], 0.0, INFINITY),  # 2 y2 - (1 - y2) 2 <= 2 s2 - 2, divided by 4
+        ([0.0, 1.0, -1.0, 0.0, 0.0], -INFINITY, 1.0),  # 2 s2 - 2 <= 2 y2, divided by 2
+    ]
+    start = [1, 1, 0, -1, np.log1p(np.exp(-2.0))]
+    assert_program(program, expected, integer=[], start=start, least=[1 / 3, 0], bounded=[0, 1, 2])
+    assert program.gate_count == 1
 
 
 def test_literal_program(programs):
@@ -71,7 +90,8 @@ def test_literal_program(programs):
         ([0.0, 0.0, 1.0, 0.0, -4.5, 0.0, 0.0, 0.0], -INFINITY, 0.0),  # h1 <= z1 · 4.5
         ([0.0, 0.0, 0.0, 1.0, 0.0, -2.0, 0.0, 0.0], -INFINITY, 0.0),  # h2 <= z2 · 2
     ]
-    assert_program(program, expected, integer=[5], start=[1, 1, 3, 0, 1, 0, -1, np.log1p(np.exp(-2.0))])
+    start = [1, 1, 3, 0, 1, 0, -1, np.log1p(np.exp(-2.0))]
+    assert_program(program, expected, integer=[5], start=start, least=[0, 0], bounded=[0, 1, 4, 5])
     matrix, offset, labels = program.term.affine_forms()
     logits = [[0, 0, 1, 1, 0, 0, 0, 0], [0, 0, 0, 2, 0, 0, 0, 0]]
     assert np.allclose(matrix.toarray(), logits, rtol=0, atol=EXACT)
@@ -87,15 +107,14 @@ def test_optimum(programs, name):
     assert solution.point[:2] == pytest.approx([1.0, 0.0], abs=SOLVED)
 
 
-def assert_program(program, rows, integer, start):
+def assert_program(program, rows, *, integer, start, least, bounded):
+    """`least`: the lower bounds of the scores; `bounded`: the columns that are at most 1."""
     width = program.column_count
-    first, last = program.blocks["gate"].start, program.blocks["gate"].stop
     assert np.allclose(program.rows.matrix.toarray(), [row for row, _, _ in rows], rtol=0, atol=EXACT)
     assert np.allclose(program.rows.lower, [lower for _, lower, _ in rows], rtol=0, atol=EXACT)
     assert np.allclose(program.rows.upper, [upper for _, _, upper in rows], rtol=0, atol=EXACT)
     assert np.flatnonzero(program.integer).tolist() == integer
     assert np.allclose(program.start, start, rtol=0, atol=EXACT)
     assert program.cost.tolist() == [0.0] * (width - 2) + [1.0, 5.0]
-    assert program.lower.tolist() == [0.0] * (width - 2) + [-INFINITY, 0.0]
-    bounded = [*range(2), *range(first, last)]
+    assert np.allclose(program.lower, [*least, *[0.0] * (width - 4), -INFINITY, 0.0], rtol=0, atol=EXACT)
     assert program.upper.tolist() == [1.0 if column in bounded else INFINITY for column in range(width)]

@@ -154,6 +154,8 @@ class Program:
     """A point that keeps the rows of all sources, from the scores of any point, if the formulation has one."""
     improve: Improvement | None = None
     branching: Branching | None = None
+    implicit_gates: int = 0
+    """Relaxed gates that need no column."""
 
     @property
     def column_count(self) -> int:
@@ -165,9 +167,9 @@ class Program:
 
     @property
     def gate_count(self) -> int:
-        """Explicit gates, integer or relaxed."""
+        """Undecided gates and choices, integer or relaxed, those without a column of their own among them."""
         gates = self.blocks.get("gate", slice(0, 0))
-        return int(gates.stop - gates.start)
+        return int(gates.stop - gates.start) + self.implicit_gates
 
     @property
     def known(self) -> list[Floats]:

@@ -10,7 +10,7 @@ one value are one backward pass; no matrix is ever formed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import assert_never
 
@@ -18,8 +18,9 @@ import numpy as np
 from scipy import sparse
 
 from critical_neurons.bounds import Bounds
-from critical_neurons.encoding.gates import Formulation, Gate, make_gate
+from critical_neurons.encoding.gates import Decision, Formulation, Gate, make_gate
 from critical_neurons.encoding.pools import Pool, resolve_windows, winners_are_safe
+from critical_neurons.encoding.sums import Sums, find_deal, sum_up
 from critical_neurons.network import (
     NO_UNIT,
     Affine,
@@ -38,6 +39,10 @@ from critical_neurons.network import (
     rectify,
 )
 
+SHALLOW = 1e-6
+"""Up to this share of the largest pre-activation bound of its ReLU what a score takes from q is less than any row's
+tolerance."""
+
 CHUNK_BYTES = 64 * 2**20
 """Largest array held by a backward pass; more rows than fit are pulled back in several passes."""
 
@@ -52,12 +57,15 @@ class Evaluation:
 
 
 class AffineNetwork:
-    def __init__(self, network: Network, bounds: Bounds, formulation: Formulation) -> None:
+    def __init__(self, network: Network, bounds: Bounds, formulation: Formulation, *, summed: bool = False) -> None:
+        """`summed`: undecided activations share a column where the network reads their sum alone."""
         self.unit_count = self.column_count = network.unit_count
         self.batch_size = len(bounds.inputs)
         self._ops = network.ops
         self.gates: dict[int, Gate] = {}
         self.pools: dict[int, Pool] = {}
+        self.sums: dict[int, Sums] = {}
+        self._summed = summed
         self._depends = _find_dependent(network.ops)
         self._constants: dict[int, Floats] = {}
         self._last: tuple[Floats, Evaluation] | None = None
@@ -72,6 +80,7 @@ class AffineNetwork:
                 case Relu():
                     interval, shrink = bounds.before_relu[index], shrinks[index]
                     decision = formulation.decide(op, interval, shrink, fixed=not self._depends[op.source])
+                    decision = self._sum_up(index, op, decision, values[op.source] - shrink, shrink)
                     gate = make_gate(op, interval, shrink, decision, self.column_count, self.unit_count)
                     self.gates[index] = gate
                     self.column_count += len(gate.explicit)
@@ -83,7 +92,11 @@ class AffineNetwork:
                         safe = winners_are_safe(pool, values[op.source], self._differentiate_pairs(op, pool))
                     self.pools[index] = pool.settle(safe)
                     self.column_count += len(self.pools[index].explicit)
-                case Input() | Affine() | Sum() | Concat():
+                case Affine():
+                    if index in self.sums:
+                        self.sums[index] = replace(self.sums[index], first=self.column_count)
+                        self.column_count += len(self.sums[index].explicit)
+                case Input() | Sum() | Concat():
                     pass
                 case _:
                     assert_never(op)
@@ -93,10 +106,24 @@ class AffineNetwork:
         pooled = {index: values[self._ops[index].sources[0]] for index in self.pools}
         self.at_zero = Evaluation(shrunk, pooled, values[len(self._ops) - 1])
 
+    def _sum_up(self, index: int, op: Relu, decision: Decision, at_zero: Floats, shrink: Floats) -> Decision:
+        """What is left to decide once the undecided activations are summed up, if they can be."""
+        deal = find_deal(self._ops, index) if self._summed and not self._depends[op.source] else None
+        sums = None if deal is None else sum_up(deal, op, decision, at_zero, shrink, relu=index)
+        if deal is None or sums is None:
+            return decision
+        self.sums[deal.index] = sums
+        return replace(decision, dead=~decision.live)
+
     @cached_property
     def size(self) -> int:
         """Numbers in one forward pass of one data point."""
         return sum(int(np.prod(op.shape)) for op in self._ops)
+
+    @property
+    def activation_columns(self) -> list[slice]:
+        """Those of undecided ReLUs, one by one or summed up."""
+        return [gate.columns for gate in self.gates.values()] + [sums.columns for sums in self.sums.values()]
 
     def evaluate(self, point: Floats) -> Evaluation:
         """One forward pass. The result at the last point is kept: rows and cuts both ask for it."""
@@ -129,7 +156,8 @@ class AffineNetwork:
                 assert inputs is not None
                 return inputs
             case Affine():
-                return op.map.apply(values[op.source])
+                value = op.map.apply(values[op.source])
+                return self.sums[index].add(value, columns) if index in self.sums else value
             case Relu():
                 gate = self.gates[index]
                 loss = np.append(1.0 - columns[: self.unit_count], 0.0)  # the last entry answers for NO_UNIT
@@ -155,6 +183,8 @@ class AffineNetwork:
         parts: dict[int, Gate | Pool] = {**self.gates, **self.pools}
         for index, part in parts.items():
             columns[part.columns] = values[index].reshape(-1)[part.explicit] / part.tops
+        for sums in self.sums.values():
+            columns[sums.columns] = sums.gather(values[sums.relu])
         return columns
 
     def complete(self, columns: Floats) -> tuple[Floats, dict[int, Floats]]:
@@ -174,6 +204,20 @@ class AffineNetwork:
                 completed[part.columns] = true.reshape(-1)[part.explicit] / part.tops
                 values[index].reshape(-1)[part.explicit] = true.reshape(-1)[part.explicit]
         return completed, values
+
+    def least_scores(self) -> Floats:
+        """The rows q >= floor of every ReLU that reads no column: there q = p - (1 - s) shrink with p known."""
+        least = np.zeros(self.unit_count + 1)  # the last entry answers for NO_UNIT
+        for index, gate in self.gates.items():
+            if self._depends[self._ops[index].sources[0]] or gate.follow_scores:
+                continue
+            deep = gate.shrink > SHALLOW * gate.scale
+            needed = np.divide(
+                gate.floor - self.at_zero.shrunk[index], gate.shrink, where=deep, out=np.zeros(deep.shape)
+            )
+            by_unit = needed.max(axis=0).reshape(gate.units.size, -1).max(axis=1)
+            np.maximum.at(least, gate.units.reshape(-1), by_unit)
+        return np.clip(least[:-1], 0.0, 1.0)
 
     def differentiate_logits(self, seeds: Floats, samples: Ints) -> sparse.csr_array:
         """Coefficients of `seeds[r] · logits[samples[r]]`, one row each; seeds is (rows, classes).
@@ -233,6 +277,8 @@ class AffineNetwork:
             op = self._ops[at]
             match op:
                 case Affine():
+                    if at in self.sums:
+                        explicit.append(_explicit_entries(self.sums[at], adjoint, samples))
                     _add_adjoint(adjoints, op.source, op.map.adjoint(adjoint))
                 case Relu():
                     gate = self.gates[at]
@@ -273,7 +319,7 @@ def _add_adjoint(adjoints: dict[int, Floats], index: int, adjoint: Floats) -> No
     adjoints[index] = adjoints[index] + adjoint if index in adjoints else adjoint
 
 
-def _explicit_entries(part: Gate | Pool, adjoint: Floats, samples: Ints) -> tuple[Ints, Ints, Floats]:
+def _explicit_entries(part: Gate | Pool | Sums, adjoint: Floats, samples: Ints) -> tuple[Ints, Ints, Floats]:
     """Coefficients on the explicit values of each row's data point."""
     size = adjoint[0].size
     firsts = np.searchsorted(part.explicit, samples * size)

@@ -21,6 +21,7 @@ from critical_neurons.encoding.masks import MaskSearch
 from critical_neurons.encoding.objective import Goal
 from critical_neurons.encoding.rows import PoolRows, ReluRows
 from critical_neurons.encoding.softmax import SoftmaxTerm, follow
+from critical_neurons.encoding.sums import SumRows
 from critical_neurons.network import NO_UNIT, Bools, Floats, Ints, Network
 from critical_neurons.program import Branching, Program, Rows, stack_rows
 from critical_neurons.tail import Tail
@@ -42,32 +43,42 @@ def encode_eliminated(
     tail: Tail | None = None,
 ) -> Program:
     """`binary`: scores are 0 or 1. `tail`: what follows the network, where it is a span of a model."""
-    affine = AffineNetwork(network, bounds, formulation)
-    counts = {index: len(gate.explicit) for index, gate in affine.gates.items()}
+    affine = AffineNetwork(network, bounds, formulation, summed=not integer and not formulation.completes)
+    counts = {index: len(gate.explicit) if integer else 0 for index, gate in affine.gates.items()}
     counts |= {index: len(pool.rivals) for index, pool in affine.pools.items()}
     explicit = affine.column_count - affine.unit_count
     blocks = lay_out_columns(affine.unit_count, explicit, sum(counts.values()), affine.batch_size)
     gate_columns = _deal_out(counts, blocks["gate"].start)
+    if not integer:  # z = y: the least z there is, and less is better
+        gate_columns |= {index: gate.columns for index, gate in affine.gates.items()}
     column_count = blocks["softmax"].stop
     values = dict(enumerate(network.evaluate(bounds.inputs)))
     columns = affine.columns_of(values)
-    sources = (ReluRows(affine, gate_columns, column_count), PoolRows(affine, gate_columns, column_count))
+    sources = (
+        ReluRows(affine, gate_columns, column_count),
+        PoolRows(affine, gate_columns, column_count),
+        SumRows(affine.sums, column_count),
+    )
     program = assemble_program(
         blocks,
         goal,
         network,
         SoftmaxTerm(follow(affine, tail), labels, blocks["softmax"], column_count),
-        rows=stack_rows(list(_encode_choices(affine, gate_columns, column_count)), column_count),
+        rows=stack_rows(_encode_choices(affine, gate_columns, column_count), column_count),
         sources=tuple(source for source in sources if has_rows and source.count),
         activations=columns[blocks["activation"]],
-        gates=_start_gates(affine, columns, values, network),
+        gates=_start_gates(affine, columns, values, network, relus=integer),
         integer=integer,
     )
+    lower, upper = _bound_columns(affine, program, integer, has_rows)
+    implicit = 0 if integer else sum(len(gate.explicit) for gate in affine.gates.values())
+    implicit += sum(len(sums.elements) for sums in affine.sums.values())
+    program = replace(program, lower=lower, upper=upper, implicit_gates=implicit)
     if binary:
         integral = program.integer | (np.arange(column_count) < affine.unit_count)
         program = replace(program, integer=integral)
     if formulation.completes:
-        completion = Completion(network, affine, program, binary)
+        completion = Completion(network, affine, program, binary, integer)
         search = MaskSearch(network, bounds.inputs, labels, goal)
         program = replace(program, complete=completion, improve=Improvement(completion, search))
     if formulation.completes and binary and integer:
@@ -82,13 +93,14 @@ def encode_eliminated(
 class Completion:
     """From the scores of any point to a point of the exact program: the forward pass with these scores.
 
-    `binary`: the scores are rounded first.
+    `binary`: the scores are rounded first. `integer`: gates have columns.
     """
 
     network: Network
     affine: AffineNetwork
     program: Program
     binary: bool
+    integer: bool
 
     def __call__(self, point: Floats) -> Floats:
         given = point.copy()
@@ -97,7 +109,8 @@ class Completion:
         columns, values = self.affine.complete(given)
         completed = np.zeros(self.program.column_count)
         completed[: len(columns)] = columns
-        completed[self.program.blocks["gate"]] = _start_gates(self.affine, columns, values, self.network)
+        gates = _start_gates(self.affine, columns, values, self.network, relus=self.integer)
+        completed[self.program.blocks["gate"]] = gates
         sparsity = self.program.blocks["sparsity"].start
         if self.program.cost[sparsity]:
             rows = self.program.rows
@@ -126,9 +139,23 @@ def _deal_out(counts: Mapping[int, int], first: int) -> dict[int, slice]:
     return {index: slice(int(end) - counts[index], int(end)) for index, end in zip(counts, ends, strict=True)}
 
 
-def _start_gates(affine: AffineNetwork, columns: Floats, values: Mapping[int, Floats], network: Network) -> Bools:
-    """The gates and choices that go with the values."""
-    parts = [columns[gate.columns] > CLOSED for gate in affine.gates.values()]
+def _bound_columns(affine: AffineNetwork, program: Program, integer: bool, has_rows: bool) -> tuple[Floats, Floats]:
+    """Bounds that say what rows need not: of the scores, and of activations whose gates have no column."""
+    lower, upper = program.lower.copy(), program.upper.copy()
+    if has_rows:
+        lower[program.blocks["score"]] = affine.least_scores()
+    if not integer:
+        for columns in affine.activation_columns:
+            upper[columns] = 1.0
+    return lower, upper
+
+
+def _start_gates(
+    affine: AffineNetwork, columns: Floats, values: Mapping[int, Floats], network: Network, *, relus: bool
+) -> Bools:
+    """The gates and choices that go with the values; `relus`: those of the ReLUs have columns."""
+    parts = [columns[gate.columns] > CLOSED for gate in affine.gates.values() if relus]
+    parts.append(np.zeros(0, dtype=bool))
     for index, pool in affine.pools.items():
         read = values[network.ops[index].sources[0]].reshape(-1)[pool.rivals]
         best_first = np.lexsort((-read, pool.rivalries))
@@ -143,18 +170,12 @@ def _encode_choices(affine: AffineNetwork, gate_columns: Mapping[int, slice], co
     """y <= z for every explicit activation, z <= s where gates follow scores, sum of m = 1 in every window."""
     parts = []
     for index, gate in affine.gates.items():
-        count = len(gate.explicit)
-        rows = np.arange(count)
-        places = np.concatenate([gate.first + rows, gate_columns[index].start + rows])
-        signs = np.repeat([1.0, -1.0], count)
-        matrix = sparse.csr_array((signs, (np.tile(rows, 2), places)), shape=(count, column_count))
-        parts.append(Rows(matrix, np.full(count, -np.inf), np.zeros(count)))
+        if gate_columns[index] != gate.columns:
+            numbers = np.arange(len(gate.explicit))
+            parts.append(_order(gate.first + numbers, gate_columns[index].start + numbers, column_count))
         if gate.follow_scores:
             scored = np.flatnonzero(gate.explicit_units != NO_UNIT)
-            places = np.concatenate([gate_columns[index].start + scored, gate.explicit_units[scored]])
-            rows, signs = np.tile(np.arange(len(scored)), 2), np.repeat([1.0, -1.0], len(scored))
-            matrix = sparse.csr_array((signs, (rows, places)), shape=(len(scored), column_count))
-            parts.append(Rows(matrix, np.full(len(scored), -np.inf), np.zeros(len(scored))))
+            parts.append(_order(gate_columns[index].start + scored, gate.explicit_units[scored], column_count))
     for index, pool in affine.pools.items():
         places = gate_columns[index].start + np.arange(len(pool.rivals))
         matrix = sparse.csr_array(
@@ -163,3 +184,11 @@ def _encode_choices(affine: AffineNetwork, gate_columns: Mapping[int, slice], co
         one = np.ones(len(pool.explicit))
         parts.append(Rows(matrix, one, one))
     return parts
+
+
+def _order(smaller: Ints, larger: Ints, column_count: int) -> Rows:
+    """x[smaller] <= x[larger], one by one."""
+    count = len(smaller)
+    entries = (np.repeat([1.0, -1.0], count), (np.tile(np.arange(count), 2), np.concatenate([smaller, larger])))
+    matrix = sparse.csr_array(entries, shape=(count, column_count))
+    return Rows(matrix, np.full(count, -np.inf), np.zeros(count))

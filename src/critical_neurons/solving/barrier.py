@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import linalg
+from scipy import linalg, sparse
 from scipy.special import logsumexp, softmax
 
 from critical_neurons.errors import InvalidSettingError
@@ -396,8 +396,9 @@ def _imply_bounds(program: Program) -> tuple[Floats, Floats]:
     """
     count = program.term.columns.start
     lower, upper = program.lower[:count].copy(), program.upper[:count].copy()
+    by_column = sparse.csc_array(program.rows.matrix)
     for column in np.flatnonzero(~np.isfinite(lower) | ~np.isfinite(upper)):
-        rows = np.flatnonzero(program.rows.matrix[:, [column]].toarray())
+        rows = by_column.indices[by_column.indptr[column] : by_column.indptr[column + 1]]
         matrix = program.rows.matrix[rows, :count].toarray()
         own = matrix[:, column].copy()
         matrix[:, column] = 0.0
