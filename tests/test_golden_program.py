@@ -56,7 +56,7 @@ def test_eliminated_program(programs):
         ([0.0, 1.0, -1.0, 0.0, 0.0, 0.0], -INFINITY, 1.0),  # 2 s2 - 2 <= 2 y2, divided by 2
     ]
     start = [1, 1, 0, 0, -1, np.log1p(np.exp(-2.0))]
-    assert_program(program, expected, integer=[3], start=start, least=[1 / 3, 0], bounded=[0, 1, 3])
+    assert_program(program, expected, integer=[3], start=start, least=[1 / 3, 0], bounded=range(4))
     matrix, offset, labels = program.term.affine_forms()
     assert np.allclose(matrix.toarray(), [[4.5, 0, 2, 0, 0, 0], [0, 0, 4, 0, 0, 0]], rtol=0, atol=EXACT)
     assert np.allclose(offset, [-1.5, 1.0], rtol=0, atol=EXACT)

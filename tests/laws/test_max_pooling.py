@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from critical_neurons.bounding import bound_network
 from critical_neurons.encoding import pools
@@ -12,12 +15,16 @@ from critical_neurons.encoding.literal import encode_literal
 from critical_neurons.encoding.objective import Objective
 from critical_neurons.encoding.paper import encode_paper
 from critical_neurons.network import MaxPool
+from critical_neurons.reading import read_network
 from critical_neurons.solution import Status
 from critical_neurons.solving import Limits, find_solver, ignore_progress
-from tests.zoo import MAX_POOLED, ZOO, share_case
+from tests.zoo import MAX_POOLED, ZOO, Case, share_case
 
 SAME_OPTIMUM = 1e-4
 SOLVED = Limits(gap=1e-5, time_limit=60.0, threads=1)
+SOLVED_ROUGHLY = Limits(gap=5e-5, time_limit=60.0, threads=1)
+"""Where a large loss weight multiplies what is left of the gates' tolerance."""
+
 RADII = [0.0, 0.02]
 
 TINIEST = ["max pool before the relu", "padded max pool", "max pool in one dimension", "max pool of a relu6", "vgg"]
@@ -25,12 +32,32 @@ TINIEST = ["max pool before the relu", "padded max pool", "max pool in one dimen
 
 
 def solve(encoder, name, radius, *, integer):
-    case = share_case(name, count=2)
+    return solve_case(encoder, share_case(name, count=2), radius, Objective(), integer=integer)
+
+
+def solve_case(encoder, case, radius, objective, *, integer, limits=SOLVED):
     bounds = bound_network(case.network, case.inputs, radius=radius)
-    program = encoder(case.network, bounds, case.labels, Objective(), integer=integer)
-    solution = find_solver("highs").solve(program, SOLVED, ignore_progress)
+    program = encoder(case.network, bounds, case.labels, objective, integer=integer)
+    solution = find_solver("highs").solve(program, limits, ignore_progress)
     assert solution.status is Status.OPTIMAL
     return solution.objective
+
+
+def draw_one_window(rectifier, seed):
+    """Two hidden layers, one window over all positions of the second: some of them dead, the others rivals."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        *(nn.Conv1d(2, 3, 1), nn.ReLU(), nn.Conv1d(3, 3, 1), rectifier, nn.MaxPool1d(4)),
+        *(nn.Flatten(), nn.Linear(3, 2)),
+    ).double()
+    with torch.no_grad():
+        for module in model:
+            if isinstance(module, nn.Conv1d | nn.Linear):
+                module.weight.normal_(0.0, 1.5)
+                module.bias.normal_(0.0, 0.3)
+    inputs = 0.5 + torch.randn(2, 2, 4, dtype=torch.float64)
+    labels = np.random.default_rng(seed).integers(2, size=2)
+    return Case(model, read_network(model, inputs), inputs.numpy(), labels)
 
 
 eliminated_relaxed = cache(lambda name, radius: solve(encode_paper, name, radius, integer=False))
@@ -53,6 +80,23 @@ def test_relaxations_are_ordered(name, radius):
     relaxed, integer = eliminated_relaxed(name, radius), eliminated_integer(name, radius)
     assert literal <= relaxed + slack(relaxed)
     assert relaxed <= integer + slack(integer)
+
+
+def assert_ordered(case, radius, objective):
+    literal = solve_case(encode_literal, case, radius, objective, integer=False, limits=SOLVED_ROUGHLY)
+    relaxed = solve_case(encode_paper, case, radius, objective, integer=False, limits=SOLVED_ROUGHLY)
+    integer = solve_case(encode_paper, case, radius, objective, integer=True, limits=SOLVED_ROUGHLY)
+    assert literal <= relaxed + slack(relaxed)
+    assert relaxed <= integer + slack(integer)
+
+
+@pytest.mark.parametrize("loss_weight", [50.0, 500.0])
+@pytest.mark.parametrize("radius", [0.0, 0.3])
+@pytest.mark.parametrize("seed", [6, 11])
+@pytest.mark.parametrize("rectifier", [nn.ReLU()], ids=["relu"])
+def test_relaxations_are_ordered_where_the_loss_counts_most(rectifier, seed, radius, loss_weight):
+    """There the value of a window wants to be higher than any activation in it."""
+    assert_ordered(draw_one_window(rectifier, seed), radius, Objective(loss_weight=loss_weight))
 
 
 @pytest.mark.parametrize("radius", RADII)

@@ -63,6 +63,19 @@ def test_rows_added_when_violated_are_enough(name):
     assert optimum(eliminated.write_out(), "highs") == same(optimum(eliminated, "highs"))
 
 
+@pytest.mark.parametrize("radius", [0.0, 0.3])
+@pytest.mark.parametrize("name", ["mlp", "clamps", "nest", "addition behind relus"])
+def test_the_optimum_is_the_same_where_the_loss_counts_most(name, radius):
+    case = share_case(name)
+    bounds = bound_network(case.network, case.inputs, radius=radius)
+    eliminated, literal = (
+        encode(case.network, bounds, case.labels, Objective(loss_weight=500.0), integer=False)
+        for encode in (encode_paper, encode_literal)
+    )
+    assert (eliminated.gate_count > 0) == (radius > 0)
+    assert optimum(eliminated, "highs") == same(optimum(literal, "highs"))
+
+
 @pytest.mark.parametrize("radius", [1e-2, 5e-2])
 def test_the_radii_leave_gates_open(radius):
     """Otherwise the law above would only speak about stable units."""

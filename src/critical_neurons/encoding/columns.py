@@ -39,8 +39,9 @@ def assemble_program(
     activations: Floats,
     gates: Bools,
     integer: Bools | bool,
+    highest_activation: float = np.inf,
 ) -> Program:
-    """Minimise the goal over 0 <= s, z <= 1 and 0 <= h, under the given rows and sources.
+    """Minimise the goal over 0 <= s, z <= 1 and 0 <= h <= `highest_activation`, under the given rows and sources.
 
     `activations` and `gates` are those of the unpruned network, one per column of their blocks: with every score at 1
     they are the start, unless a budget forbids it. `integer` says which gates must be 0 or 1.
@@ -51,6 +52,7 @@ def assemble_program(
     lower = np.zeros(column_count)
     upper = np.full(column_count, np.inf)
     upper[blocks["score"]] = upper[blocks["gate"]] = 1.0
+    upper[blocks["activation"]] = highest_activation
     start = np.zeros(column_count)
     start[blocks["score"]] = 1.0
     start[blocks["activation"]] = activations

@@ -69,6 +69,7 @@ def encode_eliminated(
         activations=columns[blocks["activation"]],
         gates=_start_gates(affine, columns, values, network, relus=integer),
         integer=integer,
+        highest_activation=1.0,
     )
     lower, upper = _bound_columns(affine, program, integer, has_rows)
     implicit = 0 if integer else sum(len(gate.explicit) for gate in affine.gates.values())
