@@ -100,7 +100,7 @@ def test_windows_side_by_side():
 def test_windows_with_at_most_one_live_element_are_decided():
     op = MaxPool("pool", 0, (1, 3), np.array([[0, 1], [2, 3], [4, NO_POSITION]]))
     upper = np.array([[[-1.0, 2.0, 3.0, 1.0, 5.0]], [[-1.0, -2.0, 0.0, 4.0, -3.0]]])
-    pool = resolve_windows(op, upper, first=7)
+    pool = resolve_windows(op, upper, upper, first=7)
     assert pool.winners.tolist() == [[[1, 2, 4]], [[5, 8, 9]]]
     assert pool.explicit.tolist() == [1]
     assert pool.tops.tolist() == [3.0]
@@ -200,3 +200,28 @@ def test_too_many_pairs_are_not_compared(monkeypatch):
     assert len(some.explicit) == 0
     live = spread_windows(case.network.ops[min(left.pools)], next(iter(bounds.before_pool.values())).upper) > 0
     assert len(more.explicit) == np.count_nonzero(live.sum(axis=3) > 1) > 0
+
+
+@pytest.mark.parametrize("bias", [0.0, 0.4])
+def test_a_tiny_radius_opens_no_gates_where_values_tie(bias):
+    """On a black background a padded convolution has its bias everywhere: windows of equal values, whose bounds
+    differ at the border, and without a bias units whose pre-activation is 0."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 2, 3, padding=1), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(32, 2)),
+    ).double()
+    with torch.no_grad():
+        model[0].bias.fill_(bias)
+        model[3].bias.fill_(bias)
+    inputs = torch.zeros(1, 1, 8, 8, dtype=torch.float64)
+    inputs[0, 0, 3, 3:5] = 1.0
+    network = read_network(model, inputs)
+    points, tiny = (
+        encode_paper(network, bound_network(network, inputs.numpy(), radius=radius), np.array([0]), Objective())
+        for radius in (0.0, 1e-9)
+    )
+    assert points.gate_count == tiny.gate_count == 0
+    optima = [find_solver("highs").solve(program, SOLVED, ignore_progress).objective for program in (points, tiny)]
+    assert optima[1] == pytest.approx(optima[0], abs=1e-4)
+    assert optima[0] < points.value(points.start) - 1e-3

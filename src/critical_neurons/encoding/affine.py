@@ -74,7 +74,9 @@ class AffineNetwork:
     def _resolve(self, bounds: Bounds, formulation: Formulation, shrinks: dict[int, Floats]) -> None:
         """Decide gates and windows, op after op, and evaluate the network where every column is 0."""
         values: dict[int, Floats] = {}
+        middle: dict[int, Floats] = {}  # where every column is a half; only max pools that are compared ask for it
         shrunk: dict[int, Floats] = {}
+        compares = not formulation.fixes_windows and any(isinstance(op, MaxPool) for op in self._ops)
         for index, op in enumerate(self._ops):
             match op:
                 case Relu():
@@ -85,10 +87,12 @@ class AffineNetwork:
                     self.gates[index] = gate
                     self.column_count += len(gate.explicit)
                 case MaxPool():
-                    pool = resolve_windows(op, bounds.before_pool[index].upper, self.column_count)
-                    if formulation.fixes_windows:
-                        safe = np.ones(len(pool.explicit), dtype=bool)
-                    else:
+                    upper = bounds.before_pool[index].upper
+                    if op.source in self.gates:
+                        upper = np.where(self.gates[op.source].dead, 0.0, upper)
+                    pool = resolve_windows(op, upper, middle[op.source] if compares else upper, self.column_count)
+                    safe = np.ones(len(pool.explicit), dtype=bool)
+                    if compares:
                         safe = winners_are_safe(pool, values[op.source], self._differentiate_pairs(op, pool))
                     self.pools[index] = pool.settle(safe)
                     self.column_count += len(self.pools[index].explicit)
@@ -101,6 +105,8 @@ class AffineNetwork:
                 case _:
                     assert_never(op)
             values[index] = self._step(index, op, values, shrunk, np.zeros(self.column_count), bounds.inputs)
+            if compares:
+                middle[index] = self._step(index, op, middle, {}, np.full(self.column_count, 0.5), bounds.inputs)
         read = {source for index, op in enumerate(self._ops) if self._depends[index] for source in op.sources}
         self._constants = {index: values[index] for index in read if not self._depends[index]}
         pooled = {index: values[self._ops[index].sources[0]] for index in self.pools}

@@ -45,6 +45,12 @@ class Gate:
     def columns(self) -> slice:
         return slice(self.first, self.first + len(self.explicit))
 
+    @property
+    def dead(self) -> Bools:
+        dead = ~self.live
+        dead.reshape(-1)[self.explicit] = False
+        return dead
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -87,5 +93,10 @@ def make_gate(op: Relu, interval: Interval, shrink: Floats, decision: Decision, 
         units=op.units,
         scatter=sparse.csr_array((np.ones(len(scored)), (scored, units[scored])), shape=(len(units), unit_count)),
         follow_scores=decision.follow_scores,
-        scale=float(max(np.abs(interval.lower).max(), np.abs(interval.upper).max())) or 1.0,
+        scale=find_scale(interval),
     )
+
+
+def find_scale(interval: Interval) -> float:
+    """The largest bound of a ReLU, on the whole batch."""
+    return float(max(np.abs(interval.lower).max(), np.abs(interval.upper).max())) or 1.0

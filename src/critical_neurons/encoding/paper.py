@@ -12,12 +12,17 @@ import numpy as np
 
 from critical_neurons.bounds import Bounds, Interval
 from critical_neurons.encoding.eliminated import encode_eliminated
-from critical_neurons.encoding.gates import Decision
+from critical_neurons.encoding.gates import Decision, find_scale
 from critical_neurons.encoding.objective import Goal
 from critical_neurons.encoding.shrinking import find_shrinks
 from critical_neurons.network import Floats, Ints, Network, Relu
 from critical_neurons.program import Program
 from critical_neurons.tail import Tail
+
+NEGLIGIBLE = 1e-6
+"""An unstable unit counts as dead if its U is at most this share of the largest bound of its ReLU: rows may be
+violated by as much. Otherwise any radius above 0 would open the gate of every unit whose pre-activation is 0, as on a
+black background, with columns too small for a solver."""
 
 
 def encode_paper(
@@ -35,5 +40,5 @@ class Paper:
 
     def decide(self, op: Relu, interval: Interval, shrink: Floats, *, fixed: bool) -> Decision:
         lower, upper = interval.lower, interval.upper
-        dead = upper <= 0
+        dead = (upper <= 0) | ((lower < 0) & (upper <= NEGLIGIBLE * find_scale(interval)))
         return Decision((lower >= 0) & ~dead, dead, np.minimum(lower, 0.0), np.maximum(upper, 0.0))

@@ -27,9 +27,9 @@ class Pool:
     """One max pool on the whole batch. Windows are numbered (batch, channels, positions out); elements are flat
     indices of what is read.
 
-    `winners` holds the element with the highest upper bound of every window, `explicit` the windows without a decided
-    winner; the columns `first`, … times `tops` are their values. `rivals` are the live elements of those windows, one
-    by one, `rivalries` the place in `explicit` of the window each belongs to.
+    `winners` holds the one element of every window that may win whatever the columns, `explicit` the windows where it
+    does not; the columns `first`, … times `tops` are their values. `rivals` are the live elements of those windows,
+    one by one, `rivalries` the place in `explicit` of the window each belongs to.
     """
 
     winners: Ints
@@ -86,15 +86,21 @@ class Pool:
         return summed.reshape(rows, self.read_size)
 
 
-def resolve_windows(op: MaxPool, upper: Floats, first: int) -> Pool:
-    """A window with at most one live element is decided; the others may be by `settle`."""
+def resolve_windows(op: MaxPool, upper: Floats, ranks: Floats, first: int) -> Pool:
+    """A window with at most one live element is decided; the others may be by `settle`.
+
+    The winner is the live element of the highest rank. With the values in the middle of the box of columns as `ranks`
+    no other element can win over the whole box: what is nowhere below a rival, and somewhere above it, is above it
+    there, where both are affine.
+    """
     batch, channels = upper.shape[:2]
     positions = upper[0, 0].size
     spread = spread_windows(op, upper)
     base = (np.arange(batch)[:, None, None] * channels + np.arange(channels)[None, :, None]) * positions
     elements = base[..., None] + op.windows
-    best = spread.argmax(axis=3)[..., None]
     live = spread > 0
+    ranked = np.where(live, spread_windows(op, ranks), -np.inf)
+    best = np.where(live.any(axis=3), ranked.argmax(axis=3), spread.argmax(axis=3))[..., None]
     explicit = np.flatnonzero(live.sum(axis=3) > 1)
     size = op.windows.shape[1]
     live_there = live.reshape(-1, size)[explicit]
