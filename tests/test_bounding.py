@@ -82,6 +82,40 @@ def test_inputs_outside_the_unit_box_keep_their_box():
     assert interval.upper.tolist() == [[-2.5], [7.5]]
 
 
+@pytest.mark.parametrize("method", ["interval", "backward"])
+@pytest.mark.parametrize("pruned", [False, True])
+def test_clips_are_bounded_as_one_function(method, pruned):
+    """Behind a clip to [0, c] the ends are those of p, clipped; where scores may fall the lower end is 0."""
+    model = nn.Sequential(nn.Conv1d(1, 4, 1, bias=False), nn.ReLU6(), nn.MaxPool1d(1), nn.Flatten(), nn.Linear(16, 2))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([1.0, -1.0, 4.0, 0.5]).reshape(4, 1, 1))
+    inputs = np.linspace(-10.0, 10.0, 12).reshape(3, 1, 4)
+    network = read_network(model.double(), torch.from_numpy(inputs))
+    bounds = bound_network(network, inputs, radius=2.5, method=method, pruned=pruned)
+    (clipped,), (before, _) = bounds.before_pool.values(), bounds.before_relu.values()
+    assert np.any((before.lower < 0) & (before.upper > 6))
+    assert np.any((before.lower > 0) & (before.lower < 6) & (before.upper > 6))
+    lowest = 0.0 if pruned else np.clip(before.lower, 0, 6)
+    assert np.allclose(clipped.lower, lowest, rtol=0, atol=ROUNDING)
+    assert np.allclose(clipped.upper, np.clip(before.upper, 0, 6), rtol=0, atol=ROUNDING)
+
+
+def test_backward_substitution_pulls_a_clip_back_through_its_own_lines():
+    """clip(x) + clip(1 - x) = 1 for clips to [0, 1] and x in [-1, 2], where x/2 <= clip(x) <= (x + 1)/2."""
+    model = nn.Sequential(
+        nn.Linear(1, 2), nn.Hardtanh(0.0, 1.0), nn.Linear(2, 1, bias=False), nn.ReLU(), nn.Linear(1, 2)
+    )
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1.0], [-1.0]]))
+        model[0].bias.copy_(torch.tensor([0.0, 1.0]))
+        model[2].weight.fill_(1.0)
+    inputs = np.array([[0.5]])
+    network = read_network(model.double(), torch.from_numpy(inputs))
+    for method, ends in (("interval", (0.0, 2.0)), ("backward", (0.5, 1.5))):
+        last = list(bound_network(network, inputs, radius=1.5, method=method).before_relu.values())[-1]
+        assert (last.lower.item(), last.upper.item()) == pytest.approx(ends, abs=ROUNDING)
+
+
 def test_backward_substitution_sees_what_stands_twice():
     """|x| as max(x, 0) + max(-x, 0) on [-1, 1]: at most 1, where interval arithmetic says 2."""
     model = nn.Sequential(

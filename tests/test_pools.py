@@ -100,7 +100,7 @@ def test_windows_side_by_side():
 def test_windows_with_at_most_one_live_element_are_decided():
     op = MaxPool("pool", 0, (1, 3), np.array([[0, 1], [2, 3], [4, NO_POSITION]]))
     upper = np.array([[[-1.0, 2.0, 3.0, 1.0, 5.0]], [[-1.0, -2.0, 0.0, 4.0, -3.0]]])
-    pool = resolve_windows(op, upper, upper, first=7)
+    pool = resolve_windows(op, upper, upper, np.zeros(upper.shape, dtype=bool), first=7)
     assert pool.winners.tolist() == [[[1, 2, 4]], [[5, 8, 9]]]
     assert pool.explicit.tolist() == [1]
     assert pool.tops.tolist() == [3.0]

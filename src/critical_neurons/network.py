@@ -100,9 +100,12 @@ class MaxPool:
 
 @dataclass(frozen=True)
 class Sum:
+    """With a `ceiling` c: p clipped to [0, c], as max(0, p) - max(0, p - c); the first source is max(0, p)."""
+
     name: str
     sources: tuple[int, ...]
     shape: Shape
+    ceiling: float | None = None
 
 
 @dataclass(frozen=True)

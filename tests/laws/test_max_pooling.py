@@ -93,10 +93,23 @@ def assert_ordered(case, radius, objective):
 @pytest.mark.parametrize("loss_weight", [50.0, 500.0])
 @pytest.mark.parametrize("radius", [0.0, 0.3])
 @pytest.mark.parametrize("seed", [6, 11])
-@pytest.mark.parametrize("rectifier", [nn.ReLU()], ids=["relu"])
+@pytest.mark.parametrize("rectifier", [nn.ReLU(), nn.Hardtanh(0.0, 1.0)], ids=["relu", "clip"])
 def test_relaxations_are_ordered_where_the_loss_counts_most(rectifier, seed, radius, loss_weight):
     """There the value of a window wants to be higher than any activation in it."""
     assert_ordered(draw_one_window(rectifier, seed), radius, Objective(loss_weight=loss_weight))
+
+
+@pytest.mark.parametrize("label", [0, 1], ids=["the higher the better", "the lower the better"])
+def test_an_undecided_clip_is_not_a_winner(label):
+    """While its two ReLUs are relaxed their difference may leave [0, 1], though all its rivals are dead."""
+    model = nn.Sequential(nn.Conv1d(1, 1, 1), nn.Hardtanh(0.0, 1.0), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(1, 2))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1.0 if parameter.ndim > 1 else 0.0)
+        model[4].weight[1] = -1.0
+    inputs = torch.tensor([[[0.9, -3.0]]], dtype=torch.float64)
+    case = Case(model, read_network(model.double(), inputs), inputs.numpy(), np.array([label]))
+    assert_ordered(case, 2.0, Objective(loss_weight=50.0))
 
 
 @pytest.mark.parametrize("radius", RADII)

@@ -24,7 +24,6 @@ from critical_neurons.network import (
     add_up,
     join_channels,
     pool_maximum,
-    rectify,
 )
 from critical_neurons.settings import BoundsName
 
@@ -76,16 +75,23 @@ def _bound_values(network: Network, box: Interval, *, pruned: bool, method: Boun
             case Affine():
                 values[index] = push(values[op.source], op.map)
             case Relu():
-                values[index] = map_ends(rectify, values[op.source])
-                if pruned:
-                    lower, upper = values[index].lower, values[index].upper
-                    values[index] = Interval(np.where(op.units != NO_UNIT, 0.0, lower), upper)
+                values[index] = _bound_activation(op, values[op.source], pruned=pruned)
             case MaxPool():
                 values[index] = map_ends(partial(pool_maximum, op), values[op.source])
             case Sum():
                 values[index] = map_ends(add_up, *(values[source] for source in op.sources))
+                if op.ceiling is not None and values[index].lower is not values[index].upper:
+                    relu = network.ops[op.sources[0]]
+                    assert isinstance(relu, Relu)
+                    values[index] = _bound_activation(relu, values[relu.source], pruned=pruned, ceiling=op.ceiling)
             case Concat():
                 values[index] = map_ends(join_channels, *(values[source] for source in op.sources))
             case _:
                 assert_never(op)
     return values
+
+
+def _bound_activation(op: Relu, before: Interval, *, pruned: bool, ceiling: float | None = None) -> Interval:
+    """Behind max(0, p), or min(max(0, p), ceiling): both never fall when p rises, so the ends are those of p."""
+    after = map_ends(partial(np.clip, a_min=0.0, a_max=ceiling), before)
+    return Interval(np.where(op.units != NO_UNIT, 0.0, after.lower), after.upper) if pruned else after

@@ -4,6 +4,8 @@ Every ReLU lies between two lines in its pre-activation p and, where its unit ha
 
     0, p or p - (1 - s) U  <=  h  <=  (p - L) U / (U - L), p or s U
 
+and a clipped one (ReLU6) between two others, as it is one function of p, not two.
+
 A linear function of activations is pulled back through the lines that bound it, to a linear function of the inputs
 and the scores, whose largest value over their box is plain to see. One score stands at all positions of a feature map
 and at every depth where its unit appears; interval arithmetic takes them one by one.
@@ -142,6 +144,10 @@ class Backward:
                 self._pull_relu(op, adjoint, run, values[op.source])
             case MaxPool():
                 self._pull_pool(op, adjoint, run, values[op.source])
+            case Sum() if op.ceiling is not None:
+                relu = self._network.ops[op.sources[0]]
+                assert isinstance(relu, Relu)
+                self._pull_relu(relu, adjoint, run, values[relu.source], op.ceiling)
             case Sum():
                 for source in op.sources:
                     run.add(source, adjoint)
@@ -158,10 +164,10 @@ class Backward:
             self._offsets[at] = op.map.apply(np.zeros((1, *self._network.ops[op.source].shape)))[0]
         return self._offsets[at]
 
-    def _pull_relu(self, op: Relu, adjoint: Floats, run: _Pass, interval: Interval) -> None:
+    def _pull_relu(self, op: Relu, adjoint: Floats, run: _Pass, interval: Interval, ceiling: float = np.inf) -> None:
         lower, upper = interval.lower[run.sample], interval.upper[run.sample]
         scored = np.broadcast_to(op.units != NO_UNIT, op.shape) & self._pruned
-        below, above = _bound_relu(lower, upper, scored, run.mixture)
+        below, above = _bound_relu(lower, upper, scored, run.mixture, ceiling)
         rising, falling = np.maximum(adjoint, 0.0), np.minimum(adjoint, 0.0)
         run.total[:] += _dot(rising, above.constant) + _dot(falling, below.constant)
         if self._pruned:
@@ -196,22 +202,31 @@ class Backward:
         run.add(op.source, through.reshape(len(adjoint), *shape))
 
 
-def _bound_relu(lower: Floats, upper: Floats, scored: Bools, mixture: tuple[float, float]) -> tuple[_Line, _Line]:
-    """Below and above the ReLU on one data point; where p is known, h = s p if scored and max(p, 0) otherwise.
+def _bound_relu(
+    lower: Floats, upper: Floats, scored: Bools, mixture: tuple[float, float], ceiling: float
+) -> tuple[_Line, _Line]:
+    """Below and above min(max(p, 0), ceiling) on one data point; where p is known, h = s p if scored and max(p, 0)
+    otherwise, both up to the ceiling (s times the ceiling).
 
     Lines may be mixed: above a ReLU with a score those in p and in s, below it 0 and p - (1 - s) U. Below one without
-    a score stands p where that lies nearer to it than 0.
+    a score stands p where that lies nearer to it than 0. Where U is above the ceiling c, the line above bends to meet
+    (c, c), or is c itself where that lies nearer; the line below meets (U, c).
     """
     share_above, share_below = mixture
-    top, bottom = np.maximum(upper, 0.0), np.minimum(lower, 0.0)
-    known = (lower == upper) | (upper <= 0)
+    top, bottom = np.clip(upper, 0.0, ceiling), np.minimum(lower, 0.0)
+    known = (lower == upper) | (upper <= 0) | (~scored & (lower >= ceiling))
     constant = np.where(known & ~scored, top, 0.0)
     in_score = np.where(scored, np.where(known, 1.0, share_above), 0.0)
-    rise = np.where(known, 0.0, (1.0 - in_score) * top / np.where(known, 1.0, upper - bottom))
+    flat = ~known & (upper - ceiling > ceiling - lower)
+    in_rise = np.where(known, 0.0, 1.0 - in_score) * top
+    rise = np.where(known | flat, 0.0, in_rise / np.where(known, 1.0, np.minimum(upper, ceiling) - bottom))
+    above = _Line(rise, in_score * top, constant + np.where(flat, in_rise, -rise * bottom))
     part = np.where(known, 0.0, np.where(scored, share_below, upper > -lower))
+    foot = np.where(scored, 0.0, np.maximum(lower, 0.0))
+    slope = part * (top - foot) / np.where(known, 1.0, upper - foot)
     lost = np.where(scored, part * top, 0.0)
-    below = _Line(part, np.where(known, in_score * top, lost), constant - lost)
-    return below, _Line(rise, in_score * top, constant - rise * bottom)
+    below = _Line(slope, np.where(known, in_score * top, lost), constant - lost + (part - slope) * foot)
+    return below, above
 
 
 def _dot(rows: Floats, values: Floats) -> Floats:

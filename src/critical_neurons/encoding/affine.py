@@ -24,6 +24,7 @@ from critical_neurons.encoding.sums import Sums, find_deal, sum_up
 from critical_neurons.network import (
     NO_UNIT,
     Affine,
+    Bools,
     Concat,
     Floats,
     Input,
@@ -90,10 +91,12 @@ class AffineNetwork:
                     upper = bounds.before_pool[index].upper
                     if op.source in self.gates:
                         upper = np.where(self.gates[op.source].dead, 0.0, upper)
-                    pool = resolve_windows(op, upper, middle[op.source] if compares else upper, self.column_count)
+                    ranks, loose = middle[op.source] if compares else upper, self._find_loose(op.source)
+                    pool = resolve_windows(op, upper, ranks, loose, self.column_count)
                     safe = np.ones(len(pool.explicit), dtype=bool)
                     if compares:
-                        safe = winners_are_safe(pool, values[op.source], self._differentiate_pairs(op, pool))
+                        differences = self._differentiate_pairs(op, pool)
+                        safe = winners_are_safe(pool, loose, values[op.source], differences)
                     self.pools[index] = pool.settle(safe)
                     self.column_count += len(self.pools[index].explicit)
                 case Affine():
@@ -120,6 +123,26 @@ class AffineNetwork:
             return decision
         self.sums[deal.index] = sums
         return replace(decision, dead=~decision.live)
+
+    def _find_loose(self, index: int) -> Bools:
+        """Where a value may lie outside its bounds while gates are relaxed: behind a clip that is not decided."""
+        op = self._ops[index]
+        loose = np.zeros((self.batch_size, *op.shape), dtype=bool)
+        match op:
+            case Affine():
+                loose = op.map.apply_absolute(self._find_loose(op.source).astype(np.float64)) > 0
+            case Sum() if op.ceiling is not None:
+                (above,) = self._ops[op.sources[1]].sources
+                loose.reshape(-1)[self.gates[above].explicit] = True
+            case Sum():
+                loose = np.logical_or.reduce([self._find_loose(source) for source in op.sources])
+            case Concat():
+                loose = np.concatenate([self._find_loose(source) for source in op.sources], axis=1)
+            case Input() | Relu() | MaxPool():
+                pass
+            case _:
+                assert_never(op)
+        return loose
 
     @cached_property
     def size(self) -> int:

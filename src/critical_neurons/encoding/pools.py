@@ -2,7 +2,9 @@
 
 The bounds are those of the unpruned network, and under pruning an activation may fall to zero: that one bound lies
 above another does not decide a window. It is decided when all rivals are dead, or when winner minus rival, an affine
-form, is nonnegative over the whole box of columns.
+form, is nonnegative over the whole box of columns. The value of a window lies between 0 and the highest bound in it,
+M, and so must a winner that takes its place. A *loose* element, a clipped activation with undecided gates, need not
+while these are relaxed: it is the difference of two ReLUs.
 """
 
 from __future__ import annotations
@@ -86,8 +88,8 @@ class Pool:
         return summed.reshape(rows, self.read_size)
 
 
-def resolve_windows(op: MaxPool, upper: Floats, ranks: Floats, first: int) -> Pool:
-    """A window with at most one live element is decided; the others may be by `settle`.
+def resolve_windows(op: MaxPool, upper: Floats, ranks: Floats, loose: Bools, first: int) -> Pool:
+    """A window with at most one live element is decided, unless that is `loose`; the others may be by `settle`.
 
     The winner is the live element of the highest rank. With the values in the middle of the box of columns as `ranks`
     no other element can win over the whole box: what is nowhere below a rival, and somewhere above it, is above it
@@ -101,11 +103,12 @@ def resolve_windows(op: MaxPool, upper: Floats, ranks: Floats, first: int) -> Po
     live = spread > 0
     ranked = np.where(live, spread_windows(op, ranks), -np.inf)
     best = np.where(live.any(axis=3), ranked.argmax(axis=3), spread.argmax(axis=3))[..., None]
-    explicit = np.flatnonzero(live.sum(axis=3) > 1)
+    winners = np.take_along_axis(elements, best, axis=3)[..., 0]
+    explicit = np.flatnonzero((live.sum(axis=3) > 1) | loose.reshape(-1)[winners])
     size = op.windows.shape[1]
     live_there = live.reshape(-1, size)[explicit]
     return Pool(
-        winners=np.take_along_axis(elements, best, axis=3)[..., 0],
+        winners=winners,
         explicit=explicit,
         tops=spread.max(axis=3).reshape(-1)[explicit],
         first=first,
@@ -115,18 +118,17 @@ def resolve_windows(op: MaxPool, upper: Floats, ranks: Floats, first: int) -> Po
     )
 
 
-def winners_are_safe(pool: Pool, at_zero: Floats, differences: sparse.csr_array) -> Bools:
-    """By place in `explicit`: whether the winner beats every rival at all columns in [0, 1].
+def winners_are_safe(pool: Pool, loose: Bools, at_zero: Floats, differences: sparse.csr_array) -> Bools:
+    """By place in `explicit`: whether the winner is not loose and beats every rival at all columns in [0, 1].
 
     `differences` are the coefficients of `pool.pairs`, `at_zero` the values read where every column is 0.
     """
     winners, rivals = pool.pairs
-    safe = np.zeros(len(pool.explicit), dtype=bool)
     if len(winners) == 0:
-        return safe
+        return np.zeros(len(pool.explicit), dtype=bool)
     flat = at_zero.reshape(-1)
     least = flat[winners] - flat[rivals] + differences.minimum(0).sum(axis=1)
     tops = pool.tops[pool.rivalries]
     contested = pool.winners.reshape(-1)[pool.explicit][pool.rivalries] != pool.rivals
-    beaten = np.bincount(pool.rivalries[contested], least < SAFE * tops[contested], minlength=len(safe))
-    return np.equal(beaten, 0)
+    beaten = np.bincount(pool.rivalries[contested], least < SAFE * tops[contested], minlength=len(pool.explicit))
+    return np.equal(beaten, 0) & ~loose.reshape(-1)[pool.winners.reshape(-1)[pool.explicit]]

@@ -118,7 +118,7 @@ class OpCollector:
         above = self.add(Relu(name, self.add(lowered, incoming), shape, units), channels)
         negated = Affine(name, above, shape, ScaleMap(-ones, 0 * ones), keeps_channels=True)
         minus = self.add(negated, channels)
-        return self.add(Sum(name, (rectified, minus), shape), channels)
+        return self.add(Sum(name, (rectified, minus), shape, ceiling), channels)
 
     def pass_by(self, name: str, module: nn.Module) -> None:
         """A module called outside the span must not be one of its layers, which may lose units."""
