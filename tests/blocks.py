@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 CLASSES = 4
-TRAIN, TEST = 60, 20
+TRAIN, TEST = 100, 20
 """Images of every class. A tenth of the first are held out for validation: enough for the paper's IMIDP."""
 
 SIDE = 7
@@ -34,6 +34,7 @@ def draw_blocks(label: int, size: tuple[int, ...], *, shift: int, generator: np.
     for place, brightness in ((generator.integers(CLASSES), FAINT), (label, BRIGHT)):
         row, column = divmod((5 * place + shift) % 16, 4)
         image[SIDE * row : SIDE * (row + 1), SIDE * column : SIDE * (column + 1)] = generator.uniform(*brightness)
+    image.flat[generator.integers(image.size)] = generator.uniform()  # no two images are alike
     return Image.fromarray((255 * image).astype(np.uint8))
 
 

@@ -27,14 +27,14 @@ def run(tmp_path, monkeypatch):
     return reproduce
 
 
-QUICK_CELL = ("lambda", "--profile", "quick", "--seeds", "1", "--only", "lambda-5")
+QUICK_CELL = ("lambda", "--profile", "quick", "--seeds", "1", "--only", "lambda-5/balanced")
 
 
 def test_a_quick_cell_is_run_once_and_never_counts(run, blocks, tmp_path):
     first = run(*QUICK_CELL, "--data", blocks)
     assert first.exit_code == 0, first.output
     assert "1 of 2: fashion/lenet5/seed-0" in first.stderr
-    assert "2 of 2: lambda fashion/lenet5/lambda-5/seed-0" in first.stderr
+    assert "2 of 2: lambda fashion/lenet5/lambda-5/balanced/seed-0" in first.stderr
     assert "Accuracy and share by λ" in first.stdout
     (line,) = (tmp_path / "results" / "lambda.jsonl").read_text().splitlines()
     result = json.loads(line)["result"]
@@ -43,23 +43,22 @@ def test_a_quick_cell_is_run_once_and_never_counts(run, blocks, tmp_path):
     again = run(*QUICK_CELL, "--data", blocks, "--json")
     assert again.exit_code == 0
     assert " of " not in again.stderr
-    assert json.loads(again.stdout)["cells"][0]["cell"] == "fashion/lenet5/lambda-5/seed-0"
+    assert json.loads(again.stdout)["cells"][0]["cell"] == "fashion/lenet5/lambda-5/balanced/seed-0"
 
     states = json.loads(run("status", "--json").stdout)
     assert {state["state"] for state in states} == {"missing"}
 
 
 def test_a_shortened_cell_is_rendered_and_says_so(run, blocks, tmp_path):
-    done = run(
-        "snip", "--seeds", "1", "--only", "ours", "--epochs", "1", "--images", "60", "--data", blocks, "--jobs", "2"
-    )
+    cut = ("--epochs", "1", "--images", "60")
+    done = run("snip", "--seeds", "1", "--only", "ours/balanced", *cut, "--data", blocks, "--jobs", "2")
     assert done.exit_code == 0, done.output
     assert "1 of 30 epochs, 60 training images" in (tmp_path / "results" / "tables" / "snip.md").read_text()
-    states = json.loads(run("status", "--seeds", "1", "--json", "--only", "ours").stdout)
+    states = json.loads(run("status", "--seeds", "1", "--json", "--only", "ours/balanced").stdout)
     (mine,) = [state for state in states if state["table"] == "snip"]
     assert mine == {
         "table": "snip",
-        "cell": "fashion/lenet5/ours/seed-0",
+        "cell": "fashion/lenet5/ours/balanced/seed-0",
         "state": "shortened",
         "schedule": "1 of 30 epochs, 60 training images",
     }
@@ -74,9 +73,9 @@ def test_tables_show_all_that_is_stored(run, blocks, tmp_path):
     """Whatever part of them was run last."""
     cut = ("--seeds", "1", "--epochs", "1", "--images", "60", "--data", blocks)
     for part in ("batch-05", "batch-10"):
-        assert run("batches", "--only", part, *cut).exit_code == 0
-    text = (tmp_path / "results" / "tables" / "batches.md").read_text()
-    rows = [line for line in text.splitlines() if line.startswith(("| 5 |", "| 10 |"))]
+        assert run("batches", "--only", f"fashion/fc3/{part}", *cut).exit_code == 0
+    text = (tmp_path / "results" / "tables" / "batches-fashion-fc3.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith(("| balanced | 5 |", "| balanced | 10 |"))]
     assert len(rows) == 2
     assert all("(1 of 3 seeds)" in row for row in rows)
 
@@ -86,13 +85,13 @@ def test_status_lists_every_cell(run):
     assert len(states) == sum(len(list_cells(table, seeds=range(3))) for table in TABLES)
     assert states[0] == {
         "table": "table-1",
-        "cell": "mnist/lenet5/idp/seed-0",
+        "cell": "mnist/lenet5/idp/balanced/seed-0",
         "state": "missing",
         "schedule": None,
     }
     text = run("status").stdout
     assert "table-1-appendix" in text
-    assert "Missing: table-1 mnist/lenet5/idp/seed-0" in text
+    assert "Missing: table-1 mnist/lenet5/idp/balanced/seed-0" in text
 
 
 @pytest.mark.parametrize(
@@ -142,7 +141,7 @@ def test_torn_lines_are_named_and_kept(run, blocks, tmp_path):
     assert "Skipped: results/lambda.jsonl, line 1: not a whole line of JSON." in result.stderr
     first, second = path.read_text().splitlines()
     assert first == '{"format": "critical_neurons cell", "vers'
-    assert json.loads(second)["cell"]["name"] == "fashion/lenet5/lambda-5/seed-0"
+    assert json.loads(second)["cell"]["name"] == "fashion/lenet5/lambda-5/balanced/seed-0"
 
 
 def test_a_checkpoint_of_another_network_is_left_alone(run, blocks, tmp_path):
@@ -158,7 +157,7 @@ def test_a_checkpoint_of_another_network_is_left_alone(run, blocks, tmp_path):
     assert checkpoint.read_bytes() == other
 
 
-TWO_CELLS = ("lambda", "--profile", "quick", "--seeds", "1", "--only", "lambda-5", "--only", "lambda-0.25")
+TWO_CELLS = (*QUICK_CELL, "--only", "lambda-0.25/balanced")
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ def count_removed(left):
 
 
 def test_plain_is_the_network_after_each_epoch(finish, runs):
-    record = finish("training", "plain")
+    record = finish("training", "fashion/lenet5/plain")
     data, epochs = runs.load("fashion"), record.result["epochs"]
     assert [each["epoch"] for each in epochs] == list(range(1, runs.schedule.epochs + 1))
     for each in (epochs[0], epochs[-1]):
@@ -46,7 +46,7 @@ def test_plain_is_the_network_after_each_epoch(finish, runs):
 
 
 def test_incremental_goes_on_with_what_is_left(finish, runs):
-    record = finish("training", "incremental")
+    record = finish("training", "fashion/lenet5/incremental")
     epochs, (folder,) = record.result["epochs"], runs.folder.rglob(f"cells/{record.key}")
     assert [each["epoch"] for each in epochs] == list(range(1, runs.schedule.epochs + 1))
     starts = [load_file(folder / f"epoch-{each['epoch']:03}" / INITIAL) for each in epochs]
@@ -66,7 +66,7 @@ def test_incremental_goes_on_with_what_is_left(finish, runs):
 
 
 def test_two_plans_one_after_the_other_are_one(finish, runs):
-    record = finish("training", "plain")
+    record = finish("training", "fashion/lenet5/plain")
     data = runs.load("fashion")
     model, example = runs.load_epoch("lenet5", "fashion", 0, 1), data.test.inputs[:1]
     first = cn.plan(score_on(model, data, record.cell.settings), units=0.6)

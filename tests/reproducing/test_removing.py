@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import critical_neurons as cn
 from critical_neurons.batch import digest_rows
-from critical_neurons.experiments.baselines import plan_by_norm
+from critical_neurons.experiments.baselines import share_as_published
 from critical_neurons.experiments.data import Dataset, Part
 from critical_neurons.experiments.decoupled import score_parts
 from critical_neurons.experiments.recipes import Recipe
@@ -171,8 +171,11 @@ class TestImages:
     def test_batches_of_the_figure_have_their_own_seeds(self, find, runs):
         """25 batches for one network, the same ones for the next; elsewhere a network's seed is its batch's."""
         model, data = runs.train_reference("lenet5", "fashion", 0), runs.load("fashion")
-        first, second = (draw(cell.settings, data, model) for cell in find("batches", "batch-00", "batch-01"))
-        (other,) = find("batches", "batch-01", seed=1)
+        first, second = (
+            draw(cell.settings, data, model)
+            for cell in find("batches", "fashion/lenet5/batch-00", "fashion/lenet5/batch-01")
+        )
+        (other,) = find("batches", "fashion/lenet5/batch-01", seed=1)
         assert first.digest != second.digest == draw(other.settings, data, model).digest
         mine, others = (draw(find("lambda", "lambda-1", seed=seed)[0].settings, data, model) for seed in (0, 1))
         assert mine.digest != others.digest
@@ -229,7 +232,7 @@ class TestComparison:
 
     def test_test_images_decide_nothing(self, comparison, runs):
         """Others change what is measured, but neither scores nor thresholds."""
-        record, model, _, scores = comparison
+        record, model, data, scores = comparison
         flattered = Flattered(**vars(runs))
         other = run_comparison(record.cell, flattered)
         assert other["reference"] == 1
@@ -237,8 +240,12 @@ class TestComparison:
         for mine, theirs in zip(record.result["removals"], other["removals"], strict=True):
             for name in ("threshold", "units", "as_published", "parameters"):
                 assert mine[name] == theirs[name]
-        by_test = choose_thresholds(model, scores, flattered.load("mnist").test, **record.cell.settings["goal"])
-        assert by_test != other["removals"][1]["threshold"]
+        goals = [{**record.cell.settings["goal"], "accuracy": least} for least in (0.9, 0.85, 0.82)]
+        by_validation, by_test = (
+            [choose_thresholds(model, scores, part, **goal) for goal in goals]
+            for part in (data.validation, flattered.load("mnist").test)
+        )
+        assert by_validation != by_test
 
 
 @pytest.fixture(scope="module")
@@ -292,11 +299,19 @@ def test_thresholds_are_chosen_layer_by_layer(comparison, share, left):
     assert removed > 0
 
 
+def find_share_below(model, scores, threshold):
+    """What the next lower score would remove."""
+    levels = np.unique(np.concatenate(list(scores.values())))
+    lower = levels[levels < threshold].max()
+    return share_as_published(model, cn.plan(scores, threshold=float(lower)))
+
+
 class TestDecoupled:
     def test_scores_of_the_parts_decide(self, decoupled, runs):
         record, model, scores = decoupled
-        settings, (found,) = record.cell.settings, record.result["removals"]
+        settings, (found, by_share) = record.cell.settings, record.result["removals"]
         kept = keep_by_hand(scores, 0.3)
+        assert by_share["as_published"] >= 0.36 > find_share_below(model, scores, by_share["threshold"])
         total = sum(len(values) for values in scores.values())
         assert len(scores) == 14
         assert found["threshold"] == 0.3
@@ -309,20 +324,24 @@ class TestDecoupled:
         )
         batch = draw(settings, runs.load("cifar10"), model)
         again = score_parts(
-            trained, batch.inputs, batch.labels, score=partial(cn.score, threads=1, **settings["score"])
+            trained,
+            batch.inputs,
+            batch.labels,
+            score=partial(cn.score, threads=1, **settings["score"]),
+            box="image",
+            score_heads=True,
         )
         assert all(np.array_equal(again[name], values) for name, values in scores.items())
 
     def test_all_variants_are_fine_tuned(self, decoupled, runs, tmp_path):
         record, model, scores = decoupled
-        (found,) = record.result["removals"]
+        found, _ = record.result["removals"]
         data, plan = runs.load("cifar10"), cn.plan(scores, threshold=0.3)
         measured = {}
         for name, each in (
             ("fine_tuned", plan),
             ("random", plan.random(seed=0)),
             ("critical", plan.critical(scores)),
-            ("L1", plan_by_norm(plan, model, norm=1)),
         ):
             smaller = cn.prune(model, each, data.test.inputs[:1])
             tuned = train(smaller, data, Recipe(**FINE_TUNING), seed=0, folder=tmp_path / name).model

@@ -36,9 +36,9 @@ SOME_OF_EVERY_TABLE = [
     ("snip-transfer", "mnist/fashion/ours"),
     ("snip-transfer", "mnist/fashion/snip"),
     ("rescale", "mnist/paper/rescale-0"),
-    ("batches", "batch-07"),
-    ("training", "plain"),
-    ("training", "incremental"),
+    ("batches", "fashion/lenet5/batch-07"),
+    ("training", "fashion/fc3/plain"),
+    ("training", "fashion/fc3/incremental"),
     ("lambda", "lambda-0.25"),
     ("differences", "fc3/integer-gates"),
 ]
@@ -225,9 +225,10 @@ class TestFailures:
         cells = [*find("table-1", "mnist", schedule=few), *find("rescale", "mnist/paper/rescale-1", schedule=few)]
         store, own = Store(tmp_path / "results"), replace(runs, folder=tmp_path / "runs", schedule=few)
         (failure,) = run_cells(cells, store, own)
-        assert failure.startswith("table-1 mnist/lenet5/imidp/seed-0: per_class: 5 images of every class asked for")
+        failed = "mnist/lenet5/imidp/balanced/seed-0"
+        assert failure.startswith(f"table-1 {failed}: per_class: 10 images of every class asked for")
         done = {cell.name for cell in cells if store.find(cell)}
-        assert done == {cell.name for cell in cells} - {"mnist/lenet5/imidp/seed-0"}
+        assert done == {cell.name for cell in cells} - {failed}
         assert run_cells(cells, store, own) == [failure]
 
     @pytest.mark.parametrize("jobs", [1, 2])
@@ -280,10 +281,18 @@ class TestFailures:
         monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "hugging_face")
         (tmp_path / "data" / "mnist").mkdir(parents=True)
         own = replace(runs, folder=tmp_path / "runs", data=tmp_path / "data", cache=tmp_path / "cache")
-        failures = run_cells(find("table-1", "mnist/sim"), Store(tmp_path / "results"), own)
-        (failure,) = failures
-        assert failure.startswith("mnist/lenet5/seed-0: ")
-        assert "cannot be loaded as a data set" in failure
+        with pytest.raises(InvalidInputError, match="mnist: cannot be loaded as a data set"):
+            run_cells(find("table-1", "mnist/sim"), Store(tmp_path / "results"), own)
+        assert not own.folder.exists()
+
+    def test_other_pictures_than_those_of_the_cells_are_refused(self, find, runs, blocks, tmp_path):
+        """As a copy that went through JPEG: Fashion-MNIST in the place of MNIST."""
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "mnist").symlink_to(blocks / "fashion_mnist")
+        own = replace(runs, folder=tmp_path / "runs", data=tmp_path / "data")
+        with pytest.raises(InvalidInputError, match=r"mnist: other pictures than those of ylecun/mnist.*JPEG"):
+            run_cells(find("table-1", "mnist/sim"), Store(tmp_path / "results"), own)
+        assert not own.folder.exists()
 
     @pytest.mark.parametrize("schedule", [WHOLE, QUICK, Schedule(epochs=3, narrow=32)])
     def test_cells_of_another_schedule(self, find, runs, store, schedule):
@@ -307,8 +316,8 @@ def test_nothing_to_do(runs, store):
         ("table-2", "mnist/fc3", ["mnist/fc3/seed-0"]),
         ("table-3", "cifar10/mnist/vgg16", ["cifar10/vgg16/seed-0", "mnist/vgg16/seed-0"]),
         ("snip-transfer", "fashion/ours", ["fashion/lenet5/seed-0"]),
-        ("training", "plain", ["fashion/lenet5/seed-0"]),
-        ("training", "incremental", []),
+        ("training", "mnist/fc3/plain", ["mnist/fc3/seed-0"]),
+        ("training", "mnist/fc3/incremental", []),
     ],
 )
 def test_what_cells_begin_with(find, table, only, names):

@@ -64,6 +64,12 @@ class TestNetworks:
 
 
 class TestTraining:
+    def test_recipes_have_places_of_their_own(self, runs, tmp_path):
+        own = replace(runs, folder=tmp_path)
+        for recipes in ("short", "paper"):
+            replace(own, recipes=recipes).train_reference("fc3", "mnist", 0)
+        assert len({path.parent for path in tmp_path.rglob(INITIAL)}) == 2
+
     @pytest.mark.parametrize("network", ["fc3", "vgg16"])
     def test_networks_are_trained_once(self, runs, tmp_path, network):
         told = []

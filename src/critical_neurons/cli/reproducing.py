@@ -47,6 +47,10 @@ def reproduce(
     backend: Backend = "local",
     scheduler: Scheduler = None,
     epochs: Annotated[int | None, typer.Option(help="Train for no more than so many epochs.")] = None,
+    recipes: Annotated[
+        str,
+        typer.Option(help="How networks are trained: as the paper says, as its authors' code does, or short, ours."),
+    ] = "short",
     images: Annotated[int | None, typer.Option(help="Train on the first so many images.")] = None,
     results: Annotated[Path, typer.Option(help="Folder of the results, one line a cell, and tables.")] = RESULTS,
     runs: Annotated[Path, typer.Option(help="Folder of trainings, which go on where they stopped.")] = RUNS,
@@ -93,7 +97,10 @@ def reproduce(
     schedule = QUICK if profile == "quick" else Schedule(epochs, images)
 
     def list_all(count: int) -> list[Cell]:
-        listed = (list_cells(each, seeds=range(count), profile=profile, schedule=schedule) for each in named)
+        listed = (
+            list_cells(each, seeds=range(count), profile=profile, schedule=schedule, recipes=recipes)
+            for each in named
+        )
         return [cell for cells in listed for cell in cells]
 
     cells = select_cells(list_all(count), only or [])
@@ -118,7 +125,7 @@ def reproduce(
     references, missing = find_work(cells, store)
     try:
         with show_bars(len(references) + len(missing)) as (finished, tell):
-            place = Runs(runs, data, schedule, tell=tell)
+            place = Runs(runs, data, schedule, recipes=recipes, tell=tell)
             failures = run_cells(cells, store, place, workers=workers, finished=finished)
     except (KeyboardInterrupt, WorkersError):
         note("What is finished is kept: the same command goes on from there.")

@@ -31,10 +31,16 @@ HUB_IDS = {
 }
 """The paper's data sets on the Hugging Face hub."""
 
+PICTURES = {"mnist": "0f8a9f07207246f3", "fashion_mnist": "36c389d05bdab4fd", "cifar10": "b3ed270b2fe67a3e"}
+"""Their `digest_pictures`. A copy that went through JPEG has another."""
+
 CHANNELS, SIZE = 3, 32
 VALIDATION_SHARE = 0.1
 SPLIT_SEED = 0
 """The same images are held out in every experiment, whatever its own seed."""
+
+DIGITS = 16
+"""Of a digest in hexadecimal."""
 
 CHUNK = 1000
 """Images decoded or resized at once."""
@@ -114,6 +120,11 @@ def load_stored(source: str | os.PathLike[str], *, cache: str | os.PathLike[str]
         Part(tensors[f"{split}_images"].float() / 255, tensors[f"{split}_labels"]) for split in ("train", "test")
     )
     return training, test
+
+
+def digest_pictures(source: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> str:
+    """A digest of all pixels and labels of a data set, whatever format its pictures are stored in."""
+    return bytes(_digest(_open(source, cache)[1]).tolist()).hex()[:DIGITS]
 
 
 def _open(source: str | os.PathLike[str], cache: str | os.PathLike[str] | None) -> tuple[str, Mapping[str, Tensor]]:

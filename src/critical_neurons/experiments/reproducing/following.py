@@ -10,7 +10,7 @@ from torch import nn
 import critical_neurons as cn
 from critical_neurons.experiments.baselines import share_as_published, share_of_units
 from critical_neurons.experiments.data import Dataset
-from critical_neurons.experiments.reproducing.cells import Settings, find_recipe
+from critical_neurons.experiments.reproducing.cells import Settings
 from critical_neurons.experiments.reproducing.removing import describe_solver, measure, measure_without, score_on
 from critical_neurons.experiments.reproducing.runs import Runs
 from critical_neurons.experiments.store import Cell
@@ -41,7 +41,7 @@ def _follow_whole(cell: Cell, runs: Runs, data: Dataset) -> list[Settings]:
 def _follow_smaller(cell: Cell, runs: Runs, data: Dataset) -> list[Settings]:
     """Every epoch begins with a new optimiser, as the parameters are others than before."""
     settings, seed = cell.settings, cell.settings["seed"]
-    recipe = find_recipe(settings["network"], settings["data"]).shortened(1)
+    recipe = runs.find_recipe(settings["network"], settings["data"]).shortened(1)
     whole = model = runs.build(settings["network"], seed)
     kept: cn.Plan | None = None
     epochs = list[Settings]()
@@ -75,4 +75,4 @@ def _combine(first: cn.Plan, then: cn.Plan) -> cn.Plan:
 
 
 def _count_epochs(settings: Settings, runs: Runs) -> int:
-    return runs.schedule.shorten(find_recipe(settings["network"], settings["data"])).epochs
+    return runs.schedule.shorten(runs.find_recipe(settings["network"], settings["data"])).epochs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from bisect import bisect_left
 from functools import partial
 from typing import Any
 
@@ -69,28 +70,42 @@ def run_comparison(cell: Cell, runs: Runs) -> Settings:
 
 
 def run_decoupled(cell: Cell, runs: Runs) -> Settings:
-    """One program per part of a network trained in parts. Whatever is removed, the rest is fine-tuned as a whole."""
+    """One program per part of a network trained in parts, at the paper's threshold and at its share. Whatever is
+    removed, the rest is fine-tuned as a whole."""
     settings, data = cell.settings, runs.load(cell.settings["data"])
     model, scores = score_decoupled(settings, runs)
-    threshold, recipe = settings["thresholds"][0], Recipe(**settings["fine_tuning"])
-    plan = cn.plan(scores, threshold=threshold)
+    recipe = Recipe(**settings["fine_tuning"])
 
     def tune(name: str, other: cn.Plan) -> float:
         smaller = cn.prune(model, other, data.test.inputs[:1])
         names = ("cells", cell.key, name)
         return measure(runs.train(smaller, settings["data"], recipe, settings["seed"], *names), data.test)
 
-    removal = {
-        "rule": "paper",
-        "threshold": threshold,
-        **measure_removal(model, plan, data.test),
-        "fine_tuned": tune("ours", plan),
-        "random": [tune(f"random-{draw}", plan.random(seed=draw)) for draw in range(settings["draws"])],
-        "critical": tune("critical", plan.critical(scores)),
-        "L1": tune("L1", plan_by_norm(plan, model, norm=1)),
-        "L2": tune("L2", plan_by_norm(plan, model, norm=2)),
-    }
-    return {"reference": measure(model, data.test), "solver": describe_solver(scores), "removals": [removal]}
+    removals = []
+    thresholds = {"paper": settings["thresholds"][0], "share": find_threshold(model, scores, settings["share"])}
+    for rule, threshold in thresholds.items():
+        plan = cn.plan(scores, threshold=threshold)
+        removals.append(
+            {
+                "rule": rule,
+                "threshold": threshold,
+                **measure_removal(model, plan, data.test),
+                "fine_tuned": tune(f"{rule}/ours", plan),
+                "random": [
+                    tune(f"{rule}/random-{draw}", plan.random(seed=draw)) for draw in range(settings["draws"])
+                ],
+                "critical": tune(f"{rule}/critical", plan.critical(scores)),
+            }
+        )
+    return {"reference": measure(model, data.test), "solver": describe_solver(scores), "removals": removals}
+
+
+def find_threshold(model: nn.Module, scores: cn.Scores, share: float) -> float:
+    """The lowest threshold at which the share of the parameters is removed, as the authors count it, or else the
+    largest score."""
+    levels = np.unique(np.concatenate(list(scores.values())))
+    at = bisect_left(levels, share, key=lambda level: share_as_published(model, cn.plan(scores, threshold=level)))
+    return float(levels[min(at, len(levels) - 1)])
 
 
 def score_reference(settings: Settings, runs: Runs) -> tuple[nn.Module, Dataset, cn.Scores]:
@@ -115,7 +130,7 @@ def score_decoupled(settings: Settings, runs: Runs) -> tuple[nn.Module, cn.Score
     drawn = {**settings, "batch": {**settings["batch"], "correct": correct}}
     batch = draw(drawn, runs.load(data), decoupled.model)
     score = partial(_score, **settings["score"])
-    return decoupled.model, score_parts(decoupled, batch.inputs, batch.labels, score=score)
+    return decoupled.model, score_parts(decoupled, batch.inputs, batch.labels, score=score, **settings["parts"])
 
 
 def _score(model: nn.Module, inputs: Any, labels: Any, **settings: Any) -> cn.Scores:

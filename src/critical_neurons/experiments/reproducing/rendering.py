@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
 
 from critical_neurons.experiments.paper import TABLES as PUBLISHED
-from critical_neurons.experiments.reproducing.cells import DATA, NETWORKS, Settings
+from critical_neurons.experiments.reproducing.cells import DATA, FOLLOWED, NETWORKS, Settings
 from critical_neurons.experiments.reproducing.plotting import draw_figure
 from critical_neurons.experiments.store import Cell, Record, Store
 from critical_neurons.experiments.tables import Labels, Published, Row, Table, set_beside, summarise
@@ -19,6 +20,9 @@ Values: TypeAlias = Mapping[str, float | None]
 """Shares by column, of one seed; None where there can be none."""
 
 Entries: TypeAlias = Iterable[tuple[Labels, Values]]
+
+Read: TypeAlias = Callable[[Cell, Settings], Entries]
+"""A cell and its result to the rows that it has figures for."""
 
 REMOVED = ("units", "parameters")
 """Units removed, and parameters really removed; `prune` is what the authors count."""
@@ -31,9 +35,6 @@ FURTHER = (*REMOVED, *NORMS)
 
 NOTHING_REMOVED: Values = dict.fromkeys(FURTHER)
 
-FIGURES = ("batches", "training", "lambda")
-"""What the paper draws. Their tables have one row for every point."""
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -41,7 +42,7 @@ class Layout:
     paper's order; where there is none, they come in the order of the cells."""
 
     published: Published
-    read: Callable[[Cell, Settings], Entries]
+    read: Read
     further: tuple[str, ...] = FURTHER
     notes: tuple[str, ...] = ()
 
@@ -138,27 +139,41 @@ def _read_appendix(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Value
         )
 
 
-def _read_table_2(rule: str, *formulations: str | None) -> Callable[[Cell, Settings], Entries]:
+def _read_table_2(rule: str) -> Read:
+    """Of networks that are scored as a whole. At thresholds chosen layer by layer their mean is told."""
+
     def read(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Values]]:
         settings = cell.settings
-        if settings["score"].get("formulation") not in formulations:
-            return
-        labels = (DATA[settings["data"]], NETWORKS[settings["network"]], f"{settings['thresholds'][0]:g}")
-        for removal in result["removals"]:
-            if removal["rule"] == rule:
-                yield (
-                    labels,
-                    {
-                        "Ref": result["reference"],
-                        "RP": fmean(removal["random"]),
-                        "CP": removal["critical"],
-                        "Ours": removal["accuracy"],
-                        "Ours + FT": removal["fine_tuned"],
-                        **_removed(removal),
-                    },
-                )
+        labels: Labels = (DATA[settings["data"]], NETWORKS[settings["network"]])
+        for removal in result["removals"] if settings["kind"] == "comparison" else ():
+            if removal["rule"] != rule:
+                continue
+            if rule == "paper":
+                yield (*labels, f"{removal['threshold']:g}"), _read_comparison(result, removal)
+            else:
+                used = fmean(removal["threshold"].values())
+                yield labels, {**_read_comparison(result, removal), USED: used}
 
     return read
+
+
+def _read_deep(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Values]]:
+    """VGG-16 by program and rule."""
+    if cell.settings["kind"] == "decoupled":
+        program = cell.settings["score"].get("formulation", "paper")
+        for removal in result["removals"]:
+            yield (program, removal["rule"]), {**_read_comparison(result, removal), USED: removal["threshold"]}
+
+
+def _read_comparison(result: Settings, removal: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        "Ref": result["reference"],
+        "RP": fmean(removal["random"]),
+        "CP": removal["critical"],
+        "Ours": removal["accuracy"],
+        "Ours + FT": removal["fine_tuned"],
+        **_removed(removal),
+    }
 
 
 def _read_transfer(cell: Cell, result: Settings) -> Entries:
@@ -181,25 +196,18 @@ def _read_snip_transfer(cell: Cell, result: Settings) -> Entries:
     return [(labels, {"Ref": result["reference"], "masked": result["accuracy"], **_removed(result)})]
 
 
-def _read_rescale(objective: str) -> Callable[[Cell, Settings], Entries]:
-    def read(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Values]]:
-        score = cell.settings["score"]
-        if score["objective"] == objective:
-            subtracted = f"s - {score['rescale']}" if score["rescale"] else "s"
-            (removal,) = result["removals"]
-            yield (
-                (DATA[cell.settings["data"]], subtracted),
-                {"Ref": result["reference"], "masked": removal["accuracy"], **_removed(removal)},
-            )
-
-    return read
+def _read_rescale(cell: Cell, result: Settings) -> Entries:
+    subtracted = cell.settings["score"]["rescale"]
+    (removal,) = result["removals"]
+    labels = (DATA[cell.settings["data"]], f"s - {subtracted}" if subtracted else "s")
+    return [(labels, {"Ref": result["reference"], "masked": removal["accuracy"], **_removed(removal)})]
 
 
-def _read_point(label: Callable[[Settings], str]) -> Callable[[Cell, Settings], Entries]:
+def _read_point(label: Callable[[Settings], str]) -> Read:
     def read(cell: Cell, result: Settings) -> Entries:
         (removal,) = result["removals"]
         values = {"reference": result["reference"], "accuracy": removal["accuracy"], **_removed(removal)}
-        return [((label(cell.settings),), values)]
+        return [((cell.settings["score"]["objective"], label(cell.settings)), values)]
 
     return read
 
@@ -208,7 +216,7 @@ def _read_epochs(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Values]
     form = "incremental" if cell.settings["incremental"] else "plain"
     for epoch in result["epochs"]:
         yield (
-            (form, str(epoch["epoch"])),
+            (f"{form}, {cell.settings['score']['objective']}", str(epoch["epoch"])),
             {
                 "reference": epoch["reference"],
                 "accuracy": epoch["accuracy"],
@@ -230,78 +238,144 @@ def _read_difference(cell: Cell, result: Settings) -> Entries:
     return [((NETWORKS[network], change.replace("-", " ")), values)]
 
 
-def _unpublished(title: str, headings: Labels, *columns: str) -> Published:
-    return Published(title, headings, columns, {})
+def _restrict(read: Read, keep: Callable[[Settings], bool]) -> Read:
+    return lambda cell, result: read(cell, result) if keep(cell.settings) else ()
 
+
+def _has_objective(objective: str) -> Callable[[Settings], bool]:
+    """SNIP's cells have no program and count for every objective; VGG-16, which has one alone, stands with ours."""
+
+    def counts(settings: Settings) -> bool:
+        if settings["network"] == "vgg16":
+            return objective == "balanced"
+        return settings.get("method", "scores") != "scores" or bool(settings["score"]["objective"] == objective)
+
+    return counts
+
+
+def _per_objective(name: str, layout: Layout, **objectives: str) -> dict[str, Layout]:
+    """The same table for every objective, by the ends of their names."""
+    return {
+        name + end: replace(
+            layout,
+            published=layout.published if objective == "balanced" else _without_others(layout.published),
+            read=_restrict(layout.read, _has_objective(objective)),
+            notes=(*layout.notes, OBJECTIVES[objective]),
+        )
+        for end, objective in {"": "balanced", "-authors": "authors", **objectives}.items()
+    }
+
+
+def _without_others(published: Published) -> Published:
+    """Without the rows of other networks than LeNet-5: only that is scored with every objective."""
+    others = set(NETWORKS.values()) - {NETWORKS["lenet5"]}
+    return replace(published, figures={k: v for k, v in published.figures.items() if not others & set(k)})
+
+
+def _per_network(name: str, title: str, headings: Labels, read: Read, further: tuple[str, ...]) -> dict[str, Layout]:
+    """A figure for each of the followed networks."""
+    return {
+        f"{name}-{data}-{network}": Layout(
+            Published(f"{title}: {NETWORKS[network]} on {DATA[data]}", headings, POINT, {}),
+            _restrict(read, partial(_is_of, data, network)),
+            further,
+        )
+        for data, network in FOLLOWED
+    }
+
+
+def _is_of(data: str, network: str, settings: Settings) -> bool:
+    return (settings["data"], settings["network"]) == (data, network)
+
+
+OBJECTIVES = {
+    "balanced": "Our objective: every layer's scores count by their mean. VGG-16 has that of the authors' code.",
+    "authors": "The objective of the authors' code: a convolution's scores are divided by its kernel's size, too.",
+    "paper": "The objective as printed.",
+}
+
+USED = "threshold, mean"
+"""That was used, in percent."""
 
 POINT = ("reference", "accuracy", "prune")
-DEEP = {labels: figures for labels, figures in PUBLISHED["table-2"].figures.items() if labels[1] == NETWORKS["vgg16"]}
-SHALLOW = {labels: figures for labels, figures in PUBLISHED["table-2"].figures.items() if labels not in DEEP}
+PUBLISHED_2 = PUBLISHED["table-2"]
+DEEP = next(figures for labels, figures in PUBLISHED_2.figures.items() if labels[1] == NETWORKS["vgg16"])
+SHALLOW = {labels: figures for labels, figures in PUBLISHED_2.figures.items() if labels[1] != NETWORKS["vgg16"]}
+CHOSEN = replace(
+    PUBLISHED_2,
+    headings=PUBLISHED_2.headings[:2],
+    figures={labels[:2]: figures for labels, figures in SHALLOW.items()},
+)
+TITLE_LAMBDA = f"Accuracy and share by λ: {NETWORKS['lenet5']} on {DATA['fashion']}"
+
 
 LAYOUTS: Mapping[str, Mapping[str, Layout]] = {
-    "table-1": {"table-1": Layout(PUBLISHED["table-1"], _read_table_1)},
-    "table-1-appendix": {"table-1-appendix": Layout(PUBLISHED["table-1-appendix"], _read_appendix)},
+    "table-1": _per_objective("table-1", Layout(PUBLISHED["table-1"], _read_table_1)),
+    "table-1-appendix": _per_objective("table-1-appendix", Layout(PUBLISHED["table-1-appendix"], _read_appendix)),
     "table-2": {
-        "table-2": Layout(
-            PUBLISHED["table-2"],
-            _read_table_2("paper", None, "linearised"),
-            FURTHER,
-            (
-                "Ours at the paper's thresholds, VGG-16 linearised. L1, L2: as many units of every layer removed, "
-                "those with the smallest norm of weights.",
+        **_per_objective(
+            "table-2",
+            Layout(
+                replace(PUBLISHED_2, figures=SHALLOW),
+                _read_table_2("paper"),
+                FURTHER,
+                (
+                    "Ours at the paper's thresholds. L1, L2: as many units of every layer removed, those with the "
+                    "smallest norm of weights.",
+                ),
             ),
         ),
-        "table-2-chosen": Layout(
-            replace(PUBLISHED["table-2"], figures=SHALLOW),
-            _read_table_2("validation", None),
-            FURTHER,
-            (
-                "Ours at thresholds chosen on validation images, one for every layer: raised until the paper's share "
-                "less 5 points is removed, then while no more accuracy is lost than in the paper.",
+        **_per_objective(
+            "table-2-chosen",
+            Layout(
+                CHOSEN,
+                _read_table_2("validation"),
+                (USED, *FURTHER),
+                (
+                    "Ours at thresholds chosen on validation images, one for every layer: raised until the paper's "
+                    "share less 5 points is removed, then while no more accuracy is lost than in the paper.",
+                ),
             ),
         ),
         "table-2-deep": Layout(
-            replace(PUBLISHED["table-2"], figures=DEEP),
-            _read_table_2("paper", "paper"),
-            FURTHER,
-            ("VGG-16 with the paper's rows.",),
+            replace(
+                PUBLISHED_2,
+                title="Table 2, VGG-16 on CIFAR-10, trained in parts",
+                headings=("program", "rule"),
+                figures={(program, rule): DEEP for program in ("paper", "linearised") for rule in ("paper", "share")},
+            ),
+            _read_deep,
+            (USED, *FURTHER),
+            ("Rules: the paper's threshold, 0.3, and the threshold that removes the paper's share.",),
         ),
     },
-    "table-3": {"table-3": Layout(PUBLISHED["table-3"], _read_transfer, REMOVED)},
-    "snip": {"snip": Layout(PUBLISHED["snip"], _read_snip, (*REMOVED, "Ref"))},
-    "snip-transfer": {"snip-transfer": Layout(PUBLISHED["snip-transfer"], _read_snip_transfer, REMOVED)},
-    "rescale": {
-        "rescale": Layout(PUBLISHED["rescale"], _read_rescale("balanced"), notes=("The balanced objective.",)),
-        "rescale-printed": Layout(PUBLISHED["rescale"], _read_rescale("paper"), notes=("The objective as printed.",)),
-    },
-    "batches": {
-        "batches": Layout(
-            _unpublished("Robustness to the batch: LeNet-5 on Fashion-MNIST", ("batch",), *POINT),
-            _read_point(lambda settings: str(settings["batch"]["seed"])),
-        )
-    },
-    "training": {
-        "training": Layout(
-            _unpublished("Scores during training: LeNet-5 on Fashion-MNIST", ("form", "epoch"), *POINT),
-            _read_epochs,
-            ("units",),
-        )
-    },
+    "table-3": _per_objective("table-3", Layout(PUBLISHED["table-3"], _read_transfer, REMOVED)),
+    "snip": _per_objective("snip", Layout(PUBLISHED["snip"], _read_snip, (*REMOVED, "Ref"))),
+    "snip-transfer": _per_objective(
+        "snip-transfer", Layout(PUBLISHED["snip-transfer"], _read_snip_transfer, REMOVED)
+    ),
+    "rescale": _per_objective("rescale", Layout(PUBLISHED["rescale"], _read_rescale), **{"-printed": "paper"}),
+    "batches": _per_network(
+        "batches",
+        "Robustness to the batch",
+        ("objective", "batch"),
+        _read_point(lambda settings: str(settings["batch"]["seed"])),
+        FURTHER,
+    ),
+    "training": _per_network("training", "Scores during training", ("form", "epoch"), _read_epochs, ("units",)),
     "lambda": {
         "lambda": Layout(
-            _unpublished("Accuracy and share by λ: LeNet-5 on Fashion-MNIST", ("λ",), *POINT),
+            Published(TITLE_LAMBDA, ("objective", "λ"), POINT, {}),
             _read_point(lambda settings: f"{settings['score']['loss_weight']:g}"),
         )
     },
     "differences": {
         "differences": Layout(
-            _unpublished(
+            Published(
                 "What the paper leaves open, one change at a time: Fashion-MNIST",
                 ("network", "change"),
-                "reference",
-                "accuracy",
-                "biases left",
-                "prune",
+                ("reference", "accuracy", "biases left", "prune"),
+                {},
             ),
             _read_difference,
             notes=("Biases left: masked as in the authors' code, which leaves removed units their biases.",),
@@ -309,3 +383,6 @@ LAYOUTS: Mapping[str, Mapping[str, Layout]] = {
     },
 }
 """By table or figure, then by file."""
+
+FIGURES = tuple(name for table in ("batches", "training", "lambda") for name in LAYOUTS[table])
+"""Files of what the paper draws. Their tables have one row for every point."""

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from critical_neurons.errors import InvalidSettingError, MissingExtraError, OutputError
-from critical_neurons.experiments.reproducing.cells import Schedule, Settings, describe_schedule
+from critical_neurons.experiments.reproducing.cells import Schedule, Settings, describe_schedule, find_data_sets
 from critical_neurons.experiments.reproducing.following import run_epochs
 from critical_neurons.experiments.reproducing.removing import run_comparison, run_decoupled, run_removal
-from critical_neurons.experiments.reproducing.runs import Runs, find_data
+from critical_neurons.experiments.reproducing.runs import Runs
 from critical_neurons.experiments.reproducing.transferring import run_transfer
 from critical_neurons.experiments.store import Cell, Store
 from critical_neurons.spreading import Piece, Tell, hire
@@ -61,9 +61,8 @@ def run_cells(
     """
     _check_schedules(cells, runs.schedule)
     references, missing = find_work(cells, store)
-    if runs.data is not None:
-        for data in sorted({data for cell in missing for data in find_data_sets(cell.settings)}):
-            find_data(runs.data, data)
+    for data, digest in sorted({item for cell in missing for item in cell.settings["pictures"].items()}):
+        runs.check_pictures(data, digest)
     try:
         import threadpoolctl  # noqa: F401  results on more threads than one would not be the same
     except ImportError as error:
@@ -96,10 +95,6 @@ def find_references(settings: Settings) -> Iterator[Reference]:
         yield Reference(settings["network"], settings["data"], settings["seed"])
     if "target" in settings:
         yield Reference(settings["network"], settings["target"], settings["seed"])
-
-
-def find_data_sets(settings: Settings) -> list[str]:
-    return [settings[each] for each in ("data", "target") if each in settings]
 
 
 def _check_schedules(cells: Collection[Cell], schedule: Schedule) -> None:

@@ -12,11 +12,18 @@ import torch
 from torch import nn
 
 from critical_neurons.errors import InvalidInputError
-from critical_neurons.experiments.data import HUB_IDS, Dataset, Part, load_dataset
+from critical_neurons.experiments.data import HUB_IDS, Dataset, Part, digest_pictures, load_dataset
 from critical_neurons.experiments.decoupled import Decoupled, decouple, train_parts
 from critical_neurons.experiments.models import MODELS, vgg16
 from critical_neurons.experiments.recipes import Recipe
-from critical_neurons.experiments.reproducing.cells import FOLDERS, WHOLE, Schedule, find_recipe
+from critical_neurons.experiments.reproducing.cells import (
+    BEST_RECIPES,
+    FOLDERS,
+    FOLLOWED,
+    WHOLE,
+    Schedule,
+    find_recipe,
+)
 from critical_neurons.experiments.training import EPOCH, build_model, train
 from critical_neurons.files import make_folder
 from critical_neurons.loading.models import load_model
@@ -27,42 +34,56 @@ Tell: TypeAlias = Callable[[str, int, int], None]
 DECOUPLED = "decoupled.pt"
 """The checkpoint of a network trained in parts, in the folder of its training."""
 
-KEPT_EPOCHS = (("lenet5", "fashion"),)
-"""Networks and data of the figure over epochs."""
-
 
 @dataclass(frozen=True)
 class Runs:
     """`folder` keeps the trainings, which go on where they were stopped; those cut down have places of their own.
-    `data` is a folder of data sets, None for those of the hub."""
+    `data` is a folder of data sets, None for those of the hub; `recipes` are those networks are trained by."""
 
     folder: Path
     data: Path | None = None
     schedule: Schedule = WHOLE
     cache: Path | None = None
+    recipes: str = BEST_RECIPES
     tell: Tell = lambda what, done, of: None
 
     def load(self, data: str) -> Dataset:
-        source = HUB_IDS[FOLDERS[data]] if self.data is None else str(find_data(self.data, data))
-        return _load(source, self.cache, self.schedule.images, self.schedule.measured)
+        return _load(self._source(data), self.cache, self.schedule.images, self.schedule.measured)
+
+    def check_pictures(self, data: str, expected: str) -> None:
+        """Results on other pictures than the paper's are none of its cells."""
+        found = digest_pictures(self._source(data), cache=self.cache)
+        if found != expected:
+            raise InvalidInputError(
+                f"{self._source(data)}: other pictures than those of {HUB_IDS[FOLDERS[data]]} (digest {found}, not "
+                f"{expected}). Accepted: the original pixels, in any lossless format; a copy that went through JPEG "
+                f"has others. To fetch them: hf download {HUB_IDS[FOLDERS[data]]} --repo-type dataset --local-dir "
+                f"{FOLDERS[data]}"
+            )
+
+    def _source(self, data: str) -> str:
+        return HUB_IDS[FOLDERS[data]] if self.data is None else str(find_data(self.data, data))
 
     def build(self, network: str, seed: int) -> nn.Module:
         """The untrained network. The same seed gives the same weights."""
         narrow = self.schedule.narrow if network == "vgg16" else 1
         return build_model(MODELS[network].factory if narrow == 1 else partial(vgg16, narrow=narrow), seed)
 
+    def find_recipe(self, network: str, data: str) -> Recipe:
+        return find_recipe(network, data, self.recipes)
+
     def train_reference(self, network: str, data: str, seed: int) -> nn.Module:
         """The network as the paper trains it on the data set."""
         if network == "vgg16":
             return self.train_decoupled(self.build(network, seed), data, seed, data, network, f"seed-{seed}").model
-        keep = (network, data) in KEPT_EPOCHS
-        recipe = find_recipe(network, data)
+        keep = (data, network) in FOLLOWED
+        recipe = self.find_recipe(network, data)
         names = (data, network, f"seed-{seed}")
         return self.train(self.build(network, seed), data, recipe, seed, *names, keep_epochs=keep)
 
     def load_epoch(self, network: str, data: str, seed: int, number: int) -> nn.Module:
         """What `train_reference` has kept of an epoch, where it keeps epochs."""
-        folder = self._place(find_recipe(network, data), data, network, f"seed-{seed}")
+        folder = self._place(self.find_recipe(network, data), data, network, f"seed-{seed}")
         return load_model(network, folder / EPOCH.format(number))
 
     def train(
@@ -83,7 +104,7 @@ class Runs:
         """The same in parts, each with a head of its own."""
         assert isinstance(model, nn.Sequential)
         training = self.load(data).training
-        whole = find_recipe("vgg16", data)
+        whole = self.find_recipe("vgg16", data)
         recipe = self.schedule.shorten(whole)
         found = decouple(model, training.inputs[:1], seed=seed)
         folder = make_folder(self._place(whole, *names))
@@ -107,7 +128,8 @@ class Runs:
             "narrow": self.schedule.narrow if self.schedule.narrow > 1 else None,
         }
         shortened = "-".join(f"{name}-{value}" for name, value in cut.items() if value is not None)
-        return self.folder.joinpath(*([shortened] if shortened else []), *names)
+        others = "" if self.recipes == BEST_RECIPES else f"recipes-{self.recipes}"
+        return self.folder.joinpath(*filter(None, (others, shortened)), *names)
 
 
 def find_data(folder: Path, data: str) -> Path:

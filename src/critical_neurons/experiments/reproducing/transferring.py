@@ -19,6 +19,7 @@ from critical_neurons.experiments.recipes import Recipe
 from critical_neurons.experiments.reproducing.cells import Settings
 from critical_neurons.experiments.reproducing.removing import (
     describe_solver,
+    find_threshold,
     measure,
     score_decoupled,
     score_on,
@@ -64,7 +65,10 @@ def _choose_units(initial: nn.Module, runs: Runs, settings: Settings) -> tuple[c
         _, scores = score_decoupled(settings, runs)
     else:
         _, _, scores = score_reference(settings, runs)
-    plan = cn.plan(scores, threshold=settings["threshold"])
+    threshold = settings["threshold"]
+    if threshold is None:
+        threshold = find_threshold(initial, scores, settings["share"])
+    plan = cn.plan(scores, threshold=threshold)
     if settings["method"] == "scores":
         return plan, describe_solver(scores)
     batch = _draw_for_snip(source, settings)
