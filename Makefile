@@ -37,5 +37,10 @@ benchmarks: .venv/dev.installed  ## Time the cases that are not stored yet; docs
 	$(PIP) --editable '.[$*]'
 	touch $@
 
+# The paper's experiments are a package of their own.
+.venv/dev.installed: .venv/torch.installed pyproject.toml reproduction/pyproject.toml
+	$(PIP) --editable '.[dev]' --editable ./reproduction
+	touch $@
+
 clean:
-	rm -rf .venv demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build src/*.egg-info
+	rm -rf .venv demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build src/*.egg-info reproduction/build reproduction/src/*.egg-info

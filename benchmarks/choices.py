@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from critical_neurons.cli.removing import MOST_PER_CLASS
+from critical_neurons.cli.options import MOST_PER_CLASS
 
 CLASSES = 10
 SIZES = (10, 100, 300, 1000, 3000)

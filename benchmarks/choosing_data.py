@@ -25,15 +25,15 @@ from torch import Tensor, nn
 import critical_neurons as cn
 from choices import CHOICES, Choice
 from choosing_data_page import write_page
+from critical_neurons.core.environment import digest_source
+from critical_neurons.core.scores import average_scores
+from critical_neurons.core.settings import Compensation
 from critical_neurons.errors import CriticalNeuronsError
-from critical_neurons.experiments.data import Dataset, Part
-from critical_neurons.experiments.reproducing.cells import select_cells
-from critical_neurons.experiments.reproducing.runs import Runs
-from critical_neurons.experiments.store import Cell, Store
-from critical_neurons.measuring import measure_accuracy
-from critical_neurons.pipeline import Compensation
-from critical_neurons.scores import average_scores
-from critical_neurons.surroundings import digest_source
+from critical_neurons.removal.metrics import measure_accuracy
+from critical_neurons_reproduction.datasets import Dataset, Part
+from critical_neurons_reproduction.experiments.cells import select_cells
+from critical_neurons_reproduction.experiments.workspace import Runs
+from critical_neurons_reproduction.store import Cell, Store
 from quality import (
     COMPENSATIONS,
     PLAIN,

@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 from scipy.stats import t as student
 
 from choices import QUESTIONS, Choice, Question
-from critical_neurons.experiments.reproducing.cells import DATA, NETWORKS
-from critical_neurons.experiments.store import Cell, Record
-from critical_neurons.experiments.tables import summarise
-from critical_neurons.files import write_atomically
+from critical_neurons.core.files import write_atomically
+from critical_neurons_reproduction.experiments.cells import DATA, NETWORKS
+from critical_neurons_reproduction.result_tables import summarise
+from critical_neurons_reproduction.store import Cell, Record
 from quality_page import TITLES
 
 CONFIDENCE = 0.95

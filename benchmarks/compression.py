@@ -18,8 +18,9 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
-from critical_neurons.loading import Look, load_batch, load_model
-from critical_neurons.measuring import measure_accuracy
+from critical_neurons.io.data import Look, load_batch
+from critical_neurons.io.models import load_model
+from critical_neurons.removal.metrics import measure_accuracy
 from storing import SEED, store_line
 
 RESULTS = Path(__file__).parent / "results" / "compression.jsonl"

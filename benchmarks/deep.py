@@ -58,7 +58,7 @@ def score(network: str, program: str, *, data: Path, weights: Path, folder: Path
 def judge(network: str, choice: str, *, data: Path, weights: Path, folder: Path) -> dict[str, Any]:
     """The accuracy left at half the multiply-adds, refitted and not, on validation images; seconds of choosing."""
     import quality
-    from critical_neurons.measuring import measure_accuracy
+    from critical_neurons.removal.metrics import measure_accuracy
 
     subject, part = _load(network, data, weights, folder)
     judged = quality.Judge(subject, part)
@@ -86,8 +86,8 @@ def _choose(network: str, choice: str, subject: Any, compensate: str, folder: Pa
 def _load(network: str, data: Path, weights: Path, folder: Path) -> tuple[Any, Any]:
     """The network with its calibration images, and the validation images."""
     import quality
-    from critical_neurons.experiments.reproducing.runs import Runs
-    from critical_neurons.loading import load_model
+    from critical_neurons.io.models import load_model
+    from critical_neurons_reproduction.experiments.workspace import Runs
 
     case = next(case for case in quality.CASES if case.network == network)
     images = quality.load_images(case, Runs(folder, data))

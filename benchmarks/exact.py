@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 
 import critical_neurons as cn
-from critical_neurons.loading import Look, load_batch
-from critical_neurons.measuring import measure_accuracy
+from critical_neurons.io.data import Look, load_batch
+from critical_neurons.removal.metrics import measure_accuracy
 from storing import SEED, store_line
 
 RESULTS = Path(__file__).parent / "results" / "exact.jsonl"

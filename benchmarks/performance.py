@@ -31,9 +31,9 @@ import numpy as np
 
 import deep
 from critical_neurons.errors import CriticalNeuronsError, SolverError
-from critical_neurons.experiments.reproducing.cells import select_cells
-from critical_neurons.experiments.reproducing.runs import find_data
-from critical_neurons.experiments.store import Cell, Record, Store
+from critical_neurons_reproduction.experiments.cells import select_cells
+from critical_neurons_reproduction.experiments.workspace import find_data
+from critical_neurons_reproduction.store import Cell, Record, Store
 from performance_page import TABLE, write_page
 from storing import SEED
 from timing import measure
@@ -227,9 +227,9 @@ def prepare(place: Place) -> None:
     """FC-3 and LeNet-5, trained, and the images to score on, where they are not in the folder yet."""
     import torch
 
-    from critical_neurons.experiments.models import fc3, lenet5
-    from critical_neurons.files import make_folder
-    from critical_neurons.measuring import measure_accuracy
+    from critical_neurons.core.files import make_folder
+    from critical_neurons.io.builtin_models import fc3, lenet5
+    from critical_neurons.removal.metrics import measure_accuracy
 
     folder = make_folder(place.runs)
     kept = folder / f"{place.images}.npz"
@@ -260,7 +260,7 @@ def load_images(place: Place) -> tuple[Any, Any]:
     from torch.nn import functional
 
     if place.data is not None:
-        from critical_neurons.loading import Look, load_batch
+        from critical_neurons.io.data import Look, load_batch
 
         source = str(find_data(place.data, "mnist"))
         return load_batch(source, per_class=500, seed=SEED, look=Look(channels=3, resize=32))
@@ -286,7 +286,7 @@ def train(model: Any, inputs: Any, labels: Any) -> None:
 def load(place: Place, network: str, images: int) -> tuple[Any, Any, Any]:
     import torch
 
-    from critical_neurons.experiments.models import MODELS
+    from critical_neurons.io.builtin_models import MODELS
 
     model = MODELS[network].factory()
     model.load_state_dict(torch.load(place.runs / f"{network}-{place.images}.pt", weights_only=True))

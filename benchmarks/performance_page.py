@@ -11,12 +11,12 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure as Picture
 
-from critical_neurons.experiments.reproducing.cells import NETWORKS
-from critical_neurons.experiments.store import Record
-from critical_neurons.files import make_folder, write_atomically
-from critical_neurons.scoring import SCORE_DECIMALS
-from critical_neurons.solving.cuts import FEASIBILITY_TOLERANCE
-from critical_neurons.solving.engine import FEASIBILITY
+from critical_neurons.api.score import SCORE_DECIMALS
+from critical_neurons.core.files import make_folder, write_atomically
+from critical_neurons.solvers.cutting_planes import FEASIBILITY_TOLERANCE
+from critical_neurons.solvers.lp_engine import FEASIBILITY
+from critical_neurons_reproduction.experiments.cells import NETWORKS
+from critical_neurons_reproduction.store import Record
 
 TABLE = "performance"
 TITLES = {**NETWORKS, "resnet20": "ResNet-20"}

@@ -20,13 +20,13 @@ from torch.nn import functional
 from torch_pruning.pruner import importance as tp
 
 import critical_neurons as cn
-from critical_neurons.compensating import reads_units
-from critical_neurons.compensating.eliminating import NONE, Consumer, eliminate
-from critical_neurons.compensating.gathering import Moments, gather_moments
-from critical_neurons.experiments.baselines import measure_sensitivity
-from critical_neurons.measuring import predict
-from critical_neurons.network import Floats, Ints, Network, Wiring
-from critical_neurons.plans import group_units
+from critical_neurons.core.network import Floats, Ints, Network, Wiring
+from critical_neurons.core.plan import group_units
+from critical_neurons.removal.metrics import predict
+from critical_neurons.selection.elimination import NONE, Consumer, eliminate
+from critical_neurons.selection.layerwise_search import reads_units
+from critical_neurons.selection.statistics import Moments, gather_moments
+from critical_neurons_reproduction.baselines import measure_sensitivity
 
 BATCH_SIZE = 64
 

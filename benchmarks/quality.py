@@ -31,19 +31,19 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
-from critical_neurons.costs import count_cost
+from critical_neurons.core.costs import count_cost
+from critical_neurons.core.network import Floats
 from critical_neurons.errors import CriticalNeuronsError
-from critical_neurons.experiments.data import VALIDATION_SHARE, Dataset, Part, load_stored
-from critical_neurons.experiments.models import MODELS, fc3
-from critical_neurons.experiments.recipes import Recipe
-from critical_neurons.experiments.reproducing.cells import select_cells
-from critical_neurons.experiments.reproducing.runs import Runs, find_data
-from critical_neurons.experiments.sampling import draw_batch
-from critical_neurons.experiments.store import Cell, Store
-from critical_neurons.experiments.training import build_model, train
-from critical_neurons.loading import load_model
-from critical_neurons.measuring import measure_accuracy
-from critical_neurons.network import Floats
+from critical_neurons.io.builtin_models import MODELS, fc3
+from critical_neurons.io.models import load_model
+from critical_neurons.removal.metrics import measure_accuracy
+from critical_neurons_reproduction.datasets import VALIDATION_SHARE, Dataset, Part, load_stored
+from critical_neurons_reproduction.experiments.cells import select_cells
+from critical_neurons_reproduction.experiments.workspace import Runs, find_data
+from critical_neurons_reproduction.recipes import Recipe
+from critical_neurons_reproduction.sampling import draw_batch
+from critical_neurons_reproduction.store import Cell, Store
+from critical_neurons_reproduction.training import build_model, train
 from preferring import Subject, draw_random, list_methods, prefer
 from quality_page import OURS, RANDOM, UNIFORM, write_page
 

@@ -13,10 +13,10 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure as Picture
 
-from critical_neurons.experiments.reproducing.cells import DATA, NETWORKS
-from critical_neurons.experiments.store import Record
-from critical_neurons.experiments.tables import summarise
-from critical_neurons.files import make_folder, write_atomically
+from critical_neurons.core.files import make_folder, write_atomically
+from critical_neurons_reproduction.experiments.cells import DATA, NETWORKS
+from critical_neurons_reproduction.result_tables import summarise
+from critical_neurons_reproduction.store import Record
 
 OURS, RANDOM, UNIFORM = "ours", "random", ", one share"
 """How methods are called; the last is added to baselines that take one share of every layer."""

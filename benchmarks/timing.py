@@ -68,18 +68,18 @@ def follow_parts() -> Iterator[Parts]:
 
 def list_seams() -> dict[str, list[Seam]]:
     """Solvers are entered first, and leave what rows and tangents take to these."""
-    from critical_neurons import scoring
-    from critical_neurons.encoding.rows import PoolRows, ReluRows
-    from critical_neurons.encoding.softmax import SoftmaxTerm
-    from critical_neurons.solving.auto import AutoSolver
-    from critical_neurons.solving.barrier import BarrierSolver
-    from critical_neurons.solving.conic import ConicSolver
-    from critical_neurons.solving.highs import HighsSolver
+    from critical_neurons.api import score
+    from critical_neurons.formulations.lazy_rows import PoolRows, ReluRows
+    from critical_neurons.formulations.softmax import SoftmaxTerm
+    from critical_neurons.solvers.auto import AutoSolver
+    from critical_neurons.solvers.cvxpy_conic import ConicSolver
+    from critical_neurons.solvers.highs import HighsSolver
+    from critical_neurons.solvers.interior_point import BarrierSolver
 
     return {
-        "reading": [(scoring, "read_network"), (scoring, "run_model")],
-        "bounding": [(scoring, "bound_network")],
-        "encoding": [(scoring, "encode"), (scoring, "encode_literal")],
+        "reading": [(score, "read_network"), (score, "run_model")],
+        "bounding": [(score, "bound_network")],
+        "encoding": [(score, "encode"), (score, "encode_literal")],
         "judging rows": [(ReluRows, "violations"), (PoolRows, "violations")],
         "building rows": [(ReluRows, "build"), (PoolRows, "build")],
         "loss and tangents": [(SoftmaxTerm, "values"), (SoftmaxTerm, "cuts"), (SoftmaxTerm, "affine_forms")],

@@ -56,7 +56,7 @@ class Cluster:
     def _start(self, what: str, *options: object, path: tuple[Path, ...] = ()) -> subprocess.Popen[bytes]:
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT / "src", ROOT])),
+            "PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT / "src", ROOT / "reproduction" / "src", ROOT])),
             "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": str(self._allowed),
             "HOME": str(self._folder),
         }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from critical_neurons.network import Network
-from critical_neurons.scores import Scores
-from critical_neurons.solution import Status
+from critical_neurons.core.network import Network
+from critical_neurons.core.scores import Scores
+from critical_neurons.core.solution import Status
 from tests.zoo import share_case
 
 

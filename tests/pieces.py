@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_info
 
 import critical_neurons as cn
 from critical_neurons.errors import InvalidInputError, MissingExtraError
-from critical_neurons.spreading import find_allowed_threads
+from critical_neurons.parallel import find_allowed_threads
 
 
 def count(name, steps, log, tell):

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from critical_neurons.network import Floats, Ints, Network
-from critical_neurons.reading import read_network
+from critical_neurons.core.network import Floats, Ints, Network
+from critical_neurons.readers import read_network
 from tests.graphs import (
     DenseNet,
     Joined,

@@ -10,59 +10,64 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from critical_neurons.adapting import as_masks, as_torch_pruning
-    from critical_neurons.bounding import bound_network
-    from critical_neurons.bounds import Bounds, Interval
-    from critical_neurons.comparing import compare
-    from critical_neurons.comparison import Comparison
-    from critical_neurons.compressing import Compression, compress
-    from critical_neurons.encoding import Objective, budget_network, encode
-    from critical_neurons.keeping import export, load, save
-    from critical_neurons.network import Network
-    from critical_neurons.pipeline import inspect, mask, prune, solve
-    from critical_neurons.planning import plan
-    from critical_neurons.plans import Plan
-    from critical_neurons.program import Program
-    from critical_neurons.reading import read_network, reads
-    from critical_neurons.scores import Scores
-    from critical_neurons.scoring import score
-    from critical_neurons.searching import search
-    from critical_neurons.solution import Solution, Status, Step
-    from critical_neurons.workers import Workers
+    from critical_neurons.api.compare import compare
+    from critical_neurons.api.compress import Compression, compress
+    from critical_neurons.api.export import export
+    from critical_neurons.api.inspect import inspect
+    from critical_neurons.api.load import load
+    from critical_neurons.api.mask import mask
+    from critical_neurons.api.plan import plan
+    from critical_neurons.api.prune import prune
+    from critical_neurons.api.save import save
+    from critical_neurons.api.score import score
+    from critical_neurons.api.search import search
+    from critical_neurons.api.solve import solve
+    from critical_neurons.core.bounds import Bounds, Interval
+    from critical_neurons.core.comparison import Comparison
+    from critical_neurons.core.network import Network
+    from critical_neurons.core.plan import Plan
+    from critical_neurons.core.program import Program
+    from critical_neurons.core.scores import Scores
+    from critical_neurons.core.solution import Solution, Status, Step
+    from critical_neurons.core.workers import Workers
+    from critical_neurons.formulations import Objective, budget_network, encode
+    from critical_neurons.formulations.bound_propagation import bound_network
+    from critical_neurons.io.interop import as_masks, as_torch_pruning
+    from critical_neurons.readers import read_network, reads
 
 _HOMES = {
-    "Bounds": "bounds",
-    "Comparison": "comparison",
-    "Compression": "compressing",
-    "Interval": "bounds",
-    "Network": "network",
-    "Objective": "encoding",
-    "Plan": "plans",
-    "Program": "program",
-    "Scores": "scores",
-    "Solution": "solution",
-    "Status": "solution",
-    "Step": "solution",
-    "Workers": "workers",
-    "as_masks": "adapting",
-    "as_torch_pruning": "adapting",
-    "bound_network": "bounding",
-    "budget_network": "encoding",
-    "compare": "comparing",
-    "compress": "compressing",
-    "encode": "encoding",
-    "export": "keeping",
-    "inspect": "pipeline",
-    "load": "keeping",
-    "mask": "pipeline",
-    "plan": "planning",
-    "prune": "pipeline",
-    "read_network": "reading",
-    "reads": "reading",
-    "save": "keeping",
-    "score": "scoring",
-    "search": "searching",
-    "solve": "pipeline",
+    "Bounds": "core.bounds",
+    "Comparison": "core.comparison",
+    "Compression": "api.compress",
+    "Interval": "core.bounds",
+    "Network": "core.network",
+    "Objective": "formulations",
+    "Plan": "core.plan",
+    "Program": "core.program",
+    "Scores": "core.scores",
+    "Solution": "core.solution",
+    "Status": "core.solution",
+    "Step": "core.solution",
+    "Workers": "core.workers",
+    "as_masks": "io.interop",
+    "as_torch_pruning": "io.interop",
+    "bound_network": "formulations.bound_propagation",
+    "budget_network": "formulations",
+    "compare": "api.compare",
+    "compress": "api.compress",
+    "encode": "formulations",
+    "export": "api.export",
+    "inspect": "api.inspect",
+    "load": "api.load",
+    "mask": "api.mask",
+    "plan": "api.plan",
+    "prune": "api.prune",
+    "read_network": "readers",
+    "reads": "readers",
+    "save": "api.save",
+    "score": "api.score",
+    "search": "api.search",
+    "solve": "api.solve",
 }
 
 __all__ = [

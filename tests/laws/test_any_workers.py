@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 
 import critical_neurons as cn
-from critical_neurons.spreading import hire
-from critical_neurons.workers import HERE, Workers
+from critical_neurons.core.workers import HERE, Workers
+from critical_neurons.parallel import hire
 from tests.clusters import Cluster
 from tests.pieces import score_class_by_class
 from tests.zoo import ZOO, share_case

@@ -10,7 +10,7 @@ from torch import nn
 
 import critical_neurons as cn
 from critical_neurons.errors import InvalidSettingError
-from critical_neurons.pruning import remove_units
+from critical_neurons.removal.remove import remove_units
 from tests.drawing import draw_scores
 from tests.zoo import ZOO, share_case
 

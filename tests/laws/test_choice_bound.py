@@ -8,11 +8,11 @@ from itertools import combinations
 import pytest
 import torch
 
-from critical_neurons.compensating import relaxing
-from critical_neurons.compensating.eliminating import Consumer, measure_error
-from critical_neurons.compensating.relaxing import bound_error
-from tests.test_eliminating import CONSUMERS, draw_consumer
-from tests.test_exchanging import count_units
+from critical_neurons.selection import lower_bound
+from critical_neurons.selection.elimination import Consumer, measure_error
+from critical_neurons.selection.lower_bound import bound_error
+from tests.selection.test_elimination import CONSUMERS, draw_consumer
+from tests.selection.test_swaps import count_units
 
 ROUNDING = 1e-9
 TIGHT = 1e-6
@@ -32,7 +32,7 @@ def list_errors(consumers, count, kept, blocks=1):
 @pytest.mark.parametrize("turns", [1, 60])
 @pytest.mark.parametrize("name", CONSUMERS)
 def test_no_choice_is_better_than_the_bound(monkeypatch, name, turns):
-    monkeypatch.setattr(relaxing, "TURNS", turns)
+    monkeypatch.setattr(lower_bound, "TURNS", turns)
     consumers = CONSUMERS[name]
     count = count_units(consumers)
     for kept in range(count + 1):
@@ -62,5 +62,5 @@ def test_without_anything_felt_the_bound_is_nothing():
 
 
 def test_too_many_columns_have_none(monkeypatch):
-    monkeypatch.setattr(relaxing, "MOST_COLUMNS", 5)
+    monkeypatch.setattr(lower_bound, "MOST_COLUMNS", 5)
     assert bound_error([draw_consumer([*range(6)])], 6, 3) is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import critical_neurons as cn
-from critical_neurons.batch import digest_rows
+from critical_neurons.core.batch import digest_rows
 from tests.laws.test_masked_is_removed import SCORED, draw_plan
 from tests.zoo import build_model, draw_inputs
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import critical_neurons as cn
+from critical_neurons.core.plan import LayerPlan, Plan
+from critical_neurons.core.span import Span
 from critical_neurons.errors import InvalidSettingError
-from critical_neurons.plans import LayerPlan, Plan
-from critical_neurons.reading import run_model
-from critical_neurons.span import Span
+from critical_neurons.readers import run_model
 from tests.zoo import CHAINS, ZOO, share_case
 
 SAME_LOGITS = 1e-9

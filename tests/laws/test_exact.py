@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
-from critical_neurons.bounding import bound_network
-from critical_neurons.network import NO_UNIT, Affine, Concat, Floats, Input, MaxPool, Relu, Sum, pool_maximum
-from critical_neurons.pruning import units_that_stay
+from critical_neurons.core.network import NO_UNIT, Affine, Concat, Floats, Input, MaxPool, Relu, Sum, pool_maximum
+from critical_neurons.formulations.bound_propagation import bound_network
+from critical_neurons.removal.remove import units_that_stay
 from tests.drawing import draw_scores
 from tests.zoo import ZOO, Case, share_case
 

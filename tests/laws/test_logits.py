@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from critical_neurons.bounding import bound_network
-from critical_neurons.encoding.literal import encode_literal
-from critical_neurons.encoding.objective import Objective
-from critical_neurons.encoding.paper import encode_paper
+from critical_neurons.formulations.bound_propagation import bound_network
+from critical_neurons.formulations.full_space import encode_literal
+from critical_neurons.formulations.objective import Objective
+from critical_neurons.formulations.paper import encode_paper
 from tests.zoo import UNSCORED, ZOO, share_case
 
 LOGIT_TOLERANCE = 1e-10

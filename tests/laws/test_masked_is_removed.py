@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
+from critical_neurons.core.plan import LayerPlan, Plan, group_units
 from critical_neurons.errors import PlanMismatchError, PruningError
-from critical_neurons.plans import LayerPlan, Plan, group_units
-from critical_neurons.pruning import check_removal
+from critical_neurons.removal.remove import check_removal
 from tests.zoo import ZOO, build_model, draw_inputs
 
 SAME_OUTPUTS = 1e-9

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from critical_neurons.bounding import bound_network
-from critical_neurons.encoding import pools
-from critical_neurons.encoding.literal import encode_literal
-from critical_neurons.encoding.objective import Objective
-from critical_neurons.encoding.paper import encode_paper
-from critical_neurons.network import MaxPool
-from critical_neurons.reading import read_network
-from critical_neurons.solution import Status
-from critical_neurons.solving import Limits, find_solver, ignore_progress
+from critical_neurons.core.network import MaxPool
+from critical_neurons.core.solution import Status
+from critical_neurons.formulations import max_pooling
+from critical_neurons.formulations.bound_propagation import bound_network
+from critical_neurons.formulations.full_space import encode_literal
+from critical_neurons.formulations.objective import Objective
+from critical_neurons.formulations.paper import encode_paper
+from critical_neurons.readers import read_network
+from critical_neurons.solvers import Limits, find_solver, ignore_progress
 from tests.zoo import MAX_POOLED, ZOO, Case, share_case
 
 SAME_OPTIMUM = 1e-4
@@ -123,7 +123,7 @@ def test_windows_too_many_to_compare_relax_more(monkeypatch):
     """No rival is compared with its winner: the relaxation is weaker, the integer optimum the same."""
     names = [name for name in MAX_POOLED if name != "vgg"]
     compared = {name: (eliminated_relaxed(name, 0.0), eliminated_integer(name, 0.0)) for name in names}
-    monkeypatch.setattr(pools, "PAIR_LIMIT", 0)
+    monkeypatch.setattr(max_pooling, "PAIR_LIMIT", 0)
     gains = []
     for name, (relaxed, integer) in compared.items():
         weaker = solve(encode_paper, name, 0.0, integer=False)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import critical_neurons as cn
-from critical_neurons.measuring import count_parameters
+from critical_neurons.removal.metrics import count_parameters
 from tests.zoo import ZOO, build_model, share_case
 
 

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import critical_neurons as cn
-from critical_neurons.bounding import bound_network
-from critical_neurons.encoding.affine import AffineNetwork
-from critical_neurons.encoding.objective import Objective
-from critical_neurons.encoding.paper import Paper, encode_paper
-from critical_neurons.network import NO_UNIT, Relu
-from critical_neurons.plans import choose_highest, group_units
-from critical_neurons.reading import read_network
+from critical_neurons.core.network import NO_UNIT, Relu
+from critical_neurons.core.plan import choose_highest, group_units
+from critical_neurons.formulations.affine import AffineNetwork
+from critical_neurons.formulations.bound_propagation import bound_network
+from critical_neurons.formulations.objective import Objective
+from critical_neurons.formulations.paper import Paper, encode_paper
+from critical_neurons.readers import read_network
 from tests.zoo import GRAPHS, ZOO, build_model, draw_inputs, share_case
 
 ROUNDING = 1e-10

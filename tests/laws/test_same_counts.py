@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import critical_neurons as cn
-from critical_neurons.experiments.baselines import plan_by_activation, plan_by_norm, plan_by_sensitivity
-from critical_neurons.pruning import units_that_stay
+from critical_neurons.removal.remove import units_that_stay
+from critical_neurons_reproduction.baselines import plan_by_activation, plan_by_norm, plan_by_sensitivity
 from tests.zoo import ZOO, Case, share_case
 
 BASELINES: dict[str, Callable[[cn.Plan, Case], cn.Plan]] = {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from critical_neurons.bounding import bound_network
-from critical_neurons.encoding.literal import encode_literal
-from critical_neurons.encoding.objective import Objective
-from critical_neurons.encoding.paper import encode_paper
-from critical_neurons.solution import Status
-from critical_neurons.solving import Limits, find_solver, ignore_progress
+from critical_neurons.core.solution import Status
+from critical_neurons.formulations.bound_propagation import bound_network
+from critical_neurons.formulations.full_space import encode_literal
+from critical_neurons.formulations.objective import Objective
+from critical_neurons.formulations.paper import encode_paper
+from critical_neurons.solvers import Limits, find_solver, ignore_progress
 from tests.zoo import CHAINS, GRAPHS, share_case
 
 SAME_OPTIMUM = 1e-4

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import critical_neurons as cn
-from critical_neurons.exporting import EXPORT_TOLERANCE
+from critical_neurons.io.exporters import EXPORT_TOLERANCE
 from tests.zoo import ZOO, share_case
 
 EXPORTED = ["mlp with batch norm and dropout", "padding same", "resnet", "mobilenet", "densenet"]

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import critical_neurons as cn
-from critical_neurons import gating
-from critical_neurons.costs import count_cost, count_new_biases
-from critical_neurons.plans import group_units
+from critical_neurons.core.costs import count_cost, count_new_biases
+from critical_neurons.core.plan import group_units
+from critical_neurons.selection import gate_descent
 from tests.laws.test_masked_is_removed import SCORED
 from tests.zoo import build_model, draw_inputs
 
@@ -20,7 +20,7 @@ ROUNDING = 1e-9
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
-    monkeypatch.setattr(gating, "STEPS", FEW_STEPS)
+    monkeypatch.setattr(gate_descent, "STEPS", FEW_STEPS)
 
 
 def draw(name, count=40):

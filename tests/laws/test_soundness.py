@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from critical_neurons.bounding import bound_network
-from critical_neurons.network import NO_UNIT, Affine, Concat, Input, MaxPool, Relu, Sum, pool_maximum
-from critical_neurons.settings import BoundsName
+from critical_neurons.core.network import NO_UNIT, Affine, Concat, Input, MaxPool, Relu, Sum, pool_maximum
+from critical_neurons.core.settings import BoundsName
+from critical_neurons.formulations.bound_propagation import bound_network
 from tests.zoo import ZOO, Case, draw_inputs, share_case
 
 ROUNDING = 1e-12

@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from critical_neurons.core.workers import Workers
 from critical_neurons.errors import InvalidFileError, InvalidSettingError
-from critical_neurons.workers import Workers
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from critical_neurons import Plan, Scores
+
+
+MOST_PER_CLASS = 100
+"""Of a data set, where nothing else is asked for: what weights are refitted on."""
 
 ModelName = Annotated[
     str, typer.Argument(help="fc3, fc4, lenet5, vgg16, resnet20, or package.module:factory.", metavar="MODEL")
@@ -141,10 +147,10 @@ def read_pairs(option: str, texts: Sequence[str]) -> dict[str, Any]:
 
 def read_incumbent(path: Path) -> Plan | Scores:
     """A plan or scores, whichever the file holds."""
-    from critical_neurons import plans, scores
-    from critical_neurons.files import find_format
+    from critical_neurons.core import plan, scores
+    from critical_neurons.core.files import find_format
 
-    kinds: dict[str | None, type[Plan | Scores]] = {plans.FORMAT: plans.Plan, scores.FORMAT: scores.Scores}
+    kinds: dict[str | None, type[Plan | Scores]] = {plan.FORMAT: plan.Plan, scores.FORMAT: scores.Scores}
     found = find_format(path)
     if found not in kinds:
         raise InvalidFileError(
@@ -162,3 +168,23 @@ def read_threshold(text: str | None) -> float | Literal["mean"] | None:
         return float(text)
     except ValueError:
         raise InvalidSettingError(f"--threshold: a number or mean, got {text!r}.") from None
+
+
+def choose_example(model: str, inputs: Tensor | None, input_shape: str | None) -> Tensor:
+    """Inputs the model can be read with: from the data, of the given shape, or of the built-in network's."""
+    import torch
+
+    from critical_neurons.io.builtin_models import MODELS
+
+    if inputs is not None:
+        return inputs
+    if input_shape is not None:
+        shape = read_sizes("--input-shape", input_shape, "3,32,32")
+    elif model in MODELS:
+        shape = MODELS[model].input_shape
+    else:
+        raise InvalidSettingError(f"{model}: say what an input looks like, with --input-shape 3,32,32 or --data.")
+    try:
+        return torch.rand((2, *shape), generator=torch.Generator().manual_seed(0))
+    except (RuntimeError, TypeError) as error:
+        raise InvalidSettingError(f"--input-shape: {input_shape} is more than the memory holds.") from error

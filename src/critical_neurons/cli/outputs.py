@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from critical_neurons import Plan
-    from critical_neurons.exporting import Export
+    from critical_neurons.io.exporters import Export
 
 PLAN_KEY = "critical_neurons.plan"
 """Where the plan stands in the metadata of the smaller weights."""
@@ -49,7 +49,7 @@ def check_outputs(
     dry_run: bool,
     overwrite: bool = False,
 ) -> None:
-    from critical_neurons.files import check_folder, check_writable
+    from critical_neurons.core.files import check_folder, check_writable
 
     if dry_run:
         return
@@ -64,7 +64,7 @@ def check_outputs(
         if path is not None:
             check_writable(path)
     if folder is not None:
-        from critical_neurons.keeping import FILES
+        from critical_neurons.io.checkpoint import FILES
 
         check_folder(folder, FILES, overwrite=overwrite)
 
@@ -72,8 +72,8 @@ def check_outputs(
 def check_exports(paths: Sequence[Path], folder: Path, *, overwrite: bool) -> None:
     """A folder of `save` and files of `export` that do not stand in each other's way."""
     check_outputs(None, None, folder, dry_run=False, overwrite=overwrite)
-    from critical_neurons.files import check_writable
-    from critical_neurons.keeping import check_format
+    from critical_neurons.core.files import check_writable
+    from critical_neurons.io.exporters import check_format
 
     check_apart([("--output", path) for path in paths], folder=folder)
     for path in paths:
@@ -86,7 +86,7 @@ def write_exported(
 ) -> list[Export]:
     """Save and export; nothing is written before every export has been made and run."""
     import critical_neurons as cn
-    from critical_neurons.files import write_atomically
+    from critical_neurons.core.files import write_atomically
 
     with TemporaryDirectory() as drafts:
         exports = [
@@ -110,7 +110,7 @@ def write_smaller(
     from safetensors.torch import save
 
     import critical_neurons as cn
-    from critical_neurons.files import write_atomically
+    from critical_neurons.core.files import write_atomically
 
     if output is not None:
         tensors = {name: values.contiguous().clone() for name, values in smaller.state_dict().items()}

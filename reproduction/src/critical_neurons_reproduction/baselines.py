@@ -1,0 +1,223 @@
+"""Baselines: a plan to others with as many units of every layer, chosen by weights, gradients or activations.
+
+Random and critical removal are `Plan.random` and `Plan.critical`. A unit that layers share is judged by the sum over
+its layers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from numbers import Real
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import critical_neurons as cn
+from critical_neurons.core.batch import check_classes, gather_batch
+from critical_neurons.core.network import NO_UNIT, Floats, Relu
+from critical_neurons.core.plan import choose_highest, group_units
+from critical_neurons.errors import InvalidInputError, InvalidSettingError, PlanMismatchError
+from critical_neurons.readers import copy_for_reading, fingerprint, run_model, unwrap
+from critical_neurons.removal.metrics import count_parameters
+
+BATCH_SIZE = 128
+"""Data points that are run at once: results do not depend on it."""
+
+ROUNDING = 1e-9
+"""Added to a share times a count before it is cut down, so that 0.29 of 100 weights are 29."""
+
+
+def plan_by_norm(plan: cn.Plan, model: nn.Module, *, norm: Literal[1, 2]) -> cn.Plan:
+    """The units with the smallest incoming weights removed, by their L1 or L2 norm.
+
+    Biases do not count, nor what a batch norm makes of the weights.
+    """
+    if norm not in (1, 2):
+        raise InvalidSettingError(f"plan_by_norm: norm={norm!r}. Accepted: 1 or 2.")
+    source = _check_architecture(model, plan)
+    return plan.preferred(
+        _add_up(
+            plan,
+            {
+                layer.name: torch.linalg.vector_norm(_incoming(source, layer.name).double(), ord=norm, dim=1)
+                for layer in plan.layers
+            },
+        ),
+        f"smallest L{norm} norm of incoming weights removed",
+    )
+
+
+def plan_by_sensitivity(
+    plan: cn.Plan, model: nn.Module, inputs: Any, labels: Any = None, *, kept: float | None = None
+) -> cn.Plan:
+    """SNIP by unit: the units whose incoming weights have the smallest summed connection sensitivity removed.
+
+    As many of every layer as in the plan; with `kept` instead this share of all units, ranked over all layers like
+    SNIP's connections. No layer is then left without units.
+    """
+    if kept is not None:
+        _check_share("plan_by_sensitivity", kept)
+    sensitivity = measure_sensitivity(_check_architecture(model, plan), inputs, labels)
+    unknown = [layer.name for layer in plan.layers if layer.name not in sensitivity]
+    if unknown:
+        raise PlanMismatchError(
+            f"{', '.join(unknown)}: no weights whose sensitivity is known. Accepted: linear layers, convolutions."
+        )
+    preference = _add_up(plan, {layer.name: sensitivity[layer.name].flatten(1).sum(1) for layer in plan.layers})
+    if kept is not None:
+        return _choose_over_layers(plan, preference, kept)
+    return plan.preferred(preference, "smallest summed connection sensitivity removed")
+
+
+def plan_by_activation(plan: cn.Plan, model: nn.Module, inputs: Any) -> cn.Plan:
+    """The units that are least active on the inputs removed: mean behind the ReLU over data points and positions."""
+    source = _check_architecture(model, plan)
+    rows = gather_batch(inputs).inputs
+    network = cn.read_network(source, torch.from_numpy(rows[:1]), start=plan.span.start, stop=plan.span.stop)
+    read = rows if plan.span.whole else run_model(source, rows, plan.span).inputs
+    means = np.zeros(network.unit_count + 1)  # the last entry takes what belongs to NO_UNIT
+    for at in range(0, len(read), BATCH_SIZE):
+        values = network.evaluate(read[at : at + BATCH_SIZE])
+        for op, value in zip(network.ops, values, strict=True):
+            if isinstance(op, Relu):
+                units = np.broadcast_to(op.units, op.shape)
+                elements = np.bincount(units.ravel() - NO_UNIT)[units - NO_UNIT]
+                # a ceiling is read as a second ReLU of the same call, of what exceeds it
+                sign = -1 if getattr(network.ops[op.source], "name", None) == op.name else 1
+                np.add.at(means, units, sign * value.sum(axis=0) / elements / len(rows))
+    preference = np.zeros(sum(plan.groups) + 1)
+    layers = {layer.name: layer.units for layer in network.layers}
+    for layer in plan.layers:  # the network may number its units otherwise than the plan: names and channels count
+        preference[layer.units] = means[layers[layer.name]]
+    return plan.preferred(preference[:-1], "smallest mean activation removed")
+
+
+def mask_connections(
+    model: nn.Module, inputs: Any, labels: Any = None, *, kept: float = 0.45
+) -> dict[tuple[str, str], Tensor]:
+    """SNIP: masks that keep a share of all weights, those with the highest connection sensitivity in all layers.
+
+    By the names of module and parameter, for `torch.nn.utils.prune`, as `plan.as_masks` gives them. Biases and batch
+    norms are not masked and do not count.
+    """
+    _check_share("mask_connections", kept)
+    source = unwrap(model)
+    sensitivity = measure_sensitivity(source, inputs, labels)
+    flat = torch.cat([values.flatten() for values in sensitivity.values()])
+    chosen = choose_highest(flat.numpy(), math.floor(kept * len(flat) + ROUNDING))
+    parts = torch.split(torch.from_numpy(chosen), [values.numel() for values in sensitivity.values()])
+    masks = {}
+    for (name, values), part in zip(sensitivity.items(), parts, strict=True):
+        weight = source.get_submodule(name).get_parameter("weight")
+        masks[name, "weight"] = part.reshape(values.shape).to(weight)
+    return masks
+
+
+def measure_sensitivity(model: nn.Module, inputs: Any, labels: Any = None) -> dict[str, Tensor]:
+    """|gradient x weight| of every weight of the linear layers and convolutions, as shares of their sum; in float64.
+
+    The gradient is that of the mean cross-entropy over the labelled data points, in evaluation mode; the model's
+    outputs are taken for logits.
+    """
+    batch = gather_batch(inputs, labels)
+    if batch.labels is None:
+        raise InvalidInputError("labels: none given. Connection sensitivity needs the label of every data point.")
+    exact = copy_for_reading(unwrap(model))
+    weights = {
+        name: module.weight.requires_grad_()
+        for name, module in exact.named_modules()
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)
+    }
+    if not weights:
+        raise InvalidInputError("model: found no linear layer and no convolution, so no connections.")
+    rows, targets = torch.from_numpy(batch.inputs).double(), torch.from_numpy(batch.labels)
+    gradients = [torch.zeros_like(weight) for weight in weights.values()]
+    with torch.enable_grad():
+        for part, wanted in zip(torch.split(rows, BATCH_SIZE), torch.split(targets, BATCH_SIZE), strict=True):
+            outputs = exact(part)
+            check_classes(wanted.numpy(), outputs.shape[1])
+            loss = functional.cross_entropy(outputs, wanted, reduction="sum") / len(rows)
+            for total, further in zip(gradients, torch.autograd.grad(loss, list(weights.values())), strict=True):
+                total += further
+    products = [(g * w.detach()).abs() for g, w in zip(gradients, weights.values(), strict=True)]
+    whole = sum(float(product.sum()) for product in products)
+    if not 0 < whole < math.inf:
+        raise InvalidInputError(
+            f"model: its summed connection sensitivity is {whole}. Accepted: a positive number; are all activations "
+            "zero, or is the loss not finite?"
+        )
+    return {name: product / whole for name, product in zip(weights, products, strict=True)}
+
+
+def share_of_units(plan: cn.Plan) -> float:
+    """Units removed; those that layers share count once."""
+    return float(1 - plan.stays[:-1].mean())
+
+
+def share_as_published(model: nn.Module, plan: cn.Plan) -> float:
+    """Parameters removed as the authors' code counts them: the incoming weights of removed units, of all parameters.
+
+    Neither their biases nor the weights that read them count as removed.
+    """
+    source = _check_architecture(model, plan)
+    removed = sum(
+        len(layer.removed) * _incoming(source, layer.name).shape[1] for layer in plan.layers if len(layer.removed)
+    )
+    return removed / count_parameters(source)
+
+
+def share_of_parameters(model: nn.Module, plan: cn.Plan, example: Any) -> float:
+    """Parameters that `cn.prune` really removes."""
+    return 1 - count_parameters(cn.prune(model, plan, example)) / count_parameters(unwrap(model))
+
+
+def _choose_over_layers(plan: cn.Plan, preference: Floats, kept: float) -> cn.Plan:
+    """A share of all units, but at least one of every block; counts are rounded up to as many of every block."""
+    groups = group_units(plan.layers, plan.groups)
+    secured = np.concatenate([choose_highest(preference[units], blocks, blocks) for units, blocks in groups])
+    count = max(int(secured.sum()), math.floor(kept * len(preference) + ROUNDING))
+    stays = np.append(choose_highest(np.where(secured, np.inf, preference), count), True)  # the last is NO_UNIT's
+    for units, blocks in groups:
+        wanted = blocks * math.ceil(stays[units].sum() / blocks)
+        stays[units] = choose_highest(preference[units], wanted, blocks)
+    rule = f"highest summed connection sensitivity, {kept:.4g} of the units kept, overall"
+    layers = tuple(
+        layer
+        if (layer.units == NO_UNIT).all()
+        else replace(layer, kept=np.flatnonzero(stays[layer.units]), reason=rule)
+        for layer in plan.layers
+    )
+    return replace(plan, layers=layers, rule=rule)
+
+
+def _check_share(where: str, kept: float) -> None:
+    if isinstance(kept, bool) or not isinstance(kept, Real) or not 0 < kept <= 1:
+        raise InvalidSettingError(f"{where}: kept={kept!r}. Accepted: a share above 0 and up to 1.")
+
+
+def _incoming(model: nn.Module, name: str) -> Tensor:
+    """The weights of a layer, (channels, incoming weights of one)."""
+    weight: Tensor = model.get_submodule(name).get_parameter("weight").detach()
+    return weight.flatten(1).cpu()
+
+
+def _add_up(plan: cn.Plan, values: dict[str, Tensor]) -> Floats:
+    """A number per unit from one per channel."""
+    total = np.zeros(sum(plan.groups) + 1)  # the last entry takes what belongs to NO_UNIT
+    for layer in plan.layers:
+        np.add.at(total, layer.units, values[layer.name].numpy())
+    return total[:-1]
+
+
+def _check_architecture(model: nn.Module, plan: cn.Plan) -> nn.Module:
+    source = unwrap(model)
+    if fingerprint(source).architecture != plan.architecture:
+        raise PlanMismatchError(
+            "the plan was made for another network: names or shapes of the parameters differ from this model's. "
+            "Score this model and plan anew."
+        )
+    return source

@@ -1,0 +1,142 @@
+"""The command `reproduce`, for the paper's tables and figures. The command line finds it by its entry point."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from critical_neurons.cli.options import Backend, Jobs, Json, Scheduler, read_workers
+from critical_neurons.cli.terminal import note, reports_errors, show, show_bars, show_json
+from critical_neurons.errors import InvalidSettingError, WorkersError
+
+RESULTS, RUNS, PAGE = Path("results"), Path("runs"), Path("docs/reproduction.md")
+SEEDS = 3
+"""The paper's initialisations."""
+
+
+@reports_errors
+def reproduce(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="table-1, table-1-appendix, table-2, table-3, snip, snip-transfer, rescale, batches, training, "
+            "lambda, differences, or all of them; status; page.",
+            metavar="TABLE",
+        ),
+    ],
+    profile: Annotated[
+        Literal["quick", "full"],
+        typer.Option(help="full: the paper's schedule; quick: minutes for everything, to see that it runs."),
+    ] = "full",
+    seeds: Annotated[
+        int | None, typer.Option(help="Initialisations, from seed 0 on. By default 3, of the quick profile 1.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Cells with these parts in their names, as fashion/lenet5; or repeat.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A folder with mnist, fashion_mnist, cifar10. By default the Hugging Face hub is asked."),
+    ] = None,
+    jobs: Jobs = 1,
+    backend: Backend = "local",
+    scheduler: Scheduler = None,
+    epochs: Annotated[int | None, typer.Option(help="Train for no more than so many epochs.")] = None,
+    recipes: Annotated[
+        str,
+        typer.Option(help="How networks are trained: as the paper says, as its authors' code does, or short, ours."),
+    ] = "short",
+    images: Annotated[int | None, typer.Option(help="Train on the first so many images.")] = None,
+    results: Annotated[Path, typer.Option(help="Folder of the results, one line a cell, and tables.")] = RESULTS,
+    runs: Annotated[Path, typer.Option(help="Folder of trainings, which go on where they stopped.")] = RUNS,
+    output: Annotated[Path, typer.Option(help="Where page writes the page.")] = PAGE,
+    as_json: Json = False,
+) -> None:
+    """Run the paper's experiments and set our figures beside the paper's.
+
+    Cells that are done are skipped, and an interrupted run goes on where it stopped. Tables (Markdown, CSV, LaTeX)
+    and figures (PNG, SVG) are written next to the results, and made from these alone. status tells what is done;
+    page writes all of it anew, and as one page.
+
+    \b
+    Examples:
+      critical-neurons reproduce table-2 --only fashion/lenet5 --data data --jobs 2
+      critical-neurons reproduce table-2 --only cifar10/vgg16 --epochs 2 --images 10000
+      critical-neurons reproduce status --json
+    """
+    from critical_neurons.core.files import check_writable
+    from critical_neurons_reproduction.experiments import (
+        QUICK,
+        TABLES,
+        Runs,
+        Schedule,
+        build_tables,
+        find_work,
+        list_cells,
+        run_cells,
+        select_cells,
+        write_page,
+        write_tables,
+    )
+    from critical_neurons_reproduction.store import Cell, Store
+    from critical_neurons_reproduction.terminal_tables import report_figures, report_states
+
+    count = (1 if profile == "quick" else SEEDS) if seeds is None else seeds
+    if count < 1:
+        raise InvalidSettingError(f"--seeds: found {count}. Accepted: at least one.")
+    if profile == "quick" and (epochs is not None or images is not None):
+        raise InvalidSettingError("--epochs and --images: are those of --profile quick. Leave out one or the other.")
+    workers = read_workers(jobs, backend, scheduler)
+    store = Store(results)
+    named = list(TABLES) if what in ("all", "status", "page") else [what]
+    schedule = QUICK if profile == "quick" else Schedule(epochs, images)
+
+    def list_all(count: int) -> list[Cell]:
+        listed = (
+            list_cells(each, seeds=range(count), profile=profile, schedule=schedule, recipes=recipes)
+            for each in named
+        )
+        return [cell for cells in listed for cell in cells]
+
+    cells = select_cells(list_all(count), only or [])
+    shown = list_all(max(count, SEEDS)) if profile == "full" else cells  # all that is stored, whatever is run
+    for problem in store.find_problems():
+        note(f"Skipped: {problem}")
+    if what == "status":
+        states = store.report_status(cells)
+        if as_json:
+            show_json([asdict(state) for state in states])
+        else:
+            show(report_states(states))
+        return
+    if what == "page":
+        check_writable(output)
+        written = write_tables(shown, store, results / "tables")
+        write_page(shown, store, output)
+        if as_json:
+            show_json({"written": [str(path) for path in (output, *written)]})
+        note(f"Written: {output}")
+        return
+    references, missing = find_work(cells, store)
+    try:
+        with show_bars(len(references) + len(missing)) as (finished, tell):
+            place = Runs(runs, data, schedule, recipes=recipes, tell=tell)
+            failures = run_cells(cells, store, place, workers=workers, finished=finished)
+    except (KeyboardInterrupt, WorkersError):
+        note("What is finished is kept: the same command goes on from there.")
+        raise
+    if profile == "full":
+        written = write_tables(shown, store, results / "tables")
+        note(f"Written: {len(written)} files in {results / 'tables'}")
+    if as_json:
+        show_json({"cells": [asdict(state) for state in store.report_status(cells)], "failures": failures})
+    else:
+        for table in build_tables(shown, store).values():
+            show(report_figures(table))
+    for failure in failures:
+        note(f"Failed: {failure}")
+    if failures:
+        raise typer.Exit(1)

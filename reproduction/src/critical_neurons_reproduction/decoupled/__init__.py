@@ -1,0 +1,17 @@
+"""Decoupled greedy learning: a deep network in parts that are trained and scored one by one."""
+
+from critical_neurons_reproduction.decoupled.part_scoring import join_scores, run_to, score_parts
+from critical_neurons_reproduction.decoupled.part_training import train_part, train_parts
+from critical_neurons_reproduction.decoupled.parts import Decoupled, Part, build_head, decouple
+
+__all__ = [
+    "Decoupled",
+    "Part",
+    "build_head",
+    "decouple",
+    "join_scores",
+    "run_to",
+    "score_parts",
+    "train_part",
+    "train_parts",
+]

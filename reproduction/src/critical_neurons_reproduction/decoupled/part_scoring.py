@@ -1,0 +1,194 @@
+"""One program per part, independent of the others; their scores put together into those of the network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+import critical_neurons as cn
+from critical_neurons.core.batch import digest_rows, gather_batch
+from critical_neurons.core.bounds import Bounds
+from critical_neurons.core.network import Floats, Ints, Network
+from critical_neurons.core.settings import BoundsName
+from critical_neurons.core.workers import HERE, Workers
+from critical_neurons.errors import InvalidInputError, InvalidSettingError, UnreadableModelError
+from critical_neurons.formulations.bound_propagation import bound_network, bound_output
+from critical_neurons.formulations.bound_propagation.interval import make_box
+from critical_neurons.parallel import Piece, Tell, hire
+from critical_neurons.readers import copy_for_reading
+from critical_neurons_reproduction.decoupled.parts import Decoupled, Part
+
+BODY, HEAD = "body.", "head."
+"""What the names of the network's modules, and those of the head, begin with in a part."""
+
+BoxName: TypeAlias = Literal["image", "part"]
+
+
+def score_parts(
+    decoupled: Decoupled,
+    inputs: Any,
+    labels: Any = None,
+    *,
+    score: Callable[..., cn.Scores] = cn.score,
+    box: BoxName = "image",
+    score_heads: bool = False,
+    progress: Callable[[str, cn.Scores], None] = lambda name, scores: None,
+    workers: Workers = HERE,
+    threads: int = 1,
+) -> cn.Scores:
+    """Scores of the whole network: of each convolution by its part and head, of the classifier's hidden layers by the
+    last part.
+
+    Inputs and labels as for `cn.score`, but labels must be given. `score` is that or a `functools.partial` of it with
+    other settings, which hold for every part, the time limit too. `parts` of what is returned keeps the scores of the
+    parts, whose layers are called `body.` and the name in the network. `progress` is called with the name and scores
+    of each part done.
+
+    * `box`: what the bounds of a part come from, if `score` has an `input_radius`. "image", as in the authors' code:
+      the box of that radius around the image, pushed through all parts in front by interval arithmetic. "part": a box
+      of that radius around what the part reads. Its input is what the parts in front give at the image in both.
+    * `score_heads`: the head's convolution and hidden layer get scores of their own inside the part's program, as in
+      the authors' code. They stay in `parts`.
+    * `workers` solve several parts at once, each on so many `threads`: the scores are the same for any workers.
+
+    With the image's box few gates are decided beyond the first parts: solve them relaxed (`integer=False`). A small
+    box, or none, decides nearly all, and the paper's rows then hold the head's ReLUs to their pattern at every
+    position, too: scores stay near 1. `formulation="linearised"` has no rows, and tells maps apart.
+    """
+    started = time.monotonic()
+    batch = gather_batch(inputs, labels)
+    if batch.labels is None:
+        raise InvalidInputError("labels: found none. Every head would take its own predictions; give the labels.")
+    radius, method = _read_bounding(score, box)
+    entering = torch.from_numpy(batch.inputs)
+    network = cn.read_network(decoupled.model, entering)
+    if not network.scored:
+        raise InvalidInputError(f"the network has nothing to score:\n{network}")
+    pieces: dict[str, Piece] = {}
+    leaving = entering
+    ranges = make_box(batch.inputs, radius) if box == "image" and radius else None
+    for part in decoupled.parts:
+        ignored = _find_ignored(part, network, leaving, score_heads=score_heads)
+        if ignored is not None:
+            bound = None if ranges is None else partial(bound_network, radius=radius, box=ranges, method=method)
+            pieces[part.name] = partial(_score_part, score, part, leaving, batch.labels, ignored, bound)
+        if ranges is not None and part is not decoupled.parts[-1]:
+            ranges = bound_output(cn.read_network(part.network, leaving, stop="body"), ranges, method=method)
+        leaving = run_to(part, leaving)
+    found: dict[str, cn.Scores] = {}
+    with hire(workers, most=len(pieces), threads=threads) as crew:
+        for done in crew.run(pieces.items()):
+            if done.error is not None:
+                raise done.error
+            used = done.result.settings["input_radius"]
+            if used != radius:
+                raise InvalidSettingError(
+                    f"score: part {done.name} was scored with input_radius={used}, and the boxes were made with "
+                    f"{radius}. Give the settings as functools.partial(cn.score, ...)."
+                )
+            found[done.name] = done.result
+            progress(done.name, done.result)
+    singles = [found[name] for name in pieces]
+    settings = {
+        **(singles[0].settings if singles else {}),
+        "ignore": [],
+        "bounds": method,
+        "box": box,
+        "score_heads": score_heads,
+        "inputs": digest_rows(batch.inputs),
+        "input_shape": list(batch.inputs.shape[1:]),
+        "decoupled": True,
+    }
+    return join_scores(network, singles, settings=settings, seconds=time.monotonic() - started)
+
+
+def _read_bounding(score: Callable[..., cn.Scores], box: BoxName) -> tuple[float, BoundsName]:
+    """Radius and method of the bounds, as a partial of `cn.score` has them."""
+    if box not in get_args(BoxName):
+        raise InvalidSettingError(f"box: found {box!r}. Accepted: {', '.join(map(repr, get_args(BoxName)))}.")
+    settings = getattr(score, "keywords", {})
+    method = settings.get("bounds", "interval")
+    if isinstance(method, Bounds):
+        raise InvalidSettingError("bounds: every part has others. Accepted: 'interval', 'backward'.")
+    return settings.get("input_radius", 0.0), method
+
+
+def _score_part(
+    score: Callable[..., cn.Scores],
+    part: Part,
+    entering: Tensor,
+    labels: Ints,
+    ignored: list[str],
+    bound: Callable[[Network, Floats], Bounds] | None,
+    tell: Tell,
+) -> cn.Scores:
+    if bound is None:
+        return score(part.network, entering, labels, ignore=ignored)
+    bounds = bound(cn.read_network(part.network, entering, ignore=ignored), entering.numpy())
+    return score(part.network, entering, labels, ignore=ignored, bounds=bounds)
+
+
+def run_to(part: Part, entering: Tensor) -> Tensor:
+    """What the next part reads: the body's output in evaluation mode and float64, as programs compute it."""
+    with torch.no_grad():
+        leaving: Tensor = copy_for_reading(part.body)(entering)
+    return leaving
+
+
+def join_scores(
+    network: Network, singles: Sequence[cn.Scores], *, settings: dict[str, Any], seconds: float
+) -> cn.Scores:
+    """The scores of the parts as those of the network. They keep the worst status and the largest gap."""
+    found = {
+        name.removeprefix(BODY): values
+        for single in singles
+        for name, values in single.items()
+        if name.startswith(BODY)
+    }
+    wanted = [layer.name for layer in network.scored]
+    if set(found) != set(wanted):
+        raise UnreadableModelError(
+            f"the parts score {', '.join(found) or 'nothing'}, the network {', '.join(wanted)}. Every convolution "
+            "needs a ReLU before the next one."
+        )
+    gaps = [single.gap for single in singles]
+    known = [gap for gap in gaps if gap is not None]
+    keys = dict.fromkeys(key for single in singles for key in single.sizes)
+    return cn.Scores(
+        values_by_layer={name: found[name] for name in wanted},
+        layers=network.layers,
+        groups=network.groups,
+        holds=network.holds,
+        wirings=network.wirings,
+        fingerprint=network.fingerprint,
+        status=max((single.status for single in singles), key=lambda status: status.rank),
+        objective=None,
+        bound=None,
+        gap=max(known) if len(known) == len(gaps) else None,
+        seconds=seconds,
+        settings=settings,
+        history=(),
+        sizes={key: sum(single.sizes.get(key, 0) for single in singles) for key in keys},
+        logit_error=max(single.logit_error for single in singles),
+        notes=(*network.notes, f"decoupled: {len(singles)} programs, one per part"),
+        parts=tuple(singles),
+    )
+
+
+def _find_ignored(part: Part, network: Network, entering: Tensor, *, score_heads: bool) -> list[str] | None:
+    """The part's layers that get no scores: those of its head, unless wanted, and those the network leaves alone.
+
+    None where nothing of the network is left to score.
+    """
+    wanted = {BODY + layer.name for layer in network.scored}
+    layers = cn.read_network(part.network, entering).layers
+    if not any(layer.name in wanted and layer.scored for layer in layers):
+        return None
+    if score_heads:
+        wanted |= {layer.name for layer in layers if layer.name.startswith(HEAD)}
+    return [layer.name for layer in layers if layer.name not in wanted]

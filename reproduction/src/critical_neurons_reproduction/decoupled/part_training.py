@@ -1,0 +1,248 @@
+"""Part training: every part on the loss of its own head, with an optimiser of its own. No gradient crosses parts."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+
+from critical_neurons.core.batch import check_classes
+from critical_neurons.core.files import check_writable, write_atomically
+from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError
+from critical_neurons.readers import fingerprint
+from critical_neurons.removal.metrics import count_classes
+from critical_neurons_reproduction.decoupled.parts import Decoupled, Part
+from critical_neurons_reproduction.recipes import Recipe, augment, set_rate
+
+FORMAT = "critical_neurons decoupled training"
+FORMAT_VERSION = 2
+DIGEST_ROWS = 1024
+"""Copied at once."""
+
+Losses: TypeAlias = tuple[float, ...]
+"""The mean loss of every part over an epoch; of a frozen part that of its last one."""
+
+Labelled: TypeAlias = tuple[Tensor, Tensor]
+"""Inputs of a part and their labels."""
+
+
+def train_parts(
+    decoupled: Decoupled,
+    inputs: Tensor,
+    labels: Tensor,
+    recipe: Recipe,
+    *,
+    buffer_size: int = 1,
+    threads: int = 1,
+    seed: int = 0,
+    checkpoint: str | os.PathLike[str] | None = None,
+    progress: Callable[[int, Losses], None] = lambda epoch, losses: None,
+) -> tuple[Losses, ...]:
+    """Train all parts in place and leave them in evaluation mode. Gives the losses, epoch by epoch.
+
+    * `recipe`: its batch size is the fewest data points of a batch; what is left over is spread.
+    * `buffer_size`: batches kept of what each part gave lately; the next part draws one of them at random for each of
+      its steps, and makes as many steps as there are batches. With 1, every batch goes through all parts in turn.
+    * `threads`: parts that make their steps at the same time. It changes nothing in the result.
+    * `checkpoint`: a file written before the first epoch and after each. Called again with it, training goes on from
+      there, to the same weights, bit by bit, as in one go. Buffers start every epoch empty, so it holds none.
+    * `progress` is called after every epoch, with its number from 1 and its losses.
+    """
+    _check_numbers(batch_size=recipe.batch_size, buffer_size=buffer_size, threads=threads, seed=seed)
+    _check_threads(decoupled.model, threads)
+    _check_data(decoupled.model, inputs, labels)
+    for part in decoupled.parts:
+        part.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster on CPUs
+    optimisers = tuple(recipe.build_optimiser(part.network.parameters()) for part in decoupled.parts)
+    task = _Task(decoupled.parts, optimisers, inputs, labels, recipe, buffer_size, threads, seed)
+    record = {} if checkpoint is None else task.describe()
+    losses = [] if checkpoint is None else task.resume(checkpoint, record)
+    if checkpoint is not None and not losses:
+        task.save(checkpoint, record, losses)  # the first epoch can be begun again, too
+    for epoch in range(len(losses), recipe.epochs):
+        losses.append(task.train_epoch(epoch, losses[-1] if losses else ()))
+        _check_losses(decoupled.parts, losses)
+        if checkpoint is not None:
+            task.save(checkpoint, record, losses)
+        progress(epoch + 1, losses[-1])
+    for part in decoupled.parts:
+        part.network.eval()
+    decoupled.model.eval()
+    return tuple(losses)
+
+
+def train_part(part: Part, optimiser: Optimizer, inputs: Tensor, labels: Tensor) -> tuple[float, Tensor]:
+    """One step of one part. Gives the loss, and what the body gave before the step, cut off from its gradient."""
+    weight = next(part.body.parameters())
+    part.network.train()
+    optimiser.zero_grad()
+    leaving: Tensor = part.body(inputs.detach().to(weight))
+    loss = functional.cross_entropy(part.head(leaving), labels.to(weight.device))
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimiser.step()
+    return loss.item(), leaving.detach()
+
+
+def count_epochs(recipe: Recipe, parts: int) -> list[int]:
+    """The epochs that each part is trained for before it is frozen."""
+    shares = np.linspace(recipe.freeze_from, 1.0, parts) if parts > 1 else np.ones(1)
+    return [math.ceil(round(share * recipe.epochs, 9)) for share in shares]
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What all epochs of one call have in common."""
+
+    parts: tuple[Part, ...]
+    optimisers: tuple[Optimizer, ...]
+    inputs: Tensor
+    labels: Tensor
+    recipe: Recipe
+    buffer_size: int
+    threads: int
+    seed: int
+
+    def train_epoch(self, epoch: int, before: Losses) -> Losses:
+        """As many steps of every part as there are batches; part k begins k ticks late, when its buffer has an entry.
+
+        The steps of one tick read what was in the buffers before it, so their order does not matter. Seed and epoch
+        decide all that is random, so there is no random state to keep. `before` are the losses of the last epoch.
+        """
+        rng = np.random.default_rng((self.seed, epoch))
+        size = self.recipe.batch_size
+        batches = np.array_split(rng.permutation(len(self.labels)), max(1, len(self.labels) // size))
+        count = len(self.parts)
+        ends = count_epochs(self.recipe, count)
+        buffers: list[deque[Labelled]] = [deque(maxlen=self.buffer_size) for _ in range(count)]
+        totals = np.zeros(count)
+        with torch.random.fork_rng(devices=[]), ThreadPoolExecutor(self.threads) as pool:
+            torch.manual_seed(int(rng.integers(2**31)))  # for augmentation and dropout
+            run = map if self.threads == 1 else pool.map
+            for tick in range(len(batches) + count - 1):
+                if tick < len(batches):
+                    buffers[0] = deque([self._take_batch(torch.from_numpy(batches[tick]))])
+                chosen = [index for index in range(count) if 0 <= tick - index < len(batches)]
+                drawn = [buffers[index][rng.integers(len(buffers[index]))] for index in chosen]
+                # the share done of each part's own epochs; 1 or more where it is frozen
+                done = [(epoch + (tick - index) / len(batches)) / ends[index] for index in chosen]
+                for index, labels, loss, leaving in run(self._take_step, chosen, drawn, done):
+                    totals[index] += loss
+                    if index + 1 < count:
+                        buffers[index + 1].append((leaving, labels))
+        trained = (totals / len(batches)).tolist()
+        return tuple(trained[index] if epoch < ends[index] else before[index] for index in range(count))
+
+    def _take_batch(self, rows: Tensor) -> Labelled:
+        inputs = self.inputs[rows]
+        if self.recipe.augmented:
+            inputs = augment(inputs)
+        layout = torch.channels_last if inputs.ndim == 4 else torch.contiguous_format
+        return inputs.contiguous(memory_format=layout), self.labels[rows]
+
+    def _take_step(self, index: int, drawn: Labelled, done: float) -> tuple[int, Tensor, float, Tensor]:
+        (inputs, labels), part = drawn, self.parts[index]
+        if done >= 1:
+            with torch.no_grad():
+                return index, labels, 0.0, part.body.eval()(inputs.to(next(part.body.parameters())))
+        set_rate(self.optimisers[index], self.recipe, done)
+        return index, labels, *train_part(part, self.optimisers[index], inputs, labels)
+
+    def describe(self) -> dict[str, Any]:
+        """What a checkpoint must agree with for training to go on from it."""
+        return {
+            "architecture": [fingerprint(part.network).architecture for part in self.parts],
+            "data": _digest(self.inputs, self.labels),
+            "recipe": self.recipe.to_dict(),
+            "buffer_size": self.buffer_size,
+            "seed": self.seed,
+        }
+
+    def save(self, path: str | os.PathLike[str], record: dict[str, Any], losses: Sequence[Losses]) -> None:
+        content = io.BytesIO()
+        state = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "record": record,
+            "parts": [dict(part.network.state_dict()) for part in self.parts],
+            "optimisers": [each.state_dict() for each in self.optimisers],
+            "losses": [list(each) for each in losses],
+        }
+        torch.save(state, content)
+        write_atomically(path, content.getvalue())
+
+    def resume(self, path: str | os.PathLike[str], record: dict[str, Any]) -> list[Losses]:
+        """Put parts and optimisers where the file left them; the losses so far, none where there is no file yet."""
+        check_writable(path)
+        if not Path(path).exists():
+            return []
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise InvalidFileError(f"{path}: not a checkpoint, or damaged. Remove it to start anew.") from error
+        if not isinstance(state, dict) or (state.get("format"), state.get("version")) != (FORMAT, FORMAT_VERSION):
+            raise InvalidFileError(f"{path}: not a file of {FORMAT}, version {FORMAT_VERSION}.")
+        others = [name for name, value in record.items() if state["record"].get(name) != value]
+        if others:
+            raise InvalidFileError(
+                f"{path}: the checkpoint of another training; it differs in {', '.join(others)}. Give what it was "
+                "begun with, or another file."
+            )
+        for part, weights in zip(self.parts, state["parts"], strict=True):
+            part.network.load_state_dict(weights)
+        for optimiser, steps in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(steps)
+        return [tuple(each) for each in state["losses"]]
+
+
+def _check_numbers(**numbers: int) -> None:
+    for name, value in numbers.items():
+        least = {"seed": 0, "batch_size": 2}.get(name, 1)  # batch norm wants two data points
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InvalidSettingError(f"{name}: found {value!r}. Accepted: a whole number of at least {least}.")
+
+
+def _check_threads(model: nn.Module, threads: int) -> None:
+    for name, module in model.named_modules() if threads > 1 else ():
+        if "Dropout" in type(module).__name__:
+            raise InvalidSettingError(
+                f"threads: found {threads}; {name} ({type(module).__name__}) draws at random, in an order that "
+                "threads would change. Give 1."
+            )
+
+
+def _check_data(model: nn.Module, inputs: Tensor, labels: Tensor) -> None:
+    if labels.ndim != 1 or len(inputs) != len(labels) or len(labels) < 2 or labels.dtype != torch.int64:
+        raise InvalidInputError(
+            f"labels: found {labels.dtype} of shape {tuple(labels.shape)} for inputs {tuple(inputs.shape)}. "
+            "Accepted: torch.int64, one per input, and two or more of them."
+        )
+    check_classes(labels.cpu().numpy(), count_classes(model, inputs))
+
+
+def _check_losses(parts: Sequence[Part], losses: Sequence[Losses]) -> None:
+    for part, loss in zip(parts, losses[-1], strict=True):
+        if not math.isfinite(loss):
+            raise InvalidSettingError(
+                f"recipe: the loss of part {part.name} is {loss} in epoch {len(losses)}. Lower the learning rate."
+            )
+
+
+def _digest(inputs: Tensor, labels: Tensor) -> str:
+    digest = hashlib.sha256(f"{tuple(inputs.shape)} {inputs.dtype}".encode())
+    for values in (inputs, labels):
+        for rows in torch.split(values.detach().cpu(), DIGEST_ROWS):
+            digest.update(rows.numpy().tobytes())
+    return digest.hexdigest()[:16]

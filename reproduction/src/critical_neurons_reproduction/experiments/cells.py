@@ -1,0 +1,405 @@
+"""Cells: every run of every table and figure, with all its settings. The paper's, unless a comment says why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, TypeAlias
+
+from critical_neurons.errors import InvalidSettingError
+from critical_neurons_reproduction.datasets import PICTURES
+from critical_neurons_reproduction.published_values import TABLES as PUBLISHED
+from critical_neurons_reproduction.recipes import RECIPES, Recipe
+from critical_neurons_reproduction.store import Cell, Profile
+
+Settings: TypeAlias = Mapping[str, Any]
+
+DATA: Mapping[str, str] = {"mnist": "MNIST", "fashion": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+"""Data sets by the name cells have for them, and as tables print them."""
+
+NETWORKS: Mapping[str, str] = {"fc3": "FC-3", "fc4": "FC-4", "lenet5": "LeNet-5", "vgg16": "VGG-16"}
+
+FOLDERS: Mapping[str, str] = {"mnist": "mnist", "fashion": "fashion_mnist", "cifar10": "cifar10"}
+"""What the data sets are called in a folder of them, and in `HUB_IDS` and `RECIPES`."""
+
+AUTHORS: Settings = {
+    "input_radius": 1e-5,
+    "integer": False,
+    "objective": "balanced",
+    "gap": 1e-4,
+    "time_limit": 3600,
+}
+"""How the authors' code solves: a box of 1e-5 around the images, gates relaxed. The limits are ours, and so is the
+objective: cells of convolutional networks are run with that of the authors' code, too."""
+
+FINE_TUNING: Settings = Recipe(
+    "sgd", 1e-2, epochs=1, momentum=0.9, nesterov=True, weight_decay=5e-4, augmented=True, annealing="linear"
+).to_dict()
+"""Of VGG-16 as a whole: the rate at which its parts are trained, ten times this, would undo them."""
+
+DEEP: Settings = {
+    "score": {**AUTHORS, "objective": "authors", "loss_weight": 5},
+    "parts": {"box": "image", "score_heads": True},
+}
+"""VGG-16 as in the authors' code: their objective, the image's box propagated through all earlier parts, units of the
+heads scored, too."""
+
+SHARE = 0.36
+"""Of VGG-16's parameters, removed in the paper."""
+
+RANDOM_DRAWS = 10
+"""Random removals are averaged: one draw alone can be lucky."""
+
+LINEARISED: Settings = {"formulation": "linearised", "input_radius": 0}
+"""Which takes images as points."""
+
+SEVERAL = 10
+"""Most images of a class in IMIDP, as in the authors' code; the paper gives no number."""
+
+SHARE_SLACK = 5.0
+"""Points that the share removed may be below the paper's where thresholds are chosen on validation images."""
+
+STEPS = 20
+"""Thresholds to choose from are the scores at so many steps through the units of a layer."""
+
+BATCHES = 25
+FOLLOWED = (("fashion", "lenet5"), ("mnist", "lenet5"), ("fashion", "fc3"), ("mnist", "fc3"))
+"""Data and networks of the figures over batches and epochs."""
+
+LOSS_WEIGHTS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25)
+FIGURE_THRESHOLDS: Mapping[str, float] = {"lenet5": 0.2, "fc3": 0.1}
+"""Those of Table 2; the paper names none for its figures."""
+
+SNIP_KEPT, SNIP_IMAGES = 0.45, 128
+INITIAL_THRESHOLD = 0.2
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What trainings are cut down to: at most so many epochs, and the first so many training images.
+
+    `measured` are the images of the validation and of the test part that count, and `narrow` is what widths of VGG-16
+    are divided by.
+    """
+
+    epochs: int | None = None
+    images: int | None = None
+    measured: int | None = None
+    narrow: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is not None and value < 1:
+                raise InvalidSettingError(f"--{name}: found {value}. Accepted: at least one.")
+
+    def shorten(self, recipe: Recipe) -> Recipe:
+        return recipe if self.epochs is None else recipe.shortened(min(recipe.epochs, self.epochs))
+
+    def cuts(self, recipe: Recipe) -> bool:
+        return self.shorten(recipe) != recipe
+
+    def describe(self, recipes: Collection[Recipe]) -> str | None:
+        """None where trainings by these recipes are as long as in the paper."""
+        parts = []
+        if any(map(self.cuts, recipes)):
+            parts.append(f"{self.epochs} of {max(recipe.epochs for recipe in recipes)} epochs")
+        if self.images is not None and recipes:
+            parts.append(f"{self.images} training images")
+        if self.measured is not None:
+            parts.append(f"{self.measured} images measured")
+        if self.narrow > 1:
+            parts.append(f"VGG-16 with 1/{self.narrow} of its maps")
+        return ", ".join(parts) or None
+
+
+BEST_RECIPES = "short"
+"""Those that results are made with: they give the better references for their time."""
+
+WHOLE = Schedule()
+QUICK = Schedule(epochs=1, images=1000, measured=500, narrow=8)
+"""Of the quick profile: to see that everything runs, not for figures."""
+
+
+def list_cells(
+    table: str,
+    *,
+    seeds: Collection[int],
+    profile: Profile = "full",
+    schedule: Schedule = WHOLE,
+    recipes: str = BEST_RECIPES,
+) -> list[Cell]:
+    """All cells of a table or figure, with networks trained by the recipes of that name."""
+    if table not in TABLES:
+        raise InvalidSettingError(f"{table}: no such table or figure. Accepted: {', '.join(TABLES)}, all.")
+    for seed in seeds:
+        if seed < 0:
+            raise InvalidSettingError(f"seeds: found {seed}. Accepted: zero or above.")
+    cells = []
+    for seed, (name, paper) in product(seeds, TABLES[table]()):
+        settings = {**paper, **_find_recipes(paper, recipes), "seed": seed, "pictures": _digest_pictures(paper)}
+        if profile == "quick":  # hardly trained networks may have no correct image of a class
+            settings["batch"] = {**paper["batch"], "correct": False}
+        cells.append(Cell(table, f"{name}/seed-{seed}", settings, profile, describe_schedule(settings, schedule)))
+    return cells
+
+
+def find_data_sets(settings: Settings) -> list[str]:
+    """Those a cell is run on."""
+    return [settings[each] for each in ("data", "target") if each in settings]
+
+
+def _digest_pictures(settings: Settings) -> Settings:
+    return {data: PICTURES[FOLDERS[data]] for data in find_data_sets(settings)}
+
+
+def describe_schedule(settings: Settings, schedule: Schedule) -> str | None:
+    """In what way a cell with these settings is cut down."""
+    return schedule.describe([Recipe(**settings[each]) for each in ("recipe", "retraining") if each in settings])
+
+
+def find_recipe(network: str, data: str, recipes: str = BEST_RECIPES) -> Recipe:
+    """How a network is trained on a data set."""
+    if recipes not in RECIPES:
+        raise InvalidSettingError(f"--recipes: found {recipes!r}. Accepted: {', '.join(RECIPES)}.")
+    return RECIPES[recipes][network, FOLDERS[data]]
+
+
+def _find_recipes(settings: Settings, recipes: str) -> Settings:
+    """The trainings of a cell by the recipes of that name. VGG-16 has its own for fine-tuning."""
+    found = {
+        key: find_recipe(settings["network"], settings[of], recipes)
+        for key, of in (("recipe", "data"), ("retraining", "target"), ("fine_tuning", "data"))
+        if key in settings and not (key == "fine_tuning" and settings["network"] == "vgg16")
+    }
+    if "fine_tuning" in found:
+        found["fine_tuning"] = found["fine_tuning"].shortened(1)
+    return {key: recipe.to_dict() for key, recipe in found.items()}
+
+
+def _start(kind: str, data: str, network: str, **further: Any) -> dict[str, Any]:
+    """What the settings of every cell begin with."""
+    recipe = find_recipe(network, data).to_dict()
+    return {"kind": kind, "data": data, "network": network, "recipe": recipe, **further}
+
+
+def _batch(per_class: int = 1, *, varying: bool = False, correct: bool = True, seed: int | None = None) -> Settings:
+    """As `draw_batch` takes it. `seed` None is that of the cell."""
+    return {"per_class": per_class, "varying": varying, "correct": correct, "seed": seed}
+
+
+def _both_objectives(cells: Iterator[tuple[str, Settings]]) -> Iterator[tuple[str, Settings]]:
+    """Where a program scores LeNet-5, with our objective and with the authors'. Without convolutions they are the
+    same."""
+    for name, settings in cells:
+        if settings["network"] == "lenet5" and settings.get("method", "scores") == "scores":
+            for objective in ("balanced", "authors"):
+                yield f"{name}/{objective}", {**settings, "score": {**settings["score"], "objective": objective}}
+        else:
+            yield name, settings
+
+
+def _table_1(thresholds: tuple[float, ...], methods: tuple[str, ...]) -> Iterator[tuple[str, Settings]]:
+    for data, method in product(("mnist", "fashion"), methods):
+        yield (
+            f"{data}/lenet5/{method.lower()}",
+            _start(
+                "removal",
+                data,
+                "lenet5",
+                batch=_batch(SEVERAL, varying=True) if method == "IMIDP" else _batch(),
+                score={**AUTHORS, "loss_weight": 1, "by_class": method != "SIM"},
+                thresholds=list(thresholds),
+            ),
+        )
+
+
+def _table_2() -> Iterator[tuple[str, Settings]]:
+    for (title, network_title, threshold), figures in PUBLISHED["table-2"].figures.items():
+        data, network = _name_of(DATA, title), _name_of(NETWORKS, network_title)
+        settings = _start(
+            "decoupled" if network == "vgg16" else "comparison",
+            data,
+            network,
+            batch=_batch(),
+            score={**AUTHORS, "loss_weight": 5},
+            thresholds=[float(threshold)],
+        )
+        ours, prune = figures["Ours"], figures["prune"]
+        if ours and prune:
+            settings |= {"fine_tuning": find_recipe(network, data).shortened(1).to_dict(), "draws": RANDOM_DRAWS}
+            goal = {"share": (prune.mean - SHARE_SLACK) / 100, "accuracy": ours.mean / 100, "steps": STEPS}
+            yield f"{data}/{network}", {**settings, "goal": goal}
+            continue
+        settings |= {**DEEP, "fine_tuning": FINE_TUNING, "draws": 1, "share": SHARE}
+        for form in ({"formulation": "paper"}, LINEARISED):
+            yield f"{data}/{network}/{form['formulation']}", {**settings, "score": {**DEEP["score"], **form}}
+
+
+def _table_3() -> Iterator[tuple[str, Settings]]:
+    for title, *titles in PUBLISHED["table-3"].figures:
+        network = _name_of(NETWORKS, title)
+        source, target = (_name_of(DATA, each) for each in titles)
+        deep = {**DEEP, "share": SHARE} if network == "vgg16" else {"score": {**AUTHORS, "loss_weight": 5}}
+        # The paper gives neither λ nor threshold here: those of Table 2, for LeNet-5 those of MNIST, for VGG-16 as
+        # much as the paper removes.
+        yield (
+            f"{source}/{target}/{network}",
+            _start(
+                "transfer",
+                source,
+                network,
+                target=target,
+                retraining=find_recipe(network, target).to_dict(),
+                method="scores",
+                initial=False,
+                batch=_batch(),
+                threshold=None if network == "vgg16" else 0.2,
+                **deep,
+            ),
+        )
+
+
+def _initial(source: str, target: str, method: str) -> Settings:
+    """Chosen at initialisation, so that nothing is trained on the source."""
+    return {
+        "kind": "transfer",
+        "data": source,
+        "network": "lenet5",
+        "target": target,
+        "retraining": find_recipe("lenet5", target).to_dict(),
+        "method": method,
+        "initial": True,
+        # an untrained network classifies hardly anything correctly
+        "batch": _batch(correct=False),
+        "score": {**AUTHORS, "loss_weight": 1},
+        "threshold": INITIAL_THRESHOLD,
+        "snip": {"kept": SNIP_KEPT, "images": SNIP_IMAGES},
+    }
+
+
+def _snip() -> Iterator[tuple[str, Settings]]:
+    for method, title in (("connections", "SNIP"), ("scores", "Ours")):
+        yield f"fashion/lenet5/{title.lower()}", _initial("fashion", "fashion", method)
+
+
+def _snip_transfer() -> Iterator[tuple[str, Settings]]:
+    for target, (method, title) in product(("fashion", "cifar10"), (("units", "SNIP"), ("scores", "Ours"))):
+        yield (
+            f"mnist/{target}/lenet5/{title.lower()}",
+            _initial("mnist", target, method),
+        )
+
+
+def _rescale() -> Iterator[tuple[str, Settings]]:
+    for data, objective, rescale in product(("mnist", "fashion"), ("balanced", "authors", "paper"), (2, 1, 0)):
+        yield (
+            f"{data}/lenet5/{objective}/rescale-{rescale}",
+            _start(
+                "removal",
+                data,
+                "lenet5",
+                batch=_batch(),
+                score={**AUTHORS, "loss_weight": 5, "objective": objective, "rescale": rescale},
+                thresholds=[0.05],
+            ),
+        )
+
+
+def _figure_cell(data: str, network: str, batch: Settings, **further: Any) -> dict[str, Any]:
+    score = {**AUTHORS, "loss_weight": 5, **further.pop("score", {})}
+    return _start(
+        "removal", data, network, batch=batch, score=score, thresholds=[FIGURE_THRESHOLDS[network]], **further
+    )
+
+
+def _batches() -> Iterator[tuple[str, Settings]]:
+    for (data, network), number in product(FOLLOWED, range(BATCHES)):
+        yield (
+            f"{data}/{network}/batch-{number:02}",
+            _figure_cell(data, network, _batch(correct=False, seed=number)),
+        )
+
+
+def _lambda() -> Iterator[tuple[str, Settings]]:
+    for weight in LOSS_WEIGHTS:
+        yield (
+            f"fashion/lenet5/lambda-{weight:g}",
+            _figure_cell("fashion", "lenet5", _batch(), score={"loss_weight": weight}),
+        )
+
+
+def _training() -> Iterator[tuple[str, Settings]]:
+    for (data, network), form in product(FOLLOWED, ("plain", "incremental")):
+        settings = _figure_cell(data, network, _batch(correct=False))
+        yield f"{data}/{network}/{form}", {**settings, "kind": "epochs", "incremental": form == "incremental"}
+
+
+DIFFERENCES: Mapping[str, Settings] = {
+    "as in table 2": {},
+    "objective as printed": {"objective": "paper"},
+    "objective of the authors": {"objective": "authors"},
+    "integer gates": {"integer": True},
+    "no box around the images": {"input_radius": 0},
+    "linearised": LINEARISED,
+    "any images": {"batch": _batch(correct=False)},
+}
+"""What the paper leaves open, one change at a time. Biases under masks are measured in every cell."""
+
+
+def _differences() -> Iterator[tuple[str, Settings]]:
+    for network, (title, change) in product(("fc3", "lenet5"), DIFFERENCES.items()):
+        if network == "fc3" and change.get("objective") == "authors":
+            continue  # without convolutions it is ours
+        threshold = 0.1 if network == "fc3" else 0.2
+        yield (
+            f"fashion/{network}/{title.replace(' ', '-')}",
+            _start(
+                "removal",
+                "fashion",
+                network,
+                batch=change.get("batch", _batch()),
+                score={**AUTHORS, "loss_weight": 5, **{k: v for k, v in change.items() if k != "batch"}},
+                thresholds=[threshold],
+            ),
+        )
+
+
+TABLES: Mapping[str, Callable[[], Iterator[tuple[str, Settings]]]] = {
+    "table-1": lambda: _both_objectives(_table_1((0.01,), ("IDP", "IMIDP", "SIM"))),
+    "table-1-appendix": lambda: _both_objectives(_table_1((0.1, 0.01), ("IDP", "SIM"))),
+    "table-2": lambda: _both_objectives(_table_2()),
+    "table-3": lambda: _both_objectives(_table_3()),
+    "snip": lambda: _both_objectives(_snip()),
+    "snip-transfer": lambda: _both_objectives(_snip_transfer()),
+    "rescale": _rescale,
+    "batches": lambda: _both_objectives(_batches()),
+    "training": lambda: _both_objectives(_training()),
+    "lambda": lambda: _both_objectives(_lambda()),
+    "differences": _differences,
+}
+"""The paper's tables and figures in its order, then our own table of what it leaves open."""
+
+
+def _name_of(titles: Mapping[str, str], title: str) -> str:
+    return next(name for name, printed in titles.items() if printed == title)
+
+
+def select_cells(cells: Collection[Cell], only: Collection[str]) -> list[Cell]:
+    """Those whose name has all parts of one of the texts in it, in that order, such as fashion/lenet5."""
+    if not only:
+        return list(cells)
+    chosen = [cell for cell in cells if any(_matches(cell, text) for text in only)]
+    for text in only:
+        if not any(_matches(cell, text) for cell in cells):
+            names = list(dict.fromkeys(cell.name.rpartition("/")[0] for cell in cells))
+            some = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+            raise InvalidSettingError(
+                f"--only {text}: no such cell. Accepted: parts of a name, with / between them; there are {some}."
+            )
+    return chosen
+
+
+def _matches(cell: Cell, text: str) -> bool:
+    parts = iter(cell.name.split("/"))
+    return all(wanted in parts for wanted in text.strip("/").split("/"))

@@ -1,0 +1,78 @@
+"""Epochs: a cell that scores a network after every epoch of its training, to accuracy and share by epoch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from torch import nn
+
+import critical_neurons as cn
+from critical_neurons_reproduction.baselines import share_as_published, share_of_units
+from critical_neurons_reproduction.datasets import Dataset
+from critical_neurons_reproduction.experiments.cells import Settings
+from critical_neurons_reproduction.experiments.pruning import describe_solver, measure, measure_without, score_on
+from critical_neurons_reproduction.experiments.workspace import Runs
+from critical_neurons_reproduction.store import Cell
+
+SEEDS = 1000
+"""Between the seeds of two runs: every epoch of an incremental one has its own."""
+
+
+def run_epochs(cell: Cell, runs: Runs) -> Settings:
+    """Plain: the network as it was after each epoch. Incremental: what scores low is gone for all later epochs."""
+    follow = _follow_smaller if cell.settings["incremental"] else _follow_whole
+    return {"epochs": follow(cell, runs, runs.load(cell.settings["data"]))}
+
+
+def _follow_whole(cell: Cell, runs: Runs, data: Dataset) -> list[Settings]:
+    settings = cell.settings
+    runs.train_reference(settings["network"], settings["data"], settings["seed"])
+    epochs = list[Settings]()
+    for number in range(1, _count_epochs(settings, runs) + 1):
+        model = runs.load_epoch(settings["network"], settings["data"], settings["seed"], number)
+        scores = score_on(model, data, settings)
+        plan = cn.plan(scores, threshold=settings["thresholds"][0])
+        removed, solver = _count_removed(model, plan), describe_solver(scores)
+        epochs.append({"epoch": number, **_measure(model, plan, data), **removed, "solver": solver})
+    return epochs
+
+
+def _follow_smaller(cell: Cell, runs: Runs, data: Dataset) -> list[Settings]:
+    """Every epoch begins with a new optimiser, as the parameters are others than before."""
+    settings, seed = cell.settings, cell.settings["seed"]
+    recipe = runs.find_recipe(settings["network"], settings["data"]).shortened(1)
+    whole = model = runs.build(settings["network"], seed)
+    kept: cn.Plan | None = None
+    epochs = list[Settings]()
+    for number in range(1, _count_epochs(settings, runs) + 1):
+        names = ("cells", cell.key, f"epoch-{number:03}")
+        trained = runs.train(model, settings["data"], recipe, SEEDS * seed + number, *names)
+        scores = score_on(trained, data, settings)
+        plan = cn.plan(scores, threshold=settings["thresholds"][0])
+        kept = plan if kept is None else _combine(kept, plan)
+        removed = _count_removed(whole, kept)
+        epochs.append(
+            {"epoch": number, **_measure(trained, plan, data), **removed, "solver": describe_solver(scores)}
+        )
+        model = cn.prune(trained, plan, data.test.inputs[:1])
+    return epochs
+
+
+def _measure(model: nn.Module, plan: cn.Plan, data: Dataset) -> Settings:
+    return {"reference": measure(model, data.test), "accuracy": measure_without(model, plan, data.test)}
+
+
+def _count_removed(model: nn.Module, plan: cn.Plan) -> Settings:
+    return {"units": share_of_units(plan), "as_published": share_as_published(model, plan)}
+
+
+def _combine(first: cn.Plan, then: cn.Plan) -> cn.Plan:
+    """What stays of the whole network after both, where the second is one of what the first left."""
+    left = {layer.name: layer.kept for layer in then.layers}
+    layers = tuple(replace(layer, kept=np.asarray(layer.kept)[left[layer.name]]) for layer in first.layers)
+    return replace(first, layers=layers)
+
+
+def _count_epochs(settings: Settings, runs: Runs) -> int:
+    return runs.schedule.shorten(runs.find_recipe(settings["network"], settings["data"])).epochs

@@ -1,0 +1,238 @@
+"""Pruning: a cell that scores a trained network to what is left of its accuracy without the low-scored units."""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_left
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import critical_neurons as cn
+from critical_neurons.api.score import INTERRUPTED
+from critical_neurons.readers import unwrap
+from critical_neurons.removal.metrics import measure_accuracy
+from critical_neurons_reproduction.baselines import (
+    plan_by_norm,
+    share_as_published,
+    share_of_parameters,
+    share_of_units,
+)
+from critical_neurons_reproduction.datasets import Dataset, Part
+from critical_neurons_reproduction.decoupled import score_parts
+from critical_neurons_reproduction.experiments.cells import WHOLE, Settings
+from critical_neurons_reproduction.experiments.workspace import Runs
+from critical_neurons_reproduction.recipes import Recipe
+from critical_neurons_reproduction.sampling import draw_batch
+from critical_neurons_reproduction.store import Cell
+
+
+def run_removal(cell: Cell, runs: Runs) -> Settings:
+    """Score, remove by every threshold, measure on the test images."""
+    model, data, scores = score_reference(cell.settings, runs)
+    plans = [cn.plan(scores, threshold=threshold) for threshold in cell.settings["thresholds"]]
+    return {
+        "reference": measure(model, data.test),
+        "solver": describe_solver(scores),
+        "removals": [
+            {"threshold": threshold, **measure_removal(model, plan, data.test)}
+            for threshold, plan in zip(cell.settings["thresholds"], plans, strict=True)
+        ],
+    }
+
+
+def run_comparison(cell: Cell, runs: Runs) -> Settings:
+    """The same beside random and critical units removed, at the paper's threshold and at those chosen on validation
+    images; then an epoch of fine-tuning."""
+    settings, (model, data, scores) = cell.settings, score_reference(cell.settings, runs)
+    chosen = choose_thresholds(model, scores, data.validation, **settings["goal"])
+    recipe, draws = Recipe(**settings["fine_tuning"]), range(settings["draws"])
+    removals = []
+    for rule, threshold in (("paper", settings["thresholds"][0]), ("validation", chosen)):
+        plan = cn.plan(scores, threshold=threshold)
+        smaller = cn.prune(model, plan, data.test.inputs[:1])
+        names = ("cells", cell.key, rule)
+        tuned = runs.train(smaller, settings["data"], recipe, settings["seed"], *names)
+        removals.append(
+            {
+                "rule": rule,
+                "threshold": threshold,
+                **measure_removal(model, plan, data.test),
+                "random": [measure_without(model, plan.random(seed=draw), data.test) for draw in draws],
+                "critical": measure_without(model, plan.critical(scores), data.test),
+                "fine_tuned": measure(tuned, data.test),
+            }
+        )
+    return {"reference": measure(model, data.test), "solver": describe_solver(scores), "removals": removals}
+
+
+def run_decoupled(cell: Cell, runs: Runs) -> Settings:
+    """One program per part of a network trained in parts, at the paper's threshold and at its share. Whatever is
+    removed, the rest is fine-tuned as a whole."""
+    settings, data = cell.settings, runs.load(cell.settings["data"])
+    model, scores = score_decoupled(settings, runs)
+    recipe = Recipe(**settings["fine_tuning"])
+
+    def tune(name: str, other: cn.Plan) -> float:
+        smaller = cn.prune(model, other, data.test.inputs[:1])
+        names = ("cells", cell.key, name)
+        return measure(runs.train(smaller, settings["data"], recipe, settings["seed"], *names), data.test)
+
+    removals = []
+    thresholds = {"paper": settings["thresholds"][0], "share": find_threshold(model, scores, settings["share"])}
+    for rule, threshold in thresholds.items():
+        plan = cn.plan(scores, threshold=threshold)
+        removals.append(
+            {
+                "rule": rule,
+                "threshold": threshold,
+                **measure_removal(model, plan, data.test),
+                "fine_tuned": tune(f"{rule}/ours", plan),
+                "random": [
+                    tune(f"{rule}/random-{draw}", plan.random(seed=draw)) for draw in range(settings["draws"])
+                ],
+                "critical": tune(f"{rule}/critical", plan.critical(scores)),
+            }
+        )
+    return {"reference": measure(model, data.test), "solver": describe_solver(scores), "removals": removals}
+
+
+def find_threshold(model: nn.Module, scores: cn.Scores, share: float) -> float:
+    """The lowest threshold at which the share of the parameters is removed, as the authors count it, or else the
+    largest score."""
+    levels = np.unique(np.concatenate(list(scores.values())))
+    at = bisect_left(levels, share, key=lambda level: share_as_published(model, cn.plan(scores, threshold=level)))
+    return float(levels[min(at, len(levels) - 1)])
+
+
+def score_reference(settings: Settings, runs: Runs) -> tuple[nn.Module, Dataset, cn.Scores]:
+    """The network as the paper trains it, its data, and its scores on a batch of validation images."""
+    data = runs.load(settings["data"])
+    model = runs.train_reference(settings["network"], settings["data"], settings["seed"])
+    return model, data, score_on(model, data, settings)
+
+
+def score_on(model: nn.Module, data: Dataset, settings: Settings) -> cn.Scores:
+    batch = draw(settings, data, model)
+    return _score(model, batch.inputs, batch.labels, **settings["score"])
+
+
+def score_decoupled(settings: Settings, runs: Runs) -> tuple[nn.Module, cn.Scores]:
+    """A network trained in parts, and its scores by them; on any images where training was cut short, since there may
+    be a class it gets nothing right of."""
+    data, seed = settings["data"], settings["seed"]
+    names = (data, settings["network"], f"seed-{seed}")
+    decoupled = runs.train_decoupled(runs.build(settings["network"], seed), data, seed, *names)
+    correct = settings["batch"]["correct"] and runs.schedule == WHOLE
+    drawn = {**settings, "batch": {**settings["batch"], "correct": correct}}
+    batch = draw(drawn, runs.load(data), decoupled.model)
+    score = partial(_score, **settings["score"])
+    return decoupled.model, score_parts(decoupled, batch.inputs, batch.labels, score=score, **settings["parts"])
+
+
+def _score(model: nn.Module, inputs: Any, labels: Any, **settings: Any) -> cn.Scores:
+    """Ctrl-C leaves `cn.score` with the best so far, which is no result of a cell."""
+    scores = cn.score(model, inputs, labels, threads=1, **settings)
+    if any(note.startswith(INTERRUPTED) for note in scores.notes):
+        raise KeyboardInterrupt
+    return scores
+
+
+def draw(settings: Settings, data: Dataset, model: nn.Module) -> Part:
+    """The images that are scored on."""
+    batch = settings["batch"]
+    return draw_batch(
+        data.validation,
+        batch["per_class"],
+        seed=settings["seed"] if batch["seed"] is None else batch["seed"],
+        varying=batch["varying"],
+        correct_by=model if batch["correct"] else None,
+    )
+
+
+def choose_thresholds(
+    model: nn.Module,
+    scores: cn.Scores,
+    validation: Part,
+    *,
+    share: float,
+    accuracy: float,
+    steps: int,
+) -> dict[str, float]:
+    """A threshold for every layer, the score at one of the steps through its units, or 0 where nothing is removed.
+
+    They are raised one at a time, always that which costs least accuracy for the parameters it removes, as published;
+    first until the share is removed, then as long as the accuracy is left.
+    """
+    levels = {name: find_levels(values, steps) for name, values in scores.items()}
+    chosen, removed, before = dict.fromkeys(scores, 0.0), 0.0, measure(model, validation)
+    while True:
+        ways = []
+        for name, ahead in levels.items():
+            if not ahead:
+                continue
+            plan = cn.plan(scores, threshold={**chosen, name: ahead[0]})
+            reached = share_as_published(model, plan)
+            left = measure_without(model, plan, validation)
+            if removed < share or left >= accuracy:
+                ways.append(((before - left) / (reached - removed), name, left, reached))
+        if not ways:
+            return chosen
+        _, name, before, removed = min(ways)
+        chosen[name] = levels[name].pop(0)
+
+
+def find_levels(values: np.ndarray, steps: int) -> list[float]:
+    """Scores at equal steps through the units in their order. Each has more units below it than the last."""
+    ordered = np.sort(values)
+    levels = np.unique(ordered[np.arange(steps) * len(values) // steps])
+    return [float(each) for each in levels if each > ordered[0]]
+
+
+def measure_removal(model: nn.Module, plan: cn.Plan, test: Part) -> Settings:
+    """Beside it what the norms of the weights leave when they choose as many units of every layer."""
+    return {
+        "units": share_of_units(plan),
+        "as_published": share_as_published(model, plan),
+        "parameters": share_of_parameters(model, plan, test.inputs[:1]),
+        "accuracy": measure_without(model, plan, test),
+        "biases_left": measure(mask_incoming(model, plan), test),
+        "L1": measure_without(model, plan_by_norm(plan, model, norm=1), test),
+        "L2": measure_without(model, plan_by_norm(plan, model, norm=2), test),
+    }
+
+
+def measure_without(model: nn.Module, plan: cn.Plan, part: Part) -> float:
+    return measure(cn.prune(model, plan, part.inputs[:1]), part)
+
+
+def measure(model: nn.Module, part: Part) -> float:
+    return measure_accuracy(model, part.inputs, part.labels)
+
+
+def mask_incoming(model: nn.Module, plan: cn.Plan) -> nn.Module:
+    """A copy masked as the authors' code does it: incoming weights of removed units are zero, their biases stay."""
+    masked = copy.deepcopy(unwrap(model))
+    with torch.no_grad():
+        for layer in plan.layers:
+            masked.get_submodule(layer.name).get_parameter("weight")[torch.from_numpy(layer.removed)] = 0
+    return masked
+
+
+def describe_solver(scores: cn.Scores) -> dict[str, Any]:
+    return {
+        "status": scores.status.value,
+        "objective": scores.objective,
+        "gap": scores.gap,
+        "seconds": scores.seconds,
+        "logit_error": scores.logit_error,
+        "scores": summarise_scores(scores),
+    }
+
+
+def summarise_scores(scores: cn.Scores) -> dict[str, list[float]]:
+    """Of every layer the least, the mean and the largest score."""
+    return {name: [float(at(values)) for at in (np.min, np.mean, np.max)] for name, values in scores.items()}

@@ -1,0 +1,154 @@
+"""Runner: cells to lines of the store, several at once, each on one thread, so that results are the same for any
+number of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from critical_neurons.core.environment import describe_machine
+from critical_neurons.core.workers import HERE, Workers
+from critical_neurons.errors import InvalidSettingError, MissingExtraError, OutputError
+from critical_neurons.parallel import Piece, Tell, hire
+from critical_neurons_reproduction.experiments.cells import Schedule, Settings, describe_schedule, find_data_sets
+from critical_neurons_reproduction.experiments.epochs import run_epochs
+from critical_neurons_reproduction.experiments.pruning import run_comparison, run_decoupled, run_removal
+from critical_neurons_reproduction.experiments.transfer import run_transfer
+from critical_neurons_reproduction.experiments.workspace import Runs
+from critical_neurons_reproduction.store import Cell, Store
+
+Runner: TypeAlias = Callable[[Cell, Runs], Settings]
+
+RUNNERS: Mapping[str, Runner] = {
+    "removal": run_removal,
+    "comparison": run_comparison,
+    "decoupled": run_decoupled,
+    "transfer": run_transfer,
+    "epochs": run_epochs,
+}
+"""By the kind of a cell."""
+
+
+@dataclass(frozen=True, order=True)
+class Reference:
+    """A trained network that cells begin with."""
+
+    network: str
+    data: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.data}/{self.network}/seed-{self.seed}"
+
+
+def run_cells(
+    cells: Collection[Cell],
+    store: Store,
+    runs: Runs,
+    *,
+    workers: Workers = HERE,
+    finished: Callable[[str], None] = lambda name: None,
+) -> list[str]:
+    """Run the cells that the store has not, and add each as it is done. Gives what failed, with the reason; cells are
+    left out where a network they begin with failed.
+
+    The networks they begin with are trained first. `finished` is told of all that is done, `runs.tell` of every
+    epoch. A result that cannot be written ends the run, and so do workers that are lost; what is done stays done.
+    """
+    _check_schedules(cells, runs.schedule)
+    references, missing = find_work(cells, store)
+    for data, digest in sorted({item for cell in missing for item in cell.settings["pictures"].items()}):
+        runs.check_pictures(data, digest)
+    try:
+        import threadpoolctl  # noqa: F401  results on more threads than one would not be the same
+    except ImportError as error:
+        raise MissingExtraError("threadpoolctl", "reproduce") from error
+    sent = _send(runs)
+    trainings = [(each.name, partial(_train, each, sent)) for each in references]
+    failed = _work(trainings, len(trainings), runs, workers, lambda name, result: finished(name))
+    possible = [cell for cell in missing if not any(each.name in failed for each in find_references(cell.settings))]
+    by_name = {f"{cell.table} {cell.name}": cell for cell in possible}
+
+    def keep(name: str, result: tuple[Settings, dict[str, Any]]) -> None:
+        store.add(by_name[name], *result)
+        finished(name)
+
+    # Another run may be faster: what it has stored when a worker is free is not run here.
+    pieces = ((name, partial(_run_cell, cell, sent)) for name, cell in by_name.items() if store.find_missing([cell]))
+    failed |= _work(pieces, len(possible), runs, workers, keep)
+    return [f"{name}: {reason}" for name, reason in failed.items()]
+
+
+def find_work(cells: Collection[Cell], store: Store) -> tuple[list[Reference], list[Cell]]:
+    """The cells that the store has not, and the networks they begin with."""
+    missing = store.find_missing(cells)
+    return list(dict.fromkeys(each for cell in missing for each in find_references(cell.settings))), missing
+
+
+def find_references(settings: Settings) -> Iterator[Reference]:
+    """What is trained before a cell can be run."""
+    if not (settings.get("initial") or settings.get("incremental")):
+        yield Reference(settings["network"], settings["data"], settings["seed"])
+    if "target" in settings:
+        yield Reference(settings["network"], settings["target"], settings["seed"])
+
+
+def _check_schedules(cells: Collection[Cell], schedule: Schedule) -> None:
+    for cell in cells:
+        described = describe_schedule(cell.settings, schedule)
+        if cell.schedule != described:
+            raise InvalidSettingError(
+                f"{cell.table} {cell.name}: listed for {cell.schedule or 'the whole schedule'}, to be run by "
+                f"{described or 'the whole one'}. List and run cells by the same schedule."
+            )
+
+
+def _train(reference: Reference, runs: Runs, tell: Tell) -> None:
+    _placed(runs, tell).train_reference(reference.network, reference.data, reference.seed)
+
+
+def _run_cell(cell: Cell, runs: Runs, tell: Tell) -> tuple[Settings, dict[str, Any]]:
+    """The result, and the machine it was made on."""
+    own = _placed(runs, tell)
+    started = time.perf_counter()
+    result = RUNNERS[cell.settings["kind"]](cell, own)
+    seconds = time.perf_counter() - started
+    images = {name: own.load(name).test.digest for name in find_data_sets(cell.settings)}
+    return {**result, "seconds": seconds, "test_images": images}, describe_machine()
+
+
+def _placed(runs: Runs, tell: Tell) -> Runs:
+    return replace(runs, tell=lambda what, done, of: tell((what, done, of)))
+
+
+def _send(runs: Runs) -> Runs:
+    """What another process needs of it: it may be in another directory, and cannot call `tell`."""
+    data = None if runs.data is None else runs.data.expanduser().absolute()
+    return replace(runs, folder=runs.folder.absolute(), data=data, tell=_tell_nobody)
+
+
+def _tell_nobody(what: str, done: int, of: int) -> None: ...
+
+
+def _work(
+    pieces: Iterable[tuple[str, Piece]],
+    count: int,
+    runs: Runs,
+    workers: Workers,
+    take: Callable[[str, Any], None],
+) -> dict[str, str]:
+    """The pieces that failed, and why. The results of the others are taken as they come."""
+    failed: dict[str, str] = {}
+    with hire(workers, most=count, hear=lambda name, news: runs.tell(*news)) as crew:
+        for done in crew.run(pieces):
+            if isinstance(done.error, OutputError):
+                raise done.error
+            if done.error is not None:
+                failed[done.name] = str(done.error)
+            else:
+                take(done.name, done.result)
+    return failed

@@ -1,0 +1,388 @@
+"""Table layouts: the store to tables in the paper's layout, ours beside the paper's, and to files of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, TypeAlias
+
+from critical_neurons.core.files import make_folder, write_atomically
+from critical_neurons_reproduction.experiments.cells import DATA, FOLLOWED, NETWORKS, Settings
+from critical_neurons_reproduction.experiments.plots import draw_figure
+from critical_neurons_reproduction.published_values import TABLES as PUBLISHED
+from critical_neurons_reproduction.result_tables import Labels, Published, Row, Table, set_beside, summarise
+from critical_neurons_reproduction.store import Cell, Record, Store
+
+Values: TypeAlias = Mapping[str, float | None]
+"""Shares by column, of one seed; None where there can be none."""
+
+Entries: TypeAlias = Iterable[tuple[Labels, Values]]
+
+Read: TypeAlias = Callable[[Cell, Settings], Entries]
+"""A cell and its result to the rows that it has figures for."""
+
+REMOVED = ("units", "parameters")
+"""Units removed, and parameters really removed; `prune` is what the authors count."""
+
+NORMS = ("L1", "L2")
+"""As many units of every layer removed, those with the smallest norm of incoming weights."""
+
+FURTHER = (*REMOVED, *NORMS)
+"""What the paper's tables have not."""
+
+NOTHING_REMOVED: Values = dict.fromkeys(FURTHER)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a table is made of results: `read` gives the rows that a cell has figures for. `published` has them in the
+    paper's order; where there is none, they come in the order of the cells."""
+
+    published: Published
+    read: Read
+    further: tuple[str, ...] = FURTHER
+    notes: tuple[str, ...] = ()
+
+
+def find_records(cells: Iterable[Cell], store: Store) -> list[Record]:
+    """What there is of the cells; of each the best, by the paper's schedule where it can be."""
+    return [record for record in store.find_best(*cells) if record is not None]
+
+
+def build_tables(cells: Collection[Cell], store: Store) -> dict[str, Table]:
+    """The tables of the cells, by the names of their files."""
+    records = find_records(cells, store)
+    seeds = len({cell.settings["seed"] for cell in cells})
+    return {
+        name: _build(layout, [record for record in records if record.cell.table == table], seeds)
+        for table in dict.fromkeys(cell.table for cell in cells)
+        for name, layout in LAYOUTS[table].items()
+    }
+
+
+def write_tables(cells: Collection[Cell], store: Store, folder: Path) -> list[Path]:
+    """As Markdown, CSV and LaTeX, and figures as pictures too."""
+    target = make_folder(folder)
+    files: dict[Path, bytes] = {}
+    for name, table in build_tables(cells, store).items():
+        texts = {".md": table.to_markdown(), ".csv": table.to_csv(), ".tex": table.to_latex()}
+        files |= {target / f"{name}{suffix}": text.encode() for suffix, text in texts.items()}
+        if name in FIGURES and table.rows:
+            files |= {target / f"{name}{suffix}": content for suffix, content in draw_figure(table).items()}
+    for path, content in files.items():
+        write_atomically(path, content)
+    return list(files)
+
+
+def _build(layout: Layout, records: Iterable[Record], seeds: int) -> Table:
+    entries: dict[Labels, list[tuple[str | None, Values]]] = {}
+    for record in records:
+        for labels, shares in layout.read(record.cell, record.result):
+            entries.setdefault(labels, []).append((record.cell.schedule, shares))
+    values: dict[Labels, dict[str, list[float] | None]] = {}
+    schedules: dict[Labels, str] = {}
+    for labels, found in entries.items():
+        schedule = _choose_schedule([each for each, _ in found])
+        if schedule is not None:
+            schedules[labels] = schedule
+        row = values.setdefault(labels, {})
+        for column, share in (item for each, shares in found if each == schedule for item in shares.items()):
+            row[column] = None if share is None else [*(row.get(column) or []), 100 * share]
+    published = replace(layout.published, notes=layout.published.notes + layout.notes)
+    if published.figures:
+        return set_beside(published, values, seeds=seeds, schedules=schedules, further=layout.further)
+    rows = tuple(
+        Row(labels, {column: summarise(given or []) for column, given in row.items()}, {}, schedules.get(labels))
+        for labels, row in values.items()
+    )
+    columns = (*published.columns, *layout.further)
+    return Table(published.title, published.headings, columns, rows, seeds, published.notes)
+
+
+def _choose_schedule(schedules: Sequence[str | None]) -> str | None:
+    """Seeds of different schedules are not averaged: the paper's counts alone where it is among them, else the most
+    frequent one."""
+    return None if None in schedules else max(schedules, key=schedules.count)
+
+
+def _removed(removal: Mapping[str, Any]) -> dict[str, float]:
+    columns = [*REMOVED, *(norm for norm in NORMS if norm in removal)]
+    return {"prune": removal["as_published"], **{column: removal[column] for column in columns}}
+
+
+def name_method(settings: Settings) -> str:
+    """SIM, IDP or IMIDP."""
+    if not settings["score"].get("by_class"):
+        return "SIM"
+    return "IMIDP" if settings["batch"]["varying"] else "IDP"
+
+
+def _read_table_1(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Values]]:
+    data, method = DATA[cell.settings["data"]], name_method(cell.settings)
+    if method == "SIM":
+        yield (data, "Ref"), {"accuracy": result["reference"], **NOTHING_REMOVED}
+    for removal in result["removals"]:
+        yield (data, method), {"accuracy": removal["accuracy"], **_removed(removal)}
+
+
+def _read_appendix(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Values]]:
+    data, method = DATA[cell.settings["data"]], name_method(cell.settings)
+    if method == "SIM":
+        yield (data, "Ref", ""), {"accuracy": result["reference"], **NOTHING_REMOVED}
+    for removal in result["removals"]:
+        yield (
+            (data, method, f"{removal['threshold']:g}"),
+            {"accuracy": removal["accuracy"], **_removed(removal)},
+        )
+
+
+def _read_table_2(rule: str) -> Read:
+    """Of networks that are scored as a whole. At thresholds chosen layer by layer their mean is told."""
+
+    def read(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Values]]:
+        settings = cell.settings
+        labels: Labels = (DATA[settings["data"]], NETWORKS[settings["network"]])
+        for removal in result["removals"] if settings["kind"] == "comparison" else ():
+            if removal["rule"] != rule:
+                continue
+            if rule == "paper":
+                yield (*labels, f"{removal['threshold']:g}"), _read_comparison(result, removal)
+            else:
+                used = fmean(removal["threshold"].values())
+                yield labels, {**_read_comparison(result, removal), USED: used}
+
+    return read
+
+
+def _read_deep(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Values]]:
+    """VGG-16 by program and rule."""
+    if cell.settings["kind"] == "decoupled":
+        program = cell.settings["score"].get("formulation", "paper")
+        for removal in result["removals"]:
+            yield (program, removal["rule"]), {**_read_comparison(result, removal), USED: removal["threshold"]}
+
+
+def _read_comparison(result: Settings, removal: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        "Ref": result["reference"],
+        "RP": fmean(removal["random"]),
+        "CP": removal["critical"],
+        "Ours": removal["accuracy"],
+        "Ours + FT": removal["fine_tuned"],
+        **_removed(removal),
+    }
+
+
+def _read_transfer(cell: Cell, result: Settings) -> Entries:
+    settings = cell.settings
+    labels = NETWORKS[settings["network"]], DATA[settings["data"]], DATA[settings["target"]]
+    return [(labels, {"Ref": result["reference"], "masked": result["accuracy"], **_removed(result)})]
+
+
+def _name_snip(settings: Settings) -> str:
+    return "Ours" if settings["method"] == "scores" else "SNIP"
+
+
+def _read_snip(cell: Cell, result: Settings) -> Entries:
+    values = {"accuracy": result["accuracy"], **_removed(result), "Ref": result["reference"]}
+    return [((_name_snip(cell.settings),), values)]
+
+
+def _read_snip_transfer(cell: Cell, result: Settings) -> Entries:
+    labels = DATA[cell.settings["target"]], _name_snip(cell.settings)
+    return [(labels, {"Ref": result["reference"], "masked": result["accuracy"], **_removed(result)})]
+
+
+def _read_rescale(cell: Cell, result: Settings) -> Entries:
+    subtracted = cell.settings["score"]["rescale"]
+    (removal,) = result["removals"]
+    labels = (DATA[cell.settings["data"]], f"s - {subtracted}" if subtracted else "s")
+    return [(labels, {"Ref": result["reference"], "masked": removal["accuracy"], **_removed(removal)})]
+
+
+def _read_point(label: Callable[[Settings], str]) -> Read:
+    def read(cell: Cell, result: Settings) -> Entries:
+        (removal,) = result["removals"]
+        values = {"reference": result["reference"], "accuracy": removal["accuracy"], **_removed(removal)}
+        return [((cell.settings["score"]["objective"], label(cell.settings)), values)]
+
+    return read
+
+
+def _read_epochs(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Values]]:
+    form = "incremental" if cell.settings["incremental"] else "plain"
+    for epoch in result["epochs"]:
+        yield (
+            (f"{form}, {cell.settings['score']['objective']}", str(epoch["epoch"])),
+            {
+                "reference": epoch["reference"],
+                "accuracy": epoch["accuracy"],
+                "prune": epoch["as_published"],
+                "units": epoch["units"],
+            },
+        )
+
+
+def _read_difference(cell: Cell, result: Settings) -> Entries:
+    (removal,) = result["removals"]
+    _, network, change, _ = cell.name.split("/")
+    values = {
+        "reference": result["reference"],
+        "accuracy": removal["accuracy"],
+        "biases left": removal["biases_left"],
+        **_removed(removal),
+    }
+    return [((NETWORKS[network], change.replace("-", " ")), values)]
+
+
+def _restrict(read: Read, keep: Callable[[Settings], bool]) -> Read:
+    return lambda cell, result: read(cell, result) if keep(cell.settings) else ()
+
+
+def _has_objective(objective: str) -> Callable[[Settings], bool]:
+    """SNIP's cells have no program and count for every objective; VGG-16, which has one alone, stands with ours."""
+
+    def counts(settings: Settings) -> bool:
+        if settings["network"] == "vgg16":
+            return objective == "balanced"
+        return settings.get("method", "scores") != "scores" or bool(settings["score"]["objective"] == objective)
+
+    return counts
+
+
+def _per_objective(name: str, layout: Layout, **objectives: str) -> dict[str, Layout]:
+    """The same table for every objective, by the ends of their names."""
+    return {
+        name + end: replace(
+            layout,
+            published=layout.published if objective == "balanced" else _without_others(layout.published),
+            read=_restrict(layout.read, _has_objective(objective)),
+            notes=(*layout.notes, OBJECTIVES[objective]),
+        )
+        for end, objective in {"": "balanced", "-authors": "authors", **objectives}.items()
+    }
+
+
+def _without_others(published: Published) -> Published:
+    """Without the rows of other networks than LeNet-5: only that is scored with every objective."""
+    others = set(NETWORKS.values()) - {NETWORKS["lenet5"]}
+    return replace(published, figures={k: v for k, v in published.figures.items() if not others & set(k)})
+
+
+def _per_network(name: str, title: str, headings: Labels, read: Read, further: tuple[str, ...]) -> dict[str, Layout]:
+    """A figure for each of the followed networks."""
+    return {
+        f"{name}-{data}-{network}": Layout(
+            Published(f"{title}: {NETWORKS[network]} on {DATA[data]}", headings, POINT, {}),
+            _restrict(read, partial(_is_of, data, network)),
+            further,
+        )
+        for data, network in FOLLOWED
+    }
+
+
+def _is_of(data: str, network: str, settings: Settings) -> bool:
+    return (settings["data"], settings["network"]) == (data, network)
+
+
+OBJECTIVES = {
+    "balanced": "Our objective: every layer's scores count by their mean. VGG-16 has that of the authors' code.",
+    "authors": "The objective of the authors' code: a convolution's scores are divided by its kernel's size, too.",
+    "paper": "The objective as printed.",
+}
+
+USED = "threshold, mean"
+"""That was used, in percent."""
+
+POINT = ("reference", "accuracy", "prune")
+PUBLISHED_2 = PUBLISHED["table-2"]
+DEEP = next(figures for labels, figures in PUBLISHED_2.figures.items() if labels[1] == NETWORKS["vgg16"])
+SHALLOW = {labels: figures for labels, figures in PUBLISHED_2.figures.items() if labels[1] != NETWORKS["vgg16"]}
+CHOSEN = replace(
+    PUBLISHED_2,
+    headings=PUBLISHED_2.headings[:2],
+    figures={labels[:2]: figures for labels, figures in SHALLOW.items()},
+)
+TITLE_LAMBDA = f"Accuracy and share by λ: {NETWORKS['lenet5']} on {DATA['fashion']}"
+
+
+LAYOUTS: Mapping[str, Mapping[str, Layout]] = {
+    "table-1": _per_objective("table-1", Layout(PUBLISHED["table-1"], _read_table_1)),
+    "table-1-appendix": _per_objective("table-1-appendix", Layout(PUBLISHED["table-1-appendix"], _read_appendix)),
+    "table-2": {
+        **_per_objective(
+            "table-2",
+            Layout(
+                replace(PUBLISHED_2, figures=SHALLOW),
+                _read_table_2("paper"),
+                FURTHER,
+                (
+                    "Ours at the paper's thresholds. L1, L2: as many units of every layer removed, those with the "
+                    "smallest norm of weights.",
+                ),
+            ),
+        ),
+        **_per_objective(
+            "table-2-chosen",
+            Layout(
+                CHOSEN,
+                _read_table_2("validation"),
+                (USED, *FURTHER),
+                (
+                    "Ours at thresholds chosen on validation images, one for every layer: raised until the paper's "
+                    "share less 5 points is removed, then while no more accuracy is lost than in the paper.",
+                ),
+            ),
+        ),
+        "table-2-deep": Layout(
+            replace(
+                PUBLISHED_2,
+                title="Table 2, VGG-16 on CIFAR-10, trained in parts",
+                headings=("program", "rule"),
+                figures={(program, rule): DEEP for program in ("paper", "linearised") for rule in ("paper", "share")},
+            ),
+            _read_deep,
+            (USED, *FURTHER),
+            ("Rules: the paper's threshold, 0.3, and the threshold that removes the paper's share.",),
+        ),
+    },
+    "table-3": _per_objective("table-3", Layout(PUBLISHED["table-3"], _read_transfer, REMOVED)),
+    "snip": _per_objective("snip", Layout(PUBLISHED["snip"], _read_snip, (*REMOVED, "Ref"))),
+    "snip-transfer": _per_objective(
+        "snip-transfer", Layout(PUBLISHED["snip-transfer"], _read_snip_transfer, REMOVED)
+    ),
+    "rescale": _per_objective("rescale", Layout(PUBLISHED["rescale"], _read_rescale), **{"-printed": "paper"}),
+    "batches": _per_network(
+        "batches",
+        "Robustness to the batch",
+        ("objective", "batch"),
+        _read_point(lambda settings: str(settings["batch"]["seed"])),
+        FURTHER,
+    ),
+    "training": _per_network("training", "Scores during training", ("form", "epoch"), _read_epochs, ("units",)),
+    "lambda": {
+        "lambda": Layout(
+            Published(TITLE_LAMBDA, ("objective", "λ"), POINT, {}),
+            _read_point(lambda settings: f"{settings['score']['loss_weight']:g}"),
+        )
+    },
+    "differences": {
+        "differences": Layout(
+            Published(
+                "What the paper leaves open, one change at a time: Fashion-MNIST",
+                ("network", "change"),
+                ("reference", "accuracy", "biases left", "prune"),
+                {},
+            ),
+            _read_difference,
+            notes=("Biases left: masked as in the authors' code, which leaves removed units their biases.",),
+        )
+    },
+}
+"""By table or figure, then by file."""
+
+FIGURES = tuple(name for table in ("batches", "training", "lambda") for name in LAYOUTS[table])
+"""Files of what the paper draws. Their tables have one row for every point."""

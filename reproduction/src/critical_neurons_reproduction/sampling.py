@@ -1,0 +1,45 @@
+"""Sampling: a part of a data set to a calibration batch with all classes in it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from critical_neurons.errors import InvalidInputError, InvalidSettingError
+from critical_neurons.removal.metrics import predict
+from critical_neurons_reproduction.datasets import Part
+
+
+def draw_batch(
+    part: Part, per_class: int = 1, *, seed: int, varying: bool = False, correct_by: nn.Module | None = None
+) -> Part:
+    """`per_class` images of every class, in the order of the classes, drawn without replacement.
+
+    `varying` draws the number of every class too, from one to `per_class` (the paper's imbalanced IMIDP). With
+    `correct_by` only images that this network classifies correctly are drawn. With the same seed, and without
+    `varying`, a larger batch holds the smaller ones.
+    """
+    if per_class < 1:
+        raise InvalidSettingError(f"per_class: found {per_class}. Accepted: at least one image of every class.")
+    if seed < 0:
+        raise InvalidSettingError(f"seed: found {seed}. Accepted: zero or above.")
+    labels = part.labels.numpy()
+    allowed = np.ones(len(part), bool)
+    if correct_by is not None:
+        allowed = (predict(correct_by, part.inputs) == part.labels).numpy()
+    drawn, short = [], []
+    for label in np.unique(labels):
+        generator = np.random.default_rng((seed, label))
+        count = int(generator.integers(1, per_class + 1)) if varying else per_class
+        rows = generator.permutation(np.flatnonzero((labels == label) & allowed))
+        drawn.append(rows[:count])
+        if len(rows) < count:
+            short.append(f"class {label} has {len(rows)}")
+    if short:
+        which = "images" if correct_by is None else "correctly classified images"
+        raise InvalidInputError(
+            f"per_class: {per_class} {which} of every class asked for, but {', '.join(short[:6])}. Ask for fewer"
+            f"{'' if correct_by is None else ', or for any images'}."
+        )
+    return part.select(torch.from_numpy(np.concatenate(drawn)))

@@ -1,0 +1,72 @@
+"""The public `load`: the network that `save` wrote, built again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors import torch as safetensors
+from torch import nn
+
+from critical_neurons.core.batch import CALIBRATED_ON
+from critical_neurons.core.files import load_json
+from critical_neurons.core.plan import Plan
+from critical_neurons.errors import InvalidFileError, PlanMismatchError
+from critical_neurons.io.checkpoint import (
+    FILES,
+    FORMAT,
+    FORMAT_VERSION,
+    MODEL,
+    PLAN,
+    PROVENANCE,
+    check_provenance,
+    check_unit_counts,
+    fill_tensors,
+    give_bias,
+    make_model,
+    read_part,
+    resize_module,
+    share_tensors,
+)
+from critical_neurons.readers import fingerprint, on_cpu
+
+
+@on_cpu
+def load(folder: str | os.PathLike[str], factory: Callable[[], nn.Module] | nn.Module) -> nn.Module:
+    """The network that `save` wrote, on the CPU in evaluation mode.
+
+    `factory` returns the original architecture, with any weights; or give such a model, which stays as it is.
+    """
+    directory = Path(folder)
+    missing = [name for name in FILES if not (directory / name).is_file()]
+    if missing:
+        raise InvalidFileError(
+            f"{folder}: no {' and no '.join(missing)} there. Accepted: a folder that cn.save wrote, with "
+            f"{', '.join(FILES)}."
+        )
+    provenance = load_json(directory / PROVENANCE, FORMAT, FORMAT_VERSION, check_provenance)
+    content = read_part(directory / MODEL, provenance)
+    read_part(directory / PLAN, provenance)
+    plan = Plan.load(directory / PLAN)
+    model = make_model(factory)
+    if fingerprint(model).architecture != plan.architecture:
+        raise PlanMismatchError(
+            f"{folder}: the factory makes another network than the one that was made smaller: names or shapes of "
+            "its parameters differ. Give the factory of the original."
+        )
+    try:
+        tensors = safetensors.load(content)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise InvalidFileError(f"{directory / MODEL}: cannot be read as safetensors ({error}).") from error
+    for name, module in model.named_modules():
+        resize_module(name, module, provenance["sizes"].get(name, {}))
+        if (f"{name}.bias" if name else "bias") in tensors:
+            give_bias(module)
+    fill_tensors(directory / MODEL, model, tensors)
+    for names in provenance["shared"]:
+        share_tensors(directory / PROVENANCE, model, names)
+    check_unit_counts(model, plan)
+    setattr(model, CALIBRATED_ON, frozenset(provenance.get(CALIBRATED_ON, ())))
+    return model.eval()

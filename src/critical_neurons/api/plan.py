@@ -1,0 +1,236 @@
+"""Plan: scores to plan, the public `plan`: by a rule, or by what the smaller model turns out to be worth."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
+from numbers import Real
+from typing import Any, TypeAlias, get_args
+
+import numpy as np
+from torch import nn
+
+from critical_neurons.api.prune import prune
+from critical_neurons.core.batch import digest_rows, gather_batch
+from critical_neurons.core.costs import Measure
+from critical_neurons.core.plan import Plan
+from critical_neurons.core.scores import Scores
+from critical_neurons.core.settings import Compensation
+from critical_neurons.errors import InvalidSettingError
+from critical_neurons.readers import on_cpu, unwrap
+from critical_neurons.selection.rules import Scope, Threshold, select_units
+
+Chooser: TypeAlias = Callable[[float], tuple[Plan, Scores]]
+"""A plan that keeps a given share, and the scores it is made from; raises an InvalidSettingError where so small a
+share cannot be reached."""
+
+DROP_STEPS = 7
+"""Bisections of the share kept: it is then known to within a hundredth."""
+
+ROUGH_STEPS, FINE_STEPS, FINE_REACH = 5, 3, 0.75
+"""Where better plans take long: bisections with others, then with those, from the share found down to this much of
+it."""
+
+ROUNDING = 1e-9
+"""By which a drop may exceed what is allowed: accuracies are quotients."""
+
+
+@on_cpu
+def plan(
+    scores: Scores,
+    *,
+    threshold: Threshold | None = None,
+    units: float | None = None,
+    params: float | None = None,
+    macs: float | None = None,
+    max_drop: float | None = None,
+    scope: Scope = "layer",
+    min_units: int = 1,
+    round_to: int = 1,
+    keep: str | Collection[str] = (),
+    model: nn.Module | None = None,
+    example: Any = None,
+    evaluate: Callable[[nn.Module], float] | None = None,
+    compensate: Compensation = "none",
+    calibration: Any = None,
+    judged_on: Any = None,
+    measure: Measure = "macs",
+    progress: Callable[[str], None] = lambda text: None,
+) -> Plan:
+    """Keep the units that score high.
+
+    `threshold`: remove what scores strictly below it; one number, one per layer, or "mean", each layer's own mean.
+    `params`, `macs`: keep the highest-scored of all units whose parameters or multiply-adds are at most this share of
+    the network's, counted as they will be; of scores with `start` or `stop`, of the span's. Without any of these,
+    scores that were found under a budget keep to it.
+    `units`: keep at most this share, the highest-scored, of every layer (`scope="layer"`) or of all units together
+    (`scope="global"`). Every layer keeps `min_units`. Layers that share their units are chosen from as one. The
+    number kept is a multiple of `round_to`, where that leaves any and the share allows it: rounded up under a
+    threshold, down under a share. Among equal scores the unit with the smaller number stays. The layers in `keep`,
+    and those that share units with them, lose nothing; a share of all units, parameters or multiply-adds is then met
+    by the others. With `compensate`, here or in `search`, parameters are counted as if refitting gave every
+    layer a bias.
+
+    `max_drop`: remove as much of the `measure` as possible while `evaluate(smaller)` is at most this much below
+    `evaluate(model)`, by bisection. The smaller models judged are made as `prune` makes them with `example`, a batch
+    of inputs (noise of the right shape, unless given), `compensate` and `calibration`. `progress` is told of each of
+    them; Ctrl-C leaves the best one so far. `judged_on` are the inputs that `evaluate` uses: the plan remembers them,
+    and no comparison takes them for test data.
+    """
+    if not isinstance(scores, Scores):
+        raise InvalidSettingError(
+            f"plan: found {type(scores).__name__}. Accepted: Scores, as score, search and Scores.load return."
+        )
+    select = partial(
+        select_units,
+        scores,
+        scope=scope,
+        min_units=min_units,
+        round_to=round_to,
+        keep=keep,
+        biases_added=compensate != "none",
+    )
+    if max_drop is None:
+        return select(threshold=threshold, units=units, params=params, macs=macs)
+    if any(value is not None for value in (threshold, units, params, macs)):
+        raise InvalidSettingError("plan: max_drop= finds the share kept itself; leave out the others.")
+    check_drop(max_drop)
+    if measure not in get_args(Measure):
+        raise InvalidSettingError(f"plan: measure={measure!r}. Accepted: {', '.join(map(repr, get_args(Measure)))}.")
+    if model is None or evaluate is None:
+        raise InvalidSettingError("plan: max_drop= needs model= and evaluate=, a function of a model.")
+    inputs = None if calibration is None else gather_batch(calibration).inputs
+
+    def choose(share: float) -> tuple[Plan, Scores]:
+        shares: dict[str, Any] = {measure: share}
+        return select(**shares), scores
+
+    found, _ = find_most(
+        choose,
+        model=model,
+        max_drop=max_drop,
+        evaluate=evaluate,
+        example=_find_example(scores, example, inputs, compensate),
+        calibration=inputs,
+        judged_on=judged_on,
+        compensate=compensate,
+        progress=progress,
+    )
+    return found
+
+
+def find_most(
+    choose: Chooser,
+    *,
+    finer: Chooser | None = None,
+    model: nn.Module,
+    max_drop: float,
+    evaluate: Callable[[nn.Module], float],
+    example: Any,
+    calibration: Any = None,
+    judged_on: Any = None,
+    compensate: Compensation = "none",
+    progress: Callable[[str], None] = lambda text: None,
+) -> tuple[Plan, Scores]:
+    """The plan of `plan(max_drop=...)` where every share may have scores of its own, and the scores behind it.
+
+    `finer` chooses better and takes longer: it is asked for the last candidates alone.
+    """
+
+    def judge(chosen: Plan) -> float:
+        smaller = prune(model, chosen, example, compensate=compensate, calibration=calibration)
+        return _evaluate(evaluate, smaller.eval(), chosen.rule)
+
+    reference = _evaluate(evaluate, copy.deepcopy(unwrap(model)).eval(), "nothing removed")
+    found = _Bisection(choose(1.0), judge, reference, float(max_drop), progress)
+    ending = ""
+    try:
+        found.narrow(choose, 0.0, DROP_STEPS if finer is None else ROUGH_STEPS)
+        if finer is not None and (found.share == 1.0 or found.accept(finer, found.share)):
+            found.narrow(finer, FINE_REACH * found.share, FINE_STEPS)
+    except KeyboardInterrupt:
+        ending = ", interrupted"
+    lost = f"{reference - found.worth:.4g}, judged {len(found.known)} times{ending}"
+    drop = {"max_drop": float(max_drop), "before": reference, "after": found.worth, "evaluations": len(found.known)}
+    seen = {} if judged_on is None else {"judged_on": digest_rows(gather_batch(judged_on).inputs)}
+    return replace(
+        found.plan,
+        rule=f"at most {max_drop:.4g} lost ({lost}): {found.plan.rule}",
+        provenance={**found.plan.provenance, "drop": {**drop, **seen}},
+    ), found.scores
+
+
+class _Bisection:
+    """Of the plans judged so far the one for the smallest share that is worth enough, and the scores behind it."""
+
+    def __init__(
+        self,
+        everything: tuple[Plan, Scores],
+        judge: Callable[[Plan], float],
+        reference: float,
+        max_drop: float,
+        progress: Callable[[str], None],
+    ) -> None:
+        self.plan, self.scores, self.worth, self.share = _keep_all(everything[0]), everything[1], reference, 1.0
+        self.known: dict[bytes, float] = {}
+        self._judge, self._reference, self._max_drop, self._tell = judge, reference, max_drop, progress
+
+    def narrow(self, choose: Chooser, low: float, steps: int) -> None:
+        """Bisection between a share taken for too small and the smallest one so far."""
+        for _ in range(steps):
+            middle = (low + self.share) / 2
+            if not self.accept(choose, middle):
+                low = middle
+
+    def accept(self, choose: Chooser, share: float) -> bool:
+        """Take what is chosen for the share if it is worth enough, and say whether it is."""
+        try:
+            chosen, scores = choose(share)
+        except InvalidSettingError:  # so small a share cannot be reached
+            return False
+        key = chosen.stays.tobytes()
+        if key not in self.known:
+            self.known[key] = self._judge(chosen)
+            self._tell(f"{chosen.rule}: {self.known[key]:.4g} after {self._reference:.4g}")
+        if self._reference - self.known[key] > self._max_drop + ROUNDING:
+            return False
+        self.plan, self.scores, self.worth, self.share = chosen, scores, self.known[key], share
+        return True
+
+
+def _find_example(scores: Scores, example: Any, calibration: Any, compensate: Compensation) -> Any:
+    """Inputs to read the model with."""
+    given = calibration if example is None else example
+    if given is not None:
+        return given
+    if compensate != "none":
+        raise InvalidSettingError(f"plan: compensate={compensate!r} needs calibration=, a batch of inputs.")
+    if "input_shape" not in scores.settings:
+        raise InvalidSettingError("plan: these scores do not say what an input looks like. Give example=, a batch.")
+    return np.random.default_rng(0).standard_normal((2, *scores.settings["input_shape"]))
+
+
+def check_drop(max_drop: float) -> None:
+    if isinstance(max_drop, bool) or not isinstance(max_drop, Real) or not 0 <= max_drop < 1:
+        raise InvalidSettingError(f"plan: max_drop={max_drop!r}. Accepted: a share of accuracy, such as 0.01.")
+
+
+def _keep_all(plan: Plan) -> Plan:
+    """Rounding may take units from a plan that keeps a share of 1."""
+    layers = tuple(replace(layer, kept=np.arange(layer.total), reason="kept") for layer in plan.layers)
+    return replace(plan, layers=layers, rule="everything kept")
+
+
+def _evaluate(evaluate: Callable[[nn.Module], float], model: nn.Module, what: str) -> float:
+    try:
+        value = float(evaluate(model))
+    except Exception as error:
+        raise InvalidSettingError(f"evaluate: raised {type(error).__name__}: {error} (network: {what}).") from error
+    if not math.isfinite(value):
+        raise InvalidSettingError(
+            f"evaluate: returned {value} (network: {what}). Accepted: a finite number, as accuracy."
+        )
+    return value

@@ -1,0 +1,197 @@
+"""The command `compress`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from critical_neurons.cli.options import (
+    COMPENSATE_HELP,
+    FORMULATION_HELP,
+    MOST_PER_CLASS,
+    Channels,
+    DataName,
+    Ignore,
+    Json,
+    Keep,
+    Macs,
+    Mean,
+    MinUnits,
+    ModelName,
+    NoOnnx,
+    Overwrite,
+    Params,
+    RequiredFolder,
+    Resize,
+    RoundTo,
+    Seed,
+    Split,
+    Start,
+    Std,
+    Stop,
+    Threads,
+    Units,
+    Weights,
+    read_numbers,
+)
+from critical_neurons.cli.outputs import check_exports, write_exported
+from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
+from critical_neurons.errors import InvalidSettingError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from critical_neurons.io.data import Look
+
+
+@reports_errors
+def compress(
+    model: ModelName,
+    data: DataName,
+    save: RequiredFolder,
+    weights: Weights = None,
+    macs: Macs = None,
+    params: Params = None,
+    units: Units = None,
+    max_drop: Annotated[
+        float | None,
+        typer.Option(
+            help="Remove as much as possible while the accuracy on a held-out part of DATA falls by no more; 0.01 "
+            "is one point."
+        ),
+    ] = None,
+    compensate: Annotated[
+        Literal["none", "bias", "least_squares"] | None,
+        typer.Option(help=f"{COMPENSATE_HELP} Default: least_squares, none with --paper."),
+    ] = None,
+    keep: Keep = None,
+    min_units: MinUnits = 1,
+    round_to: RoundTo = 1,
+    per_class: Annotated[
+        int | None,
+        typer.Option(help="Inputs of every class, at random. Default: up to 100 of a data set, a whole file."),
+    ] = None,
+    split: Split = "train",
+    test_data: Annotated[
+        str | None, typer.Option(help="Labelled data for the comparison, which had no part in anything.")
+    ] = None,
+    test_split: Annotated[
+        str | None, typer.Option(help="Split of --test-data, test by default; or of DATA where it is not given.")
+    ] = None,
+    overwrite: Overwrite = False,
+    output: Annotated[
+        list[Path] | None,
+        typer.Option(help="A file to export to: .onnx, or .pt2 of torch.export. Repeat for more."),
+    ] = None,
+    no_onnx: NoOnnx = False,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Units by the paper's own scores and settings, not by a search.")
+    ] = False,
+    formulation: Annotated[
+        Literal["paper", "exact", "linearised"] | None,
+        typer.Option(help=f"Units by the scores of a program, not by a search. {FORMULATION_HELP}"),
+    ] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds for the program. Default: 300.")] = None,
+    threads: Threads = None,
+    ignore: Ignore = None,
+    start: Start = None,
+    stop: Stop = None,
+    mean: Mean = "",
+    std: Std = "",
+    resize: Resize = None,
+    channels: Channels = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Make MODEL smaller with labelled inputs from DATA: search, plan, remove, refit, compare, save.
+
+    Give one of --macs, --params, --units and --max-drop. The units to keep are searched for, unless --paper or
+    --formulation asks for a program's scores. Files are written when everything has succeeded. Ctrl-C while the
+    solver works or --max-drop is looked for takes the best so far and goes on; at any other time it ends the command.
+
+    \b
+    Examples:
+      critical-neurons compress lenet5 train.npz --weights lenet5.pt --macs 0.5 --test-data test.npz \\
+        --save smaller --output smaller.onnx
+      critical-neurons compress vgg16 uoft-cs/cifar10 --weights vgg16.pt --max-drop 0.01 --test-split test \\
+        --save smaller
+      critical-neurons compress lenet5 train.npz --weights lenet5.pt --units 0.7 --paper --save smaller
+    """
+    paths = output or []
+    check_exports(paths, save, overwrite=overwrite)
+    if sum(value is not None for value in (macs, params, units, max_drop)) != 1:
+        raise InvalidSettingError("Give one of --macs, --params, --units and --max-drop.")
+    if paper and formulation == "exact":
+        raise InvalidSettingError(
+            "--paper: its settings put a box around every input; --formulation exact takes points. Leave out one."
+        )
+    program = {"formulation": formulation, "time_limit": time_limit, "threads": threads}
+    scoring = {name: value for name, value in program.items() if value is not None}
+    if scoring and formulation is None and not paper:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in scoring)
+        raise InvalidSettingError(f"{names}: of a program, but units are searched for. Add --paper or --formulation.")
+    import critical_neurons as cn
+    from critical_neurons.cli.tables import compression_to_dict, describe_batch, report_compression
+    from critical_neurons.io.builtin_models import MODELS
+    from critical_neurons.io.data import Look, load_batch
+    from critical_neurons.io.models import load_model
+
+    look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
+    network = load_model(model, weights)
+    if model in MODELS and weights is None:
+        note(f"{model} without --weights is untrained, and other weights every time.")
+    test = _load_test(data, test_data, test_split, look)
+    inputs, labels = load_batch(
+        data, per_class=per_class, most_per_class=MOST_PER_CLASS, seed=seed, split=split, look=look
+    )
+    note(describe_batch(inputs.shape[1:], labels.tolist()))
+    if test is None:
+        note("No test data: the comparison is on these, and its accuracy is called calibration.")
+    with show_progress() as progress:
+        found = cn.compress(
+            network,
+            inputs,
+            labels,
+            units=units,
+            params=params,
+            macs=macs,
+            max_drop=max_drop,
+            compensate=compensate,
+            test=test,
+            keep=tuple(keep or ()),
+            min_units=min_units,
+            round_to=round_to,
+            paper=paper,
+            scoring=scoring or None,
+            ignore=tuple(ignore or ()),
+            start=start,
+            stop=stop,
+            seed=seed,
+            onnx=not no_onnx,
+            progress=note,
+            detail=progress,
+        )
+        if paths:
+            note("Exporting")
+        exports = write_exported(found.model, found.plan, save, paths, inputs, overwrite=overwrite)
+    if not found.plan.removed:
+        note("The plan removes nothing: every unit stays.")
+    if as_json:
+        written = {"save": str(save), "output": [{**vars(each), "path": str(each.path)} for each in exports]}
+        show_json(compression_to_dict(found) | {"written": written})
+        return
+    show(report_compression(found))
+    note(f"Written: {', '.join(map(str, [save, *paths]))}")
+
+
+def _load_test(data: str, test_data: str | None, test_split: str | None, look: Look) -> tuple[Tensor, Tensor] | None:
+    from critical_neurons.io.data import is_file, load_batch
+
+    source = data if test_data is None else test_data
+    if test_split is not None and is_file(source):
+        raise InvalidSettingError(f"--test-split: {source} is a file, which has no splits. Give --test-data alone.")
+    if test_data is None and test_split is None:
+        return None
+    return load_batch(source, split=test_split or "test", look=look)

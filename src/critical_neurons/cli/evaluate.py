@@ -1,0 +1,105 @@
+"""The command `evaluate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from critical_neurons.cli.options import (
+    Channels,
+    Json,
+    Mean,
+    ModelName,
+    NoOnnx,
+    Resize,
+    Seed,
+    SmallerFolder,
+    Split,
+    Std,
+    Weights,
+    read_numbers,
+    read_sizes,
+)
+from critical_neurons.cli.outputs import check_apart
+from critical_neurons.cli.terminal import note, reports_errors, show, show_json
+
+
+@reports_errors
+def evaluate(
+    model: ModelName,
+    folder: SmallerFolder,
+    data: Annotated[str, typer.Option(help="Labelled data to measure on, as for score.")],
+    weights: Weights = None,
+    calibration: Annotated[
+        str | None,
+        typer.Option(help="The data of scoring and refitting: looked up in --data, and used for int8 ranges."),
+    ] = None,
+    seen: Annotated[
+        bool, typer.Option("--seen", help="The data had a part in scoring or refitting: call it calibration data.")
+    ] = False,
+    output: Annotated[Path | None, typer.Option(help="Where the comparison goes, as JSON.")] = None,
+    batch_sizes: Annotated[str, typer.Option(help="Batch sizes whose latency is measured.")] = "1,64",
+    repeats: Annotated[int, typer.Option(help="Samples of every latency.")] = 30,
+    threads: Annotated[int, typer.Option(help="Threads of torch and onnxruntime.")] = 1,
+    no_onnx: NoOnnx = False,
+    per_class: Annotated[int | None, typer.Option(help="Data points of every class. By default all.")] = None,
+    split: Split = "test",
+    mean: Mean = "",
+    std: Std = "",
+    resize: Resize = None,
+    channels: Channels = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Compare MODEL with the smaller network in FOLDER: accuracy, size, memory, latency, int8.
+
+    \b
+    Examples:
+      critical-neurons evaluate lenet5 smaller --weights lenet5.pt --data test.npz
+      critical-neurons evaluate my_package.models:make_net smaller --weights net.pt --data test.npz \\
+        --calibration batch.npz --output comparison.json
+    """
+    from critical_neurons.core.files import check_writable
+
+    sizes = read_sizes("--batch-sizes", batch_sizes, "1,64")
+    if output:
+        check_writable(output)
+    import critical_neurons as cn
+    from critical_neurons.cli.tables import report_comparison
+    from critical_neurons.io.checkpoint import FILES, PLAN
+    from critical_neurons.io.data import Look, load_batch
+    from critical_neurons.io.models import load_model
+    from critical_neurons.readers import fingerprint, unwrap
+
+    parts = [("FOLDER", folder / name) for name in FILES]
+    check_apart(
+        [("--output", output)], [*parts, ("--weights", weights), ("--data", data), ("--calibration", calibration)]
+    )
+    look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
+    network = load_model(model, weights)
+    smaller = cn.load(folder, network)
+    if fingerprint(unwrap(network)).weights != cn.Plan.load(folder / PLAN).provenance.get("weights"):
+        note("The smaller network was made from other weights than these.")
+    inputs, labels = load_batch(data, per_class=per_class, seed=seed, split=split, look=look)
+    comparison = cn.compare(
+        network,
+        smaller,
+        inputs,
+        labels,
+        data="calibration" if seen else "test",
+        calibration=load_batch(calibration, look=look)[0] if calibration else None,
+        batch_sizes=sizes,
+        repeats=repeats,
+        threads=threads,
+        onnx=not no_onnx,
+        progress=lambda step: note(f"Measuring {step}"),
+    )
+    if output:
+        comparison.save(output)
+        note(f"Comparison written to {output}")
+    if as_json:
+        show_json(comparison.to_dict())
+    else:
+        show(report_comparison(comparison))

@@ -1,0 +1,38 @@
+"""The command `inspect`."""
+
+from __future__ import annotations
+
+from critical_neurons.cli.options import DataOption, InputShape, Json, ModelName, Start, Stop, Weights, choose_example
+from critical_neurons.cli.terminal import reports_errors, show, show_json
+
+
+@reports_errors
+def inspect(
+    model: ModelName,
+    weights: Weights = None,
+    data: DataOption = None,
+    input_shape: InputShape = None,
+    start: Start = None,
+    stop: Stop = None,
+    as_json: Json = False,
+) -> None:
+    """Show which layers of MODEL get scores, and why the others do not.
+
+    \b
+    Examples:
+      critical-neurons inspect vgg16
+      critical-neurons inspect my_package.models:make_net --input-shape 1,28,28
+      critical-neurons inspect my_package.models:make_hybrid --input-shape 3,64,64 --start body --stop body
+    """
+    import critical_neurons as cn
+    from critical_neurons.cli.tables import network_to_dict, report_network
+    from critical_neurons.io.data import load_batch
+    from critical_neurons.io.models import load_model
+
+    inputs = load_batch(data, per_class=1)[0] if data else None
+    example = choose_example(model, inputs, input_shape)
+    network = cn.inspect(load_model(model, weights), example, start=start, stop=stop)
+    if as_json:
+        show_json(network_to_dict(network))
+    else:
+        show(report_network(network))

@@ -1,0 +1,174 @@
+"""The command `prune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from critical_neurons.cli.options import (
+    MOST_PER_CLASS,
+    Channels,
+    Compensate,
+    Folder,
+    InputShape,
+    Json,
+    Keep,
+    Macs,
+    Mean,
+    MinUnits,
+    ModelName,
+    Overwrite,
+    Params,
+    Resize,
+    RoundTo,
+    Scope,
+    Seed,
+    Split,
+    Std,
+    Units,
+    Weights,
+    WeightsOutput,
+    choose_example,
+    read_numbers,
+    read_threshold,
+)
+from critical_neurons.cli.outputs import Read, check_outputs, write_smaller
+from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
+from critical_neurons.errors import InvalidSettingError
+
+
+@reports_errors
+def prune(
+    model: ModelName,
+    scores: Annotated[Path, typer.Option(help="Scores of this model, as written by score.")],
+    weights: Weights = None,
+    threshold: Annotated[str | None, typer.Option(help="Remove units that score below: a number, or mean.")] = None,
+    units: Units = None,
+    params: Params = None,
+    macs: Macs = None,
+    max_drop: Annotated[
+        float | None,
+        typer.Option(
+            help="Remove as much as possible while the accuracy on --data falls by no more; 0.01 is one point."
+        ),
+    ] = None,
+    scope: Scope = "layer",
+    min_units: MinUnits = 1,
+    round_to: RoundTo = 1,
+    keep: Keep = None,
+    compensate: Compensate = "none",
+    calibration: Annotated[
+        str | None,
+        typer.Option(help="Inputs to refit on, as for score; of a data set up to 100 of every class, split train."),
+    ] = None,
+    output: WeightsOutput = None,
+    plan: Annotated[Path | None, typer.Option(help="Where the plan goes, as JSON.")] = None,
+    save: Folder = None,
+    overwrite: Overwrite = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
+    data: Annotated[str | None, typer.Option(help="Labelled data to measure the accuracy on, as for score.")] = None,
+    input_shape: InputShape = None,
+    per_class: Annotated[int | None, typer.Option(help="Data points of every class. By default all.")] = None,
+    split: Split = "test",
+    mean: Mean = "",
+    std: Std = "",
+    resize: Resize = None,
+    channels: Channels = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Remove the low-scored units of MODEL and write the smaller weights.
+
+    Ctrl-C while --max-drop is looked for leaves the best plan so far, which is then carried out.
+
+    \b
+    Examples:
+      critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --threshold 0.1 --dry-run
+      critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --units 0.5 --scope global \\
+        --output smaller.safetensors --plan plan.json
+      critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --macs 0.5 --save smaller/ \\
+        --compensate least_squares --calibration train.npz
+      critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --max-drop 0.01 --data val.npz \\
+        --save smaller/
+    """
+    read: Read = [("--scores", scores), ("--weights", weights), ("--data", data), ("--calibration", calibration)]
+    check_outputs(output, plan, save, read=read, dry_run=dry_run, overwrite=overwrite)
+    if compensate != "none" and calibration is None:
+        raise InvalidSettingError(f"--compensate {compensate}: say on what inputs, with --calibration.")
+    if compensate == "none" and calibration is not None:
+        raise InvalidSettingError("--calibration: nothing is refitted. Say what, with --compensate least_squares.")
+    if max_drop is not None and data is None:
+        raise InvalidSettingError("--max-drop: say on what the accuracy is judged, with --data.")
+    import critical_neurons as cn
+    from critical_neurons.cli.tables import describe_parameters, report_change, report_plan
+    from critical_neurons.core.batch import CALIBRATED_ON, digest_rows
+    from critical_neurons.io.data import Look, load_batch
+    from critical_neurons.io.models import load_model
+    from critical_neurons.readers import fingerprint, unwrap
+    from critical_neurons.removal.metrics import count_parameters, measure_accuracy
+
+    loaded = cn.Scores.load(scores)
+    network = load_model(model, weights)
+    look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
+    batch = load_batch(data, per_class=per_class, seed=seed, split=split, look=look) if data else None
+    fitted = load_batch(calibration, most_per_class=MOST_PER_CLASS, seed=seed, look=look)[0] if calibration else None
+    example = choose_example(model, batch[0] if batch else fitted, input_shape)
+    with show_progress() as progress:
+        chosen = cn.plan(
+            loaded,
+            threshold=read_threshold(threshold),
+            units=units,
+            params=params,
+            macs=macs,
+            max_drop=max_drop,
+            scope=scope,
+            min_units=min_units,
+            round_to=round_to,
+            keep=tuple(keep or ()),
+            model=network,
+            evaluate=(lambda candidate: measure_accuracy(candidate, *batch)) if batch else None,
+            compensate=compensate,
+            calibration=example if fitted is None else fitted,
+            judged_on=batch and batch[0],
+            progress=progress,
+        )
+        smaller = cn.prune(
+            network,
+            chosen,
+            example,
+            compensate=compensate,
+            calibration=fitted,
+            progress=lambda done, total: progress(f"{done} of {total} modules refitted"),
+        )
+    if fingerprint(unwrap(network)).weights != loaded.fingerprint.weights:
+        note("The scores were made with other weights of this network.")
+    if not chosen.removed:
+        note("The plan removes nothing: every unit stays.")
+    result: dict[str, Any] = {
+        "plan": chosen.to_dict(),
+        "parameters": {"before": count_parameters(network), "after": count_parameters(smaller)},
+    }
+    rows = [describe_parameters(**result["parameters"])]
+    if batch:
+        before, after = (measure_accuracy(each, *batch) for each in (network, smaller))
+        known = getattr(smaller, CALIBRATED_ON)
+        seen = max_drop is not None or not known.isdisjoint(digest_rows(batch[0].numpy()))
+        kind = "calibration" if seen else "test"
+        result["accuracy"] = {"before": before, "after": after, "data": kind}
+        rows.append((f"accuracy, {kind} data", f"{before:.2%}", f"{after:.2%}"))
+    if max_drop is not None:
+        note("The plan was chosen by the accuracy on --data: measure anew on other data, with evaluate.")
+    if not dry_run:
+        write_smaller(smaller, chosen, output, plan, save, overwrite=overwrite)
+    outputs = {"output": output, "plan": plan, "save": save}
+    if as_json:
+        show_json(
+            result | {"written": {} if dry_run else {name: path and str(path) for name, path in outputs.items()}}
+        )
+        return
+    show(report_plan(chosen))
+    show(report_change(rows))
+    paths = ", ".join(str(path) for path in outputs.values() if path)
+    note("Dry run: nothing written." if dry_run else f"Written: {paths}")

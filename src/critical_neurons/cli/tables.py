@@ -1,0 +1,200 @@
+"""Tables: networks, scores, plans and comparisons to tables, lines and plain data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from critical_neurons.api.compress import Compression
+    from critical_neurons.cli.digits import Demo, Removal
+    from critical_neurons.core.comparison import Comparison
+    from critical_neurons.core.network import Network
+    from critical_neurons.core.plan import Plan
+    from critical_neurons.core.scores import Scores
+
+
+LABELS_SHOWN = 40
+"""Labels written one by one; of a larger batch the number per class is."""
+
+
+ROUNDING = 1e-9
+"""Of means of accuracies."""
+
+
+LOW_SCORE = 0.1
+"""The paper's threshold for fully connected networks."""
+
+
+def describe_batch(shape: Sequence[int], labels: Sequence[int]) -> str:
+    size = "x".join(map(str, shape))
+    if len(labels) <= LABELS_SHOWN:
+        return f"{len(labels)} inputs of shape {size}, labels {' '.join(map(str, labels))}"
+    counts = ", ".join(f"{count} of class {label}" for label, count in sorted(Counter(labels).items()))
+    return f"{len(labels)} inputs of shape {size}: {counts}"
+
+
+def report_network(network: Network) -> RenderableType:
+    table = make_table("Layer", "Kind", ">Units", "Scores")
+    for layer in network.layers:
+        table.add_row(
+            layer.name,
+            layer.kind,
+            str(layer.size),
+            network.describe(layer) if layer.scored else f"no: {layer.reason}",
+        )
+    scored = f"{network.unit_count} units in {len(network.scored)} of {len(network.layers)} layers get scores."
+    return Group(table, Text(scored), *list_notes(network.notes))
+
+
+def report_scores(scores: Scores) -> RenderableType:
+    table = make_table("Layer", ">Units", ">Mean score", f">Below {LOW_SCORE}", ">Share")
+    for name, values in scores.items():
+        low = int((values < LOW_SCORE).sum())
+        table.add_row(name, str(len(values)), f"{values.mean():.3f}", str(low), f"{low / len(values):.0%}")
+    return Group(table, *describe_solve(scores), *list_notes(scores.notes))
+
+
+def describe_solve(scores: Scores) -> list[Text]:
+    sizes = scores.sizes
+    if not sizes:  # searched: no program was solved, and none was stopped
+        known = scores.objective is not None
+        divergence = f"; Kullback-Leibler divergence of the outputs {scores.objective:.6g}" if known else ""
+        return [Text(f"searched in {scores.seconds:.1f} s{divergence}")]
+    return [
+        Text(f"{scores.status.value}: {scores.status.sentence}"),
+        Text(
+            f"objective {_number(scores.objective)}   bound {_number(scores.bound)}   gap {_percent(scores.gap)}   "
+            f"{scores.seconds:.1f} s"
+        ),
+        Text(
+            f"{sizes['columns']} columns, {sizes['rows_used']} of {sizes['rows']} rows used, {sizes['gates']} gates, "
+            f"{sizes['cuts']} cuts; logits differ from the network's by {scores.logit_error:.1e}"
+        ),
+        *([Text(f"Lagrangian dual: {scores.dual}")] if scores.dual else []),
+    ]
+
+
+def report_plan(plan: Plan) -> RenderableType:
+    table = make_table("Layer", ">Units", ">Kept", ">Removed", "Why")
+    for layer in plan.layers:
+        kept = len(plan.kept[layer.name])
+        table.add_row(layer.name, str(layer.total), str(kept), str(layer.total - kept), layer.reason)
+    return Group(table, Text(f"Rule: {plan.rule}"))
+
+
+def report_change(rows: Sequence[tuple[str, str, str]]) -> RenderableType:
+    """What is measured, before, after."""
+    table = make_table("", ">Before", ">After")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def report_comparison(comparison: Comparison) -> RenderableType:
+    table = make_table("", ">Before", ">After", ">Change")
+    for row in comparison.rows:
+        table.add_row(*row)
+    return Group(table, *map(Text, comparison.notes))
+
+
+def report_compression(found: Compression) -> RenderableType:
+    return Group(
+        report_plan(found.plan),
+        Text(),
+        report_comparison(found.comparison),
+        Text(),
+        *describe_solve(found.scores),
+        *list_notes(found.scores.notes),
+    )
+
+
+def describe_parameters(before: int, after: int) -> tuple[str, str, str]:
+    return "parameters", f"{before:,}", f"{after:,} ({after / before:.0%})"
+
+
+def report_demo(demo: Demo, read_back: Mapping[str, float]) -> RenderableType:
+    """The compression; what random removal does; what was read back from the files."""
+    table = make_table("Accuracy, test data", ">Searched", ">At random, mean", ">Lowest", ">Highest")
+    for name, removal in (("without refitting", demo.plain), ("refitted", demo.refitted)):
+        numbers = removal.searched, fmean(removal.random), min(removal.random), max(removal.random)
+        table.add_row(name, *(f"{number:.1%}" for number in numbers))
+    return Group(
+        report_compression(demo.compression),
+        Text(),
+        table,
+        Text(f"At random: as many units of every layer, {len(demo.plain.random)} times."),
+        Text(f"Without refitting, units searched for that: {judge(demo.plain)}."),
+        Text(f"Refitted: {judge(demo.refitted)}."),
+        Text(
+            f"Trained, searched and refitted on {len(demo.training[1])} digits, tested on {len(demo.test[1])} others."
+            " No fine-tuning."
+        ),
+        Text(f"Read back: {', '.join(f'{name} {accuracy:.1%}' for name, accuracy in read_back.items())}."),
+        Text(f"{demo.seconds:.1f} s in all, {demo.training_seconds:.1f} s of it training"),
+    )
+
+
+def judge(removal: Removal) -> str:
+    """A difference from the mean of the random removals counts where it is larger than theirs from each other."""
+    difference, spread = removal.searched - fmean(removal.random), pstdev(removal.random)
+    if abs(difference) <= spread + ROUNDING:
+        verdict = "a tie"
+    else:
+        verdict = "ahead of chance" if difference > 0 else "behind chance"
+    beaten = sum(each < removal.searched for each in removal.random)
+    return f"{verdict}, {100 * difference:+.1f} points; better than {beaten} of {len(removal.random)} random removals"
+
+
+def network_to_dict(network: Network) -> dict[str, Any]:
+    layers = [
+        {"name": layer.name, "kind": layer.kind, "units": layer.size, "scored": layer.scored, "reason": layer.reason}
+        for layer in network.layers
+    ]
+    return {"layers": layers, "notes": list(network.notes)}
+
+
+def compression_to_dict(found: Compression) -> dict[str, Any]:
+    return {
+        "plan": found.plan.to_dict(),
+        "scores": found.scores.to_dict(),
+        "comparison": found.comparison.to_dict(),
+    }
+
+
+def demo_to_dict(demo: Demo, read_back: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        **compression_to_dict(demo.compression),
+        "without_refitting": asdict(demo.plain),
+        "refitted": asdict(demo.refitted),
+        "read_back": dict(read_back),
+        "images": {"training": len(demo.training[1]), "test": len(demo.test[1])},
+        "seconds": {"training": demo.training_seconds, "all": demo.seconds},
+    }
+
+
+def make_table(*headers: str) -> Table:
+    """Columns whose header starts with > hold numbers, set to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    for header in headers:
+        table.add_column(header.removeprefix(">"), justify="right" if header.startswith(">") else "left")
+    return table
+
+
+def list_notes(notes: Sequence[str]) -> list[Text]:
+    return [Text(f"Note: {note}") for note in notes]
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.6g}"
+
+
+def _percent(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3%}"

@@ -1,0 +1,1 @@
+"""Frozen data that checks itself and nothing more. It knows no torch."""

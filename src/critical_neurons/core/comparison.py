@@ -1,0 +1,174 @@
+"""Comparison: a network before and after, measured side by side. It can be printed, saved and loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from critical_neurons.core.files import load_json, write_atomically
+
+FORMAT = "critical_neurons comparison"
+FORMAT_VERSION = 1
+
+DataKind: TypeAlias = Literal["test", "calibration"]
+"""Calibration data had a part in making the smaller network: in its scores, its refitting, its int8 ranges."""
+
+NOTHING = "none"
+"""Shown where nothing could be measured."""
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds for one batch on the CPU: the median of `samples`, and the quartiles around it."""
+
+    runtime: str
+    batch_size: int
+    median: float
+    lower: float
+    upper: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One network. None: could not be measured, and the comparison's notes say why."""
+
+    accuracy: float
+    parameters: int
+    macs: int
+    peak_activation_bytes: int
+    bytes_on_disk: int
+    latencies: tuple[Latency, ...] = ()
+    onnx_bytes: int | None = None
+    int8_accuracy: float | None = None
+    int8_bytes: int | None = None
+
+    def latency(self, runtime: str, batch_size: int) -> Latency | None:
+        found = (each for each in self.latencies if (each.runtime, each.batch_size) == (runtime, batch_size))
+        return next(found, None)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`agreement` is the share of images that both networks give the same class. `data` says what the accuracies and
+    the agreement were measured on, `int8_data` the same of the int8 accuracies."""
+
+    before: Measurement
+    after: Measurement
+    agreement: float
+    images: int
+    data: DataKind
+    int8_data: DataKind
+    threads: int
+    notes: tuple[str, ...]
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        for kind in (self.data, self.int8_data):
+            if kind not in get_args(DataKind):
+                raise ValueError(f"data: found {kind!r}. Accepted: {', '.join(map(repr, get_args(DataKind)))}")
+
+    @property
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """What is measured, before, after, and how the second stands to the first; what could not be measured is left
+        out."""
+        before, after = self.before, self.after
+        rows = [
+            _row(f"accuracy, {self.data} data", before.accuracy, after.accuracy, _percent, _points),
+            ("same predictions", "", _percent(self.agreement), ""),
+            _row("parameters", before.parameters, after.parameters, _count, _share),
+            _row("multiply-adds", before.macs, after.macs, _count, _share),
+            _row("peak activations", before.peak_activation_bytes, after.peak_activation_bytes, _size, _share),
+            _row("size on disk", before.bytes_on_disk, after.bytes_on_disk, _size, _share),
+            _row("size as ONNX", before.onnx_bytes, after.onnx_bytes, _size, _share),
+            _row("size as int8 ONNX", before.int8_bytes, after.int8_bytes, _size, _share),
+            _row(
+                f"int8 accuracy, {self.int8_data} data", before.int8_accuracy, after.int8_accuracy, _percent, _points
+            ),
+        ]
+        keys = {(each.runtime, each.batch_size): None for each in (*before.latencies, *after.latencies)}
+        for runtime, size in keys:
+            first, second = (
+                None if found is None else found.median
+                for found in (before.latency(runtime, size), after.latency(runtime, size))
+            )
+            rows.append(_row(f"{runtime}, batch of {size}", first, second, _milliseconds, _speed))
+        return [row for row in rows if row[1:3] != (NOTHING, NOTHING)]
+
+    def __str__(self) -> str:
+        table = [("", "before", "after", ""), *self.rows]
+        widths = [max(len(row[at]) for row in table) for at in range(4)]
+        lines = [
+            f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:>{widths[3]}}".rstrip()
+            for row in table
+        ]
+        return "\n".join([*lines, "", *self.notes])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {"format": FORMAT, "version": FORMAT_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Comparison:
+        content = {name: value for name, value in data.items() if name not in ("format", "version")}
+        measured = {name: _measurement(content[name]) for name in ("before", "after")}
+        return cls(**{**content, **measured, "notes": tuple(content["notes"])})
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        write_atomically(path, json.dumps(self.to_dict(), indent=1).encode())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Comparison:
+        return load_json(path, FORMAT, FORMAT_VERSION, cls.from_dict)
+
+
+def _measurement(data: Mapping[str, Any]) -> Measurement:
+    return Measurement(**{**data, "latencies": tuple(Latency(**each) for each in data["latencies"])})
+
+
+def _row(
+    name: str,
+    before: float | None,
+    after: float | None,
+    show: Callable[[float], str],
+    relate: Callable[[float, float], str],
+) -> tuple[str, str, str, str]:
+    shown = [NOTHING if value is None else show(value) for value in (before, after)]
+    return name, shown[0], shown[1], "" if before is None or after is None else relate(before, after)
+
+
+def _percent(value: float) -> str:
+    return f"{value:.2%}"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _size(value: float) -> str:
+    """Bytes, in the unit that leaves up to four digits before the point."""
+    for unit in ("B", "kB", "MB"):
+        if value < 9999.5:
+            return f"{value:,.0f} B" if unit == "B" else f"{value:,.1f} {unit}"
+        value /= 1000
+    return f"{value:,.1f} GB"
+
+
+def _milliseconds(value: float) -> str:
+    return f"{1000 * value:.3f} ms"
+
+
+def _points(before: float, after: float) -> str:
+    return f"{100 * (after - before):+.2f} points"
+
+
+def _share(before: float, after: float) -> str:
+    return f"{after / before:.1%}" if before else ""
+
+
+def _speed(before: float, after: float) -> str:
+    return f"{before / after:.2f}x as fast"

@@ -1,0 +1,215 @@
+"""Program: arrays, plus sources of rows that are added when violated, plus a convex term.
+
+    minimise    cost · x
+    subject to  lower <= x <= upper,   rows,   every row of every source,
+                x[i] integer where integer[i],   x[term.columns] >= term(x)
+
+A solver that cannot handle sources or a convex term is wrapped by one that adds rows and tangent cuts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from scipy import sparse
+
+from critical_neurons.core.files import write_atomically
+from critical_neurons.core.mps import format_mps
+from critical_neurons.core.network import Bools, Floats, Ints
+
+
+@dataclass(frozen=True)
+class Rows:
+    """lower <= matrix · x <= upper."""
+
+    matrix: sparse.csr_array
+    lower: Floats
+    upper: Floats
+
+    def __len__(self) -> int:
+        return len(self.lower)
+
+
+def stack_rows(parts: list[Rows], column_count: int) -> Rows:
+    if not parts:
+        return Rows(sparse.csr_array((0, column_count)), np.zeros(0), np.zeros(0))
+    return Rows(
+        sparse.csr_array(sparse.vstack([part.matrix for part in parts], format="csr")),
+        np.concatenate([part.lower for part in parts]),
+        np.concatenate([part.upper for part in parts]),
+    )
+
+
+def widen(matrix: sparse.csr_array, column_count: int) -> sparse.csr_array:
+    """The same rows over more columns."""
+    return sparse.csr_array((matrix.data, matrix.indices, matrix.indptr), shape=(matrix.shape[0], column_count))
+
+
+def place(values: Floats | float, columns: Ints, column_count: int) -> sparse.csr_array:
+    """One row per column chosen, with its value there."""
+    filled = np.broadcast_to(np.asarray(values, dtype=np.float64), columns.shape)
+    return sparse.csr_array((filled, columns, np.arange(len(columns) + 1)), shape=(len(columns), column_count))
+
+
+def lay_out(**sizes: int) -> dict[str, slice]:
+    """Named blocks of columns, one after the other."""
+    ends = np.cumsum(list(sizes.values()))
+    return {name: slice(int(end) - size, int(end)) for (name, size), end in zip(sizes.items(), ends, strict=True)}
+
+
+class RowSource(Protocol):
+    """Rows too many to write out: numbered `0 … count - 1`, judged all at once, built one by one."""
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def row_count(self) -> int:
+        """How many rows they are: one number may stand for more than one."""
+
+    @property
+    def ends(self) -> Ints:
+        """The numbers at which the parts of the network end that the rows are about, from its front to its back."""
+
+    @property
+    def piece(self) -> int:
+        """How many rows to build between two looks at the clock."""
+
+    def violations(self, point: Floats) -> Floats:
+        """By how much each row is violated at the point, relative to its scale; zero or less: not at all."""
+
+    def build(self, numbers: Ints) -> Rows:
+        """The rows with these numbers. One number may stand for more than one row."""
+
+
+class ConvexTerm(Protocol):
+    """Convex functions f_d of the point, one for each of the epigraph `columns`: x[columns] >= f(x)."""
+
+    @property
+    def columns(self) -> slice: ...
+
+    def logits(self, point: Floats) -> Floats:
+        """(batch, classes): what the f_d are functions of."""
+
+    def values(self, point: Floats) -> Floats:
+        """f_d at the point."""
+
+    def cuts(self, point: Floats, which: Ints) -> Rows:
+        """The tangents of the chosen f_d at the point, as rows."""
+
+    def affine_forms(self) -> tuple[sparse.csr_array, Floats, Ints]:
+        """For conic solvers: matrix and offset of the logits (d, class) in the point, and the labels d."""
+
+
+class Separator(Protocol):
+    """Valid rows too many to number, found at a point."""
+
+    def separate(self, point: Floats) -> Rows:
+        """Those that the point violates most; none if it violates none."""
+
+
+@dataclass(frozen=True)
+class Branching:
+    """How to search a program whose other columns follow from a few 0/1 columns, by `Program.complete`.
+
+    Of the `columns` those of the highest `priority` are fixed first. `hulls` tighten the relaxation.
+    """
+
+    columns: slice
+    priority: Ints
+    hulls: Separator | None = None
+
+
+class Improvement(Protocol):
+    def __call__(self, point: Floats, *, seconds: float, seed: int) -> Floats:
+        """A point that keeps the rows of all sources, as good as can be found from the scores of this one in time."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """`start` is a feasible point, if one is known: every score at 1 and the network's own forward pass.
+
+    Among points of the same cost, those with the smaller `tie_break` · x are better.
+    """
+
+    blocks: Mapping[str, slice]
+    cost: Floats
+    lower: Floats
+    upper: Floats
+    integer: Bools
+    rows: Rows
+    sources: tuple[RowSource, ...]
+    term: ConvexTerm
+    start: Floats | None = None
+    given: Floats | None = None
+    """Another feasible point, from elsewhere: better ones are looked for around it first."""
+    tie_break: Floats | None = None
+    unpruned: Floats | None = None
+    """The point of the unpruned network, feasible or not."""
+    complete: Callable[[Floats], Floats] | None = None
+    """A point that keeps the rows of all sources, from the scores of any point, if the formulation has one."""
+    improve: Improvement | None = None
+    branching: Branching | None = None
+    implicit_gates: int = 0
+    """Relaxed gates that need no column."""
+
+    @property
+    def column_count(self) -> int:
+        return len(self.cost)
+
+    @property
+    def row_count(self) -> int:
+        return len(self.rows) + sum(source.row_count for source in self.sources)
+
+    @property
+    def gate_count(self) -> int:
+        """Undecided gates and choices, integer or relaxed, those without a column of their own among them."""
+        gates = self.blocks.get("gate", slice(0, 0))
+        return int(gates.stop - gates.start) + self.implicit_gates
+
+    @property
+    def known(self) -> list[Floats]:
+        """The feasible points known before any search."""
+        return [point for point in (self.start, self.given) if point is not None]
+
+    def raise_term(self, point: Floats) -> Floats:
+        """The point with its epigraph columns set to the true values of the convex term."""
+        raised = point.copy()
+        raised[self.term.columns] = self.term.values(point)
+        return raised
+
+    def value(self, point: Floats) -> float:
+        return float(self.cost @ point)
+
+    def write_out(self) -> Program:
+        """The same program with every row of every source among its rows, for solvers that want all of it."""
+        built = [source.build(np.arange(source.count)) for source in self.sources]
+        rows = stack_rows([self.rows, *built], self.column_count)
+        return replace(self, rows=rows, sources=())
+
+    def column_names(self) -> list[str]:
+        """`score[0]`, `score[1]`, … by block; `column[7]` outside all blocks."""
+        names = [f"column[{column}]" for column in range(self.column_count)]
+        for block, columns in self.blocks.items():
+            names[columns] = [f"{block}[{index}]" for index in range(columns.stop - columns.start)]
+        return names
+
+    def write(self, path: str | os.PathLike[str], rows: Rows | None = None) -> None:
+        """The linear part as a file in free MPS format: columns, fixed rows (`row[…]`), integrality.
+
+        The convex term and the sources are not linear parts. What a solve has learnt of them, `solution.learnt`, can
+        be given as `rows` (`learnt[…]`): then the optimum of the file is a lower bound of the program, and what the
+        solve ended with. `program.write_out().write(path)` has every row of every source.
+        """
+        more = stack_rows([] if rows is None else [rows], self.column_count)
+        whole = stack_rows([self.rows, more], self.column_count)
+        row_names = [f"row[{row}]" for row in range(len(self.rows))] + [f"learnt[{row}]" for row in range(len(more))]
+        text = format_mps(
+            (self.column_names(), self.cost, self.lower, self.upper, self.integer),
+            (row_names, whole.matrix, whole.lower, whole.upper),
+        )
+        write_atomically(path, text.encode())

@@ -1,0 +1,242 @@
+"""Scores: the importance of every unit, with what was solved and what was proved about it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from critical_neurons.core.files import load_json, write_atomically
+from critical_neurons.core.network import Fingerprint, Floats, Hold, Layer, Wiring
+from critical_neurons.core.solution import Dual, DualTrial, Status, Step, relative_gap
+
+FORMAT = "critical_neurons scores"
+FORMAT_VERSION = 1
+CSV_COLUMNS = ("layer", "channel", "unit", "score", "reason")
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """What a search says of a layer, or of layers that share their units: the least-squares error of what reads it,
+    refitted to the units that stay and weighed by how the loss feels it, and a bound below which no choice of as many
+    units falls. Where other layers have lost units before, the error is beyond what that costs. Of the network's loss
+    neither says anything certain."""
+
+    layers: tuple[str, ...]
+    error: float
+    bound: float | None
+
+    @property
+    def gap(self) -> float | None:
+        """The share of the error that a better choice could save at most."""
+        if self.bound is None:
+            return None
+        return max(0.0, 1 - self.bound / self.error) if self.error > 0 else 0.0
+
+    def __str__(self) -> str:
+        bound = "unknown" if self.bound is None else f"{self.bound:.3g}"
+        gap = "unknown" if self.gap is None else f"{self.gap:.0%}"
+        return f"{', '.join(self.layers)}: least-squares error {self.error:.3g}, bound {bound}, gap {gap}"
+
+
+@dataclass(frozen=True)
+class Incumbent:
+    """What the exact program says of a plan that was given to it: the plan's own objective, and the bound below which
+    no scores of 0 or 1 fall, whoever finds them."""
+
+    rule: str
+    objective: float
+    bound: float
+
+    @property
+    def gap(self) -> float | None:
+        return relative_gap(self.objective, self.bound)
+
+    def __str__(self) -> str:
+        gap = "unknown" if self.gap is None else f"{self.gap:.2%}"
+        return (
+            f"the plan given ({self.rule}) has objective {self.objective:.6g}; no scores of 0 or 1 that the program "
+            f"allows fall below {self.bound:.6g}, which is better by {max(0.0, self.objective - self.bound):.4g} "
+            f"(gap {gap})"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Scores(Mapping[str, Floats]):
+    """`scores["features.0"]` are the scores of that layer, one in [0, 1] per unit.
+
+    Averaged scores have no objective and no bound of their own; they keep the worst status and the largest gap of
+    their `parts`. `layer_choices` come from a search for what is refitted, `incumbent` from a plan that was given,
+    `dual` from loss_weight="lagrangian": there the objective is that at the loss weight found.
+    """
+
+    values_by_layer: Mapping[str, Floats]
+    layers: tuple[Layer, ...]
+    groups: tuple[int, ...]
+    holds: tuple[Hold, ...]
+    wirings: tuple[Wiring, ...]
+    fingerprint: Fingerprint
+    status: Status
+    objective: float | None
+    bound: float | None
+    gap: float | None
+    seconds: float
+    settings: Mapping[str, Any]
+    history: tuple[Step, ...]
+    sizes: Mapping[str, int]
+    logit_error: float
+    notes: tuple[str, ...] = ()
+    parts: tuple[Scores, ...] = ()
+    layer_choices: tuple[LayerChoice, ...] = ()
+    incumbent: Incumbent | None = None
+    dual: Dual | None = None
+
+    @property
+    def per_unit(self) -> Floats:
+        """One score per unit, those that layers share once."""
+        values = np.zeros(sum(self.groups))
+        for layer in self.layers:
+            if layer.scored:
+                values[layer.units] = self[layer.name]
+        return values
+
+    def __getitem__(self, layer: str) -> Floats:
+        if layer not in self.values_by_layer:
+            raise KeyError(f"no scores for {layer!r}. Scored layers: {', '.join(self.values_by_layer)}")
+        return self.values_by_layer[layer]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_by_layer)
+
+    def __len__(self) -> int:
+        return len(self.values_by_layer)
+
+    def __repr__(self) -> str:
+        gap = "none" if self.gap is None else f"{self.gap:.1e}"
+        return f"Scores({len(self)} layers, {sum(self.groups)} units, {self.status.value}, gap {gap})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        choices = [{**vars(each), "layers": list(each.layers)} for each in self.layer_choices]
+        return {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "scores": {name: values.tolist() for name, values in self.items()},
+            "layers": [layer.to_dict() for layer in self.layers],
+            "groups": list(self.groups),
+            "holds": [hold.to_dict() for hold in self.holds],
+            "wirings": [wiring.to_dict() for wiring in self.wirings],
+            "fingerprint": vars(self.fingerprint),
+            "status": self.status.value,
+            "objective": self.objective,
+            "bound": self.bound,
+            "gap": self.gap,
+            "seconds": self.seconds,
+            "settings": dict(self.settings),
+            "history": [vars(step) for step in self.history],
+            "sizes": dict(self.sizes),
+            "logit_error": self.logit_error,
+            "notes": list(self.notes),
+            "parts": [part.to_dict() for part in self.parts],
+            **({"layer_choices": choices} if choices else {}),  # files without any are as they were before
+            **({"incumbent": vars(self.incumbent)} if self.incumbent else {}),
+            **({"dual": asdict(self.dual)} if self.dual else {}),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Scores:
+        scores = cls(
+            values_by_layer={name: np.array(values, dtype=np.float64) for name, values in data["scores"].items()},
+            layers=tuple(map(Layer.from_dict, data["layers"])),
+            groups=tuple(data["groups"]),
+            holds=tuple(map(Hold.from_dict, data["holds"])),
+            wirings=tuple(map(Wiring.from_dict, data["wirings"])),
+            fingerprint=Fingerprint(**data["fingerprint"]),
+            status=Status(data["status"]),
+            objective=data["objective"],
+            bound=data["bound"],
+            gap=data["gap"],
+            seconds=data["seconds"],
+            settings=data["settings"],
+            history=tuple(Step(**step) for step in data["history"]),
+            sizes=data["sizes"],
+            logit_error=data["logit_error"],
+            notes=tuple(data["notes"]),
+            parts=tuple(cls.from_dict(part) for part in data["parts"]),
+            layer_choices=tuple(
+                LayerChoice(tuple(each["layers"]), each["error"], each["bound"])
+                for each in data.get("layer_choices", ())
+            ),
+            incumbent=Incumbent(**data["incumbent"]) if "incumbent" in data else None,
+            dual=_read_dual(data["dual"]) if "dual" in data else None,
+        )
+        sizes = {layer.name: layer.size for layer in scores.layers if layer.scored}
+        if sizes != {name: len(values) for name, values in scores.items()}:
+            raise ValueError("the scores do not fit the layers")
+        if not all(((values >= 0) & (values <= 1)).all() for values in scores.values()):
+            raise ValueError("a score outside [0, 1]")
+        return scores
+
+    def as_torch_pruning(self, model: Any = None, *, max_pruning_ratio: float = 1.0) -> Any:
+        """As `critical_neurons.as_torch_pruning`."""
+        interop = import_module("critical_neurons.io.interop")  # by its name: nouns know no torch
+        return interop.as_torch_pruning(self, model, max_pruning_ratio=max_pruning_ratio)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        write_atomically(path, json.dumps(self.to_dict(), indent=1).encode())
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """A table with one line per channel of every layer: layer, channel, unit, score, reason.
+
+        Channels with the same unit live or die together. Without a score there is no unit either, but the reason.
+        """
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(CSV_COLUMNS)
+        for layer in self.layers:
+            for channel, unit in enumerate(layer.units.tolist()):
+                score = repr(float(self[layer.name][channel])) if layer.scored else ""
+                writer.writerow([layer.name, channel, unit if layer.scored else "", score, layer.reason])
+        write_atomically(path, text.getvalue().encode())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Scores:
+        return load_json(path, FORMAT, FORMAT_VERSION, cls.from_dict)
+
+
+def _read_dual(data: Mapping[str, Any]) -> Dual:
+    return Dual(**{**data, "trials": tuple(DualTrial(**trial) for trial in data["trials"])})
+
+
+def average_scores(
+    parts: Sequence[Scores], *, settings: Mapping[str, Any], seconds: float, notes: tuple[str, ...] = ()
+) -> Scores:
+    """The mean of every unit's scores over the parts, and all they note, each note once, unless `notes` say more."""
+    told = dict.fromkeys(note for part in parts for note in part.notes)
+    gaps = [part.gap for part in parts]
+    known = [gap for gap in gaps if gap is not None]
+    return replace(
+        parts[0],
+        values_by_layer={name: np.mean([part[name] for part in parts], axis=0) for name in parts[0]},
+        status=max((part.status for part in parts), key=lambda status: status.rank),
+        objective=None,
+        bound=None,
+        gap=max(known) if len(known) == len(gaps) else None,
+        seconds=seconds,
+        settings=settings,
+        history=(),
+        sizes={key: sum(part.sizes[key] for part in parts) for key in parts[0].sizes},
+        logit_error=max(part.logit_error for part in parts),
+        notes=(*(note for note in told if not any(more.startswith(note) for more in notes)), *notes),
+        parts=tuple(parts),
+        layer_choices=(),
+        incumbent=None,
+        dual=None,
+    )

@@ -1,0 +1,155 @@
+"""Solution: what a solver found, what it proved, and how it went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from critical_neurons.core.network import Floats
+from critical_neurons.core.program import Rows
+
+
+class Status(Enum):
+    """How a solve ended. The order is from best to worst."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+    TIMED_OUT = "timed out"
+    INFEASIBLE = "infeasible"
+    UNBOUNDED = "unbounded"
+    FAILED = "failed"
+
+    @property
+    def sentence(self) -> str:
+        return _SENTENCES[self]
+
+    @property
+    def rank(self) -> int:
+        return list(Status).index(self)
+
+
+_SENTENCES = {
+    Status.OPTIMAL: "Solved to the tolerance asked for.",
+    Status.FEASIBLE: "A feasible point, not proved optimal: stopped early, or found by a search. The gap, if known, "
+    "bounds its distance from the optimum.",
+    Status.TIMED_OUT: "Stopped before any feasible point was known.",
+    Status.INFEASIBLE: "Proved: no point satisfies all rows.",
+    Status.UNBOUNDED: "Proved: the objective has no lower end.",
+    Status.FAILED: "The solver gave up; neither point nor bound can be trusted.",
+}
+
+
+def relative_gap(objective: float | None, bound: float | None) -> float | None:
+    """(objective - bound) / max(1, |objective|), or None where one of the two is missing or infinite."""
+    if objective is None or bound is None or not (math.isfinite(objective) and math.isfinite(bound)):
+        return None
+    return max(0.0, (objective - bound) / max(1.0, abs(objective)))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One entry of a solve's history."""
+
+    seconds: float
+    objective: float | None
+    bound: float | None
+    rows: int
+    cuts: int
+
+    @property
+    def gap(self) -> float | None:
+        return relative_gap(self.objective, self.bound)
+
+    def __str__(self) -> str:
+        """One line of progress, short enough for a terminal of 80 columns."""
+        incumbent, bound = ("none" if value is None else f"{value:.6g}" for value in (self.objective, self.bound))
+        gap = "unknown" if self.gap is None else f"{self.gap:.1%}"
+        counts = f"rows {self.rows}  cuts {self.cuts}"
+        return f"{self.seconds:.1f} s  incumbent {incumbent}  bound {bound}  gap {gap}  {counts}"
+
+
+@dataclass(frozen=True)
+class ClassStep(Step):
+    """A step of one class's program, while several are solved; `done` of `classes` are."""
+
+    label: int
+    done: int
+    classes: int
+
+    def __str__(self) -> str:
+        """Of a class the size of its program is of little interest."""
+        line = super().__str__().partition("  rows ")[0]
+        return f"{self.done} of {self.classes} classes done; class {self.label}: {line}"
+
+
+@dataclass(frozen=True)
+class DualStep(Step):
+    """A step of one program, while the best loss weight is searched for; `number` counts the programs."""
+
+    loss_weight: float
+    number: int
+
+    def __str__(self) -> str:
+        line = super().__str__().partition("  rows ")[0]
+        return f"program {self.number}, loss weight {self.loss_weight:.4g}: {line}"
+
+
+@dataclass(frozen=True)
+class DualTrial:
+    """A program of the search for the best loss weight: what the dual is at least there, and what the program's
+    scores come to."""
+
+    loss_weight: float
+    value: float
+    sparsity: float
+    softmax: float
+
+
+@dataclass(frozen=True)
+class Dual:
+    """The Lagrangian dual (equation 7b) of the least sparsity at a softmax term of at most `level`.
+
+    `loss_weight` maximises it, as far as it was searched; `sparsity` and `softmax` are those of the scores. No scores
+    of the program within the level have a sparsity below `bound`.
+    """
+
+    loss_weight: float
+    level: float
+    sparsity: float
+    softmax: float
+    bound: float
+    trials: tuple[DualTrial, ...]
+
+    @property
+    def gap(self) -> float | None:
+        return relative_gap(self.sparsity, self.bound)
+
+    def __str__(self) -> str:
+        gap = "unknown" if self.gap is None else f"{self.gap:.3%}"
+        programs = f"{len(self.trials)} program{'s' if len(self.trials) > 1 else ''}"
+        return (
+            f"loss weight {self.loss_weight:.4g} after {programs}: softmax {self.softmax:.4g} of at "
+            f"most {self.level:.4g}, sparsity {self.sparsity:.6g}, bound {self.bound:.6g}, gap {gap}"
+        )
+
+
+@dataclass(frozen=True)
+class Solution:
+    status: Status
+    point: Floats | None
+    objective: float | None
+    bound: float | None
+    seconds: float
+    history: tuple[Step, ...]
+    sizes: Mapping[str, int]
+    interrupted: bool = False
+    """Whether it was the user who ended it."""
+    learnt: Rows | None = None
+    """Rows of the sources and tangents of the convex term that the solve added: with the program's own rows, the
+    linear program whose optimum is the bound."""
+
+    @property
+    def gap(self) -> float | None:
+        return relative_gap(self.objective, self.bound)

@@ -1,1 +1,0 @@
-"""Experiments: networks, data and runs built on the library, which does not know of them."""

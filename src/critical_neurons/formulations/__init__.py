@@ -1,0 +1,79 @@
+"""Formulations: network, bounds and labels to program. One file per formulation; this one picks it by name."""
+
+from __future__ import annotations
+
+from critical_neurons.core.batch import check_classes
+from critical_neurons.core.bounds import Bounds
+from critical_neurons.core.linear_suffix import Tail
+from critical_neurons.core.network import Ints, Network
+from critical_neurons.core.program import Program
+from critical_neurons.core.settings import EXACT_STOP, FormulationName
+from critical_neurons.errors import InvalidSettingError
+from critical_neurons.formulations.exact import encode_exact
+from critical_neurons.formulations.full_space import encode_literal
+from critical_neurons.formulations.linearised import encode_linearised
+from critical_neurons.formulations.objective import Budget, Goal, Objective, budget_network, find_floor, read_budget
+from critical_neurons.formulations.paper import encode_paper
+
+__all__ = [
+    "Budget",
+    "Goal",
+    "Objective",
+    "budget_network",
+    "encode",
+    "encode_literal",
+    "find_floor",
+    "read_budget",
+]
+
+
+def encode(
+    network: Network,
+    bounds: Bounds,
+    labels: Ints,
+    goal: Goal | None = None,
+    *,
+    formulation: FormulationName = "paper",
+    integer: bool = True,
+    binary: bool = False,
+    tail: Tail | None = None,
+) -> Program:
+    """The eliminated program of a formulation. The goal is an `Objective` (balanced, λ = 5) or a `Budget`.
+
+    `paper` takes bounds at any radius, `linearised` at radius 0, `exact` those of `bound_network(..., pruned=True)`.
+    They may be your own: that they hold is tried at the data points, and if `pruned` with units removed.
+    A network that was read with `stop` needs the `tail` that follows it.
+    """
+    wanted = goal or Objective()
+    _check_tail(network, tail, formulation)
+    check_classes(labels, network.class_count if tail is None else tail.class_count)
+    if (formulation == "exact") != bounds.pruned or (formulation != "paper" and bounds.radius):
+        raise InvalidSettingError(
+            f"bounds: found radius={bounds.radius}, pruned={bounds.pruned}. bound_network(..., pruned=True) goes "
+            "with 'exact' and with it alone, a radius above 0 with 'paper' alone."
+        )
+    bounds.check(network)
+    if formulation == "linearised" and not all(interval.is_point for interval in bounds.before_relu.values()):
+        raise InvalidSettingError("bounds: 'linearised' takes points, the gates as they are at the inputs.")
+    match formulation:
+        case "paper":
+            return encode_paper(network, bounds, labels, wanted, integer=integer, tail=tail)
+        case "exact":
+            return encode_exact(network, bounds, labels, wanted, integer=integer, binary=binary)
+        case "linearised":
+            return encode_linearised(network, bounds, labels, wanted, tail=tail)
+        case _:
+            raise InvalidSettingError(
+                f"formulation: found {formulation!r}. Accepted: 'paper', 'exact', 'linearised'."
+            )
+
+
+def _check_tail(network: Network, tail: Tail | None, formulation: FormulationName) -> None:
+    """A tail goes with a network that was read with `stop`, and with no other."""
+    if (network.span.stop is None) != (tail is None):
+        raise InvalidSettingError(
+            f"tail: found {'none' if tail is None else 'one'} for a network that ends with "
+            f"{network.span.stop or 'its logits'}. It goes with networks that were read with stop=."
+        )
+    if tail is not None and formulation == "exact":
+        raise InvalidSettingError(EXACT_STOP)

@@ -1,0 +1,368 @@
+"""The network as an affine function of the scores, once its stable gates are fixed (docs/method.md, section 3).
+
+A unit whose gate is decided on a data point needs no variable of its own: dead, its activation is 0; live, it
+is p - (1 - s) U. Likewise a max pool whose winner is decided. Only what is undecided keeps an explicit value,
+measured in units of its upper bound so that it lies in [0, 1] like the scores. So everything downstream is affine in
+the *columns*: the scores, then the explicit values. Evaluating it at a point is one forward pass; the coefficients of
+one value are one backward pass; no matrix is ever formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import assert_never
+
+import numpy as np
+from scipy import sparse
+
+from critical_neurons.core.bounds import Bounds
+from critical_neurons.core.network import (
+    NO_UNIT,
+    Affine,
+    Bools,
+    Concat,
+    Floats,
+    Input,
+    Ints,
+    MaxPool,
+    Network,
+    Op,
+    Relu,
+    Sum,
+    add_up,
+    join_channels,
+    pool_maximum,
+    rectify,
+)
+from critical_neurons.formulations.gates import Decision, Formulation, Gate, make_gate
+from critical_neurons.formulations.max_pooling import Pool, resolve_windows, winners_are_safe
+from critical_neurons.formulations.pooled_columns import Sums, find_deal, sum_up
+
+SHALLOW = 1e-6
+"""Up to this share of the largest pre-activation bound of its ReLU what a score takes from q is less than any row's
+tolerance."""
+
+CHUNK_BYTES = 64 * 2**20
+"""Largest array held by a backward pass; more rows than fit are pulled back in several passes."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """By op: `shrunk`, p - (1 - s) shrink at every ReLU, and `pooled`, what every max pool reads; and the logits."""
+
+    shrunk: dict[int, Floats]
+    pooled: dict[int, Floats]
+    logits: Floats
+
+
+class AffineNetwork:
+    def __init__(self, network: Network, bounds: Bounds, formulation: Formulation, *, summed: bool = False) -> None:
+        """`summed`: undecided activations share a column where the network reads their sum alone."""
+        self.unit_count = self.column_count = network.unit_count
+        self.batch_size = len(bounds.inputs)
+        self._ops = network.ops
+        self.gates: dict[int, Gate] = {}
+        self.pools: dict[int, Pool] = {}
+        self.sums: dict[int, Sums] = {}
+        self._summed = summed
+        self._depends = _find_dependent(network.ops)
+        self._constants: dict[int, Floats] = {}
+        self._last: tuple[Floats, Evaluation] | None = None
+        self._resolve(bounds, formulation, formulation.shrinks(network, bounds))
+
+    def _resolve(self, bounds: Bounds, formulation: Formulation, shrinks: dict[int, Floats]) -> None:
+        """Decide gates and windows, op after op, and evaluate the network where every column is 0."""
+        values: dict[int, Floats] = {}
+        middle: dict[int, Floats] = {}  # where every column is a half; only max pools that are compared ask for it
+        shrunk: dict[int, Floats] = {}
+        compares = not formulation.fixes_windows and any(isinstance(op, MaxPool) for op in self._ops)
+        for index, op in enumerate(self._ops):
+            match op:
+                case Relu():
+                    interval, shrink = bounds.before_relu[index], shrinks[index]
+                    decision = formulation.decide(op, interval, shrink, fixed=not self._depends[op.source])
+                    decision = self._sum_up(index, op, decision, values[op.source] - shrink, shrink)
+                    gate = make_gate(op, interval, shrink, decision, self.column_count, self.unit_count)
+                    self.gates[index] = gate
+                    self.column_count += len(gate.explicit)
+                case MaxPool():
+                    upper = bounds.before_pool[index].upper
+                    if op.source in self.gates:
+                        upper = np.where(self.gates[op.source].dead, 0.0, upper)
+                    ranks, loose = middle[op.source] if compares else upper, self._find_loose(op.source)
+                    pool = resolve_windows(op, upper, ranks, loose, self.column_count)
+                    safe = np.ones(len(pool.explicit), dtype=bool)
+                    if compares:
+                        differences = self._differentiate_pairs(op, pool)
+                        safe = winners_are_safe(pool, loose, values[op.source], differences)
+                    self.pools[index] = pool.settle(safe)
+                    self.column_count += len(self.pools[index].explicit)
+                case Affine():
+                    if index in self.sums:
+                        self.sums[index] = replace(self.sums[index], first=self.column_count)
+                        self.column_count += len(self.sums[index].explicit)
+                case Input() | Sum() | Concat():
+                    pass
+                case _:
+                    assert_never(op)
+            values[index] = self._step(index, op, values, shrunk, np.zeros(self.column_count), bounds.inputs)
+            if compares:
+                middle[index] = self._step(index, op, middle, {}, np.full(self.column_count, 0.5), bounds.inputs)
+        read = {source for index, op in enumerate(self._ops) if self._depends[index] for source in op.sources}
+        self._constants = {index: values[index] for index in read if not self._depends[index]}
+        pooled = {index: values[self._ops[index].sources[0]] for index in self.pools}
+        self.at_zero = Evaluation(shrunk, pooled, values[len(self._ops) - 1])
+
+    def _sum_up(self, index: int, op: Relu, decision: Decision, at_zero: Floats, shrink: Floats) -> Decision:
+        """What is left to decide once the undecided activations are summed up, if they can be."""
+        deal = find_deal(self._ops, index) if self._summed and not self._depends[op.source] else None
+        sums = None if deal is None else sum_up(deal, op, decision, at_zero, shrink, relu=index)
+        if deal is None or sums is None:
+            return decision
+        self.sums[deal.index] = sums
+        return replace(decision, dead=~decision.live)
+
+    def _find_loose(self, index: int) -> Bools:
+        """Where a value may lie outside its bounds while gates are relaxed: behind a clip that is not decided."""
+        op = self._ops[index]
+        loose = np.zeros((self.batch_size, *op.shape), dtype=bool)
+        match op:
+            case Affine():
+                loose = op.map.apply_absolute(self._find_loose(op.source).astype(np.float64)) > 0
+            case Sum() if op.ceiling is not None:
+                (above,) = self._ops[op.sources[1]].sources
+                loose.reshape(-1)[self.gates[above].explicit] = True
+            case Sum():
+                loose = np.logical_or.reduce([self._find_loose(source) for source in op.sources])
+            case Concat():
+                loose = np.concatenate([self._find_loose(source) for source in op.sources], axis=1)
+            case Input() | Relu() | MaxPool():
+                pass
+            case _:
+                assert_never(op)
+        return loose
+
+    @cached_property
+    def size(self) -> int:
+        """Numbers in one forward pass of one data point."""
+        return sum(int(np.prod(op.shape)) for op in self._ops)
+
+    @property
+    def activation_columns(self) -> list[slice]:
+        """Those of undecided ReLUs, one by one or summed up."""
+        return [gate.columns for gate in self.gates.values()] + [sums.columns for sums in self.sums.values()]
+
+    def evaluate(self, point: Floats) -> Evaluation:
+        """One forward pass. The result at the last point is kept: rows and cuts both ask for it."""
+        columns = point[: self.column_count]
+        if self._last is None or not np.array_equal(self._last[0], columns):
+            self._last = columns.copy(), self._forward(columns)
+        return self._last[1]
+
+    def _forward(self, columns: Floats) -> Evaluation:
+        values: dict[int, Floats] = dict(self._constants)
+        shrunk: dict[int, Floats] = {}
+        for index, op in enumerate(self._ops):
+            if self._depends[index]:
+                values[index] = self._step(index, op, values, shrunk, columns, None)
+        pooled = {index: values[self._ops[index].sources[0]] for index in self.pools}
+        return Evaluation(shrunk, pooled, values[len(self._ops) - 1])
+
+    def _step(
+        self,
+        index: int,
+        op: Op,
+        values: dict[int, Floats],
+        shrunk: dict[int, Floats],
+        columns: Floats,
+        inputs: Floats | None,
+    ) -> Floats:
+        """The value of one op; a ReLU also notes what it reads, shrunk."""
+        match op:
+            case Input():
+                assert inputs is not None
+                return inputs
+            case Affine():
+                value = op.map.apply(values[op.source])
+                return self.sums[index].add(value, columns) if index in self.sums else value
+            case Relu():
+                gate = self.gates[index]
+                loss = np.append(1.0 - columns[: self.unit_count], 0.0)  # the last entry answers for NO_UNIT
+                shrunk[index] = values[op.source] - loss[gate.units] * gate.shrink
+                activation = np.where(gate.live, shrunk[index], 0.0)
+                activation.reshape(-1)[gate.explicit] = gate.tops * columns[gate.columns]
+                return activation
+            case MaxPool():
+                return self.pools[index].apply(values[op.source], columns).reshape(-1, *op.shape)
+            case Sum():
+                return add_up(*(values[source] for source in op.sources))
+            case Concat():
+                return join_channels(*(values[source] for source in op.sources))
+            case _:
+                assert_never(op)
+
+    def logits(self, point: Floats) -> Floats:
+        return self.evaluate(point).logits
+
+    def columns_of(self, values: Mapping[int, Floats]) -> Floats:
+        """The columns at the given values of the network, with every score at 1."""
+        columns = np.ones(self.column_count)
+        parts: dict[int, Gate | Pool] = {**self.gates, **self.pools}
+        for index, part in parts.items():
+            columns[part.columns] = values[index].reshape(-1)[part.explicit] / part.tops
+        for sums in self.sums.values():
+            columns[sums.columns] = sums.gather(values[sums.relu])
+        return columns
+
+    def complete(self, columns: Floats) -> tuple[Floats, dict[int, Floats]]:
+        """The columns with the same scores and every explicit value as a forward pass gives it, h = max(q, 0); and
+        the values of that pass."""
+        completed = columns[: self.column_count].copy()
+        values: dict[int, Floats] = dict(self._constants)
+        shrunk: dict[int, Floats] = {}
+        for index, op in enumerate(self._ops):
+            if not self._depends[index]:
+                continue
+            values[index] = self._step(index, op, values, shrunk, completed, None)
+            part = self.gates.get(index) or self.pools.get(index)
+            if part is not None and len(part.explicit):
+                assert isinstance(op, Relu | MaxPool)
+                true = rectify(shrunk[index]) if isinstance(op, Relu) else pool_maximum(op, values[op.source])
+                completed[part.columns] = true.reshape(-1)[part.explicit] / part.tops
+                values[index].reshape(-1)[part.explicit] = true.reshape(-1)[part.explicit]
+        return completed, values
+
+    def least_scores(self) -> Floats:
+        """The rows q >= floor of every ReLU that reads no column: there q = p - (1 - s) shrink with p known."""
+        least = np.zeros(self.unit_count + 1)  # the last entry answers for NO_UNIT
+        for index, gate in self.gates.items():
+            if self._depends[self._ops[index].sources[0]] or gate.follow_scores:
+                continue
+            deep = gate.shrink > SHALLOW * gate.scale
+            needed = np.divide(
+                gate.floor - self.at_zero.shrunk[index], gate.shrink, where=deep, out=np.zeros(deep.shape)
+            )
+            by_unit = needed.max(axis=0).reshape(gate.units.size, -1).max(axis=1)
+            np.maximum.at(least, gate.units.reshape(-1), by_unit)
+        return np.clip(least[:-1], 0.0, 1.0)
+
+    def differentiate_logits(self, seeds: Floats, samples: Ints) -> sparse.csr_array:
+        """Coefficients of `seeds[r] · logits[samples[r]]`, one row each; seeds is (rows, classes).
+
+        Where the network is a span of a model, its last value takes the place of the logits, flat.
+        """
+        return self._pull_back(len(self._ops) - 1, seeds.reshape(len(seeds), *self._ops[-1].shape), samples)
+
+    def differentiate_shrunk(self, index: int, elements: Ints) -> sparse.csr_array:
+        """Coefficients of `shrunk[index]` at flat indices (batch, *shape), one row each."""
+        op, gate = self._ops[index], self.gates[index]
+        assert isinstance(op, Relu)
+        below = self._differentiate(op.source, elements)
+        own_units = np.broadcast_to(gate.units, op.shape).reshape(-1)[elements % int(np.prod(op.shape))]
+        scored = np.flatnonzero(own_units != NO_UNIT)
+        own = sparse.csr_array(
+            (gate.shrink.reshape(-1)[elements[scored]], (scored, own_units[scored])),
+            shape=(len(elements), self.column_count),
+        )
+        return sparse.csr_array(below + own)
+
+    def differentiate_pooled(self, index: int, elements: Ints) -> sparse.csr_array:
+        """Coefficients of `pooled[index]` at flat indices of what the max pool reads, one row each."""
+        return self._differentiate(self._ops[index].sources[0], elements)
+
+    def _differentiate_pairs(self, op: MaxPool, pool: Pool) -> sparse.csr_array:
+        """Coefficients of winner minus rival, for every rival in a window that is not decided yet."""
+        winners, rivals = pool.pairs
+        return sparse.csr_array(self._differentiate(op.source, winners) - self._differentiate(op.source, rivals))
+
+    def _differentiate(self, index: int, elements: Ints) -> sparse.csr_array:
+        """Coefficients of a value at flat indices (batch, *shape), one row each."""
+        shape = self._ops[index].shape
+        samples, positions = np.divmod(elements, int(np.prod(shape)))
+        parts = [sparse.csr_array((0, self.column_count))]
+        for chunk in self._chunks(len(elements)):
+            seeds = np.zeros((len(elements[chunk]), int(np.prod(shape))))
+            seeds[np.arange(len(seeds)), positions[chunk]] = 1.0
+            parts.append(self._pull_back(index, seeds.reshape(-1, *shape), samples[chunk]))
+        return sparse.csr_array(sparse.vstack(parts, format="csr"))
+
+    def _chunks(self, rows: int) -> Iterator[slice]:
+        widest = max(int(np.prod(op.shape)) for op in self._ops)
+        step = max(1, CHUNK_BYTES // (8 * widest))
+        return (slice(at, at + step) for at in range(0, rows, step))
+
+    def _pull_back(self, index: int, seeds: Floats, samples: Ints) -> sparse.csr_array:
+        """One backward pass: rows of coefficients over the columns. Row r lives on data point samples[r]."""
+        rows = len(samples)
+        scores = np.zeros((rows, self.unit_count))
+        explicit: list[tuple[Ints, Ints, Floats]] = []
+        adjoints: dict[int, Floats] = {index: seeds}
+        for at in range(index, -1, -1):
+            adjoint = adjoints.pop(at, None)
+            if adjoint is None or not self._depends[at]:
+                continue
+            op = self._ops[at]
+            match op:
+                case Affine():
+                    if at in self.sums:
+                        explicit.append(_explicit_entries(self.sums[at], adjoint, samples))
+                    _add_adjoint(adjoints, op.source, op.map.adjoint(adjoint))
+                case Relu():
+                    gate = self.gates[at]
+                    through = np.where(gate.live[samples], adjoint, 0.0)
+                    lost = (through * gate.shrink[samples]).reshape(rows, gate.scatter.shape[0], -1).sum(axis=2)
+                    scores += lost @ gate.scatter
+                    explicit.append(_explicit_entries(gate, adjoint, samples))
+                    if self._depends[op.source]:
+                        _add_adjoint(adjoints, op.source, through)
+                case MaxPool():
+                    pool = self.pools[at]
+                    explicit.append(_explicit_entries(pool, adjoint, samples))
+                    shape = self._ops[op.source].shape
+                    _add_adjoint(adjoints, op.source, pool.adjoint(adjoint, samples).reshape(rows, *shape))
+                case Sum():
+                    for source in op.sources:
+                        _add_adjoint(adjoints, source, adjoint)
+                case Concat():
+                    ends = np.cumsum([self._ops[source].shape[0] for source in op.sources])
+                    for source, part in zip(op.sources, np.split(adjoint, ends[:-1], axis=1), strict=True):
+                        _add_adjoint(adjoints, source, part)
+                case Input():
+                    continue
+                case _:
+                    assert_never(op)
+        return _assemble(scores, explicit, self.column_count)
+
+
+def _find_dependent(ops: tuple[Op, ...]) -> list[bool]:
+    """Which values depend on the columns: ReLUs, and everything behind one."""
+    dependent: list[bool] = []
+    for op in ops:
+        dependent.append(isinstance(op, Relu) or any(dependent[source] for source in op.sources))
+    return dependent
+
+
+def _add_adjoint(adjoints: dict[int, Floats], index: int, adjoint: Floats) -> None:
+    adjoints[index] = adjoints[index] + adjoint if index in adjoints else adjoint
+
+
+def _explicit_entries(part: Gate | Pool | Sums, adjoint: Floats, samples: Ints) -> tuple[Ints, Ints, Floats]:
+    """Coefficients on the explicit values of each row's data point."""
+    size = adjoint[0].size
+    firsts = np.searchsorted(part.explicit, samples * size)
+    ends = np.searchsorted(part.explicit, (samples + 1) * size)
+    counts = ends - firsts
+    rows = np.repeat(np.arange(len(samples)), counts)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    numbers = np.repeat(firsts, counts) + within
+    positions = part.explicit[numbers] % size
+    return rows, part.first + numbers, part.tops[numbers] * adjoint.reshape(len(samples), size)[rows, positions]
+
+
+def _assemble(scores: Floats, explicit: list[tuple[Ints, Ints, Floats]], width: int) -> sparse.csr_array:
+    rows, columns = np.nonzero(scores)
+    entries = [(rows, columns, scores[rows, columns]), *explicit]
+    all_rows, all_columns, values = (np.concatenate(parts) for parts in zip(*entries, strict=True))
+    return sparse.csr_array((values, (all_rows, all_columns)), shape=(len(scores), width))

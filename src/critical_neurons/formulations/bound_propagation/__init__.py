@@ -1,0 +1,97 @@
+"""Bound propagation: network, inputs and radius to bounds, in float64."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import assert_never, get_args
+
+import numpy as np
+
+from critical_neurons.core.bounds import Bounds, Interval
+from critical_neurons.core.network import (
+    NO_UNIT,
+    Affine,
+    Concat,
+    Floats,
+    Input,
+    MaxPool,
+    Network,
+    Relu,
+    Sum,
+    add_up,
+    join_channels,
+    pool_maximum,
+)
+from critical_neurons.core.settings import BoundsName
+from critical_neurons.errors import InvalidSettingError
+from critical_neurons.formulations.bound_propagation.backward import Backward
+from critical_neurons.formulations.bound_propagation.interval import make_box, map_ends, push
+
+__all__ = ["bound_network", "bound_output"]
+
+
+def bound_network(
+    network: Network,
+    inputs: Floats,
+    *,
+    radius: float = 0.0,
+    box: Interval | None = None,
+    pruned: bool = False,
+    method: BoundsName = "interval",
+) -> Bounds:
+    """Bounds valid for every point of the boxes of half width `radius` around the rows of `inputs`.
+
+    `box` (batch, *shape): what the inputs range over instead, where `radius` is around what they were computed from.
+    `pruned`: valid as well whatever the scores are, so that every scored activation may fall to zero.
+    `method`: "interval" arithmetic, or "backward" substitution: tighter, and far slower where layers are large.
+    """
+    entering = make_box(inputs, radius) if box is None else box
+    values = _bound_values(network, entering, pruned=pruned, method=method)
+    relus, pools = (
+        {index: values[op.source] for index, op in enumerate(network.ops) if isinstance(op, kind)}
+        for kind in (Relu, MaxPool)
+    )
+    return Bounds(inputs, radius, relus, pools, pruned, box)
+
+
+def bound_output(network: Network, box: Interval, *, method: BoundsName = "interval") -> Interval:
+    """What the last value of the network ranges over when its inputs do over `box`."""
+    return _bound_values(network, box, pruned=False, method=method)[len(network.ops) - 1]
+
+
+def _bound_values(network: Network, box: Interval, *, pruned: bool, method: BoundsName) -> dict[int, Interval]:
+    """The interval of every value, by its index in `network.ops`."""
+    if method not in get_args(BoundsName):
+        accepted = ", ".join(map(repr, get_args(BoundsName)))
+        raise InvalidSettingError(f"method: found {method!r}. Accepted: {accepted}.")
+    values: dict[int, Interval] = {}
+    backward = Backward(network, pruned=pruned) if method == "backward" else None
+    for index, op in enumerate(network.ops):
+        if backward is not None and isinstance(op, Relu | MaxPool):
+            values[op.source] = backward.tighten(op.source, values)
+        match op:
+            case Input():
+                values[index] = box
+            case Affine():
+                values[index] = push(values[op.source], op.map)
+            case Relu():
+                values[index] = _bound_activation(op, values[op.source], pruned=pruned)
+            case MaxPool():
+                values[index] = map_ends(partial(pool_maximum, op), values[op.source])
+            case Sum():
+                values[index] = map_ends(add_up, *(values[source] for source in op.sources))
+                if op.ceiling is not None and values[index].lower is not values[index].upper:
+                    relu = network.ops[op.sources[0]]
+                    assert isinstance(relu, Relu)
+                    values[index] = _bound_activation(relu, values[relu.source], pruned=pruned, ceiling=op.ceiling)
+            case Concat():
+                values[index] = map_ends(join_channels, *(values[source] for source in op.sources))
+            case _:
+                assert_never(op)
+    return values
+
+
+def _bound_activation(op: Relu, before: Interval, *, pruned: bool, ceiling: float | None = None) -> Interval:
+    """Behind max(0, p), or min(max(0, p), ceiling): both never fall when p rises, so the ends are those of p."""
+    after = map_ends(partial(np.clip, a_min=0.0, a_max=ceiling), before)
+    return Interval(np.where(op.units != NO_UNIT, 0.0, after.lower), after.upper) if pruned else after

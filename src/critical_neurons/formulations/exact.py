@@ -1,0 +1,57 @@
+"""The exact formulation: the masked network itself (method.md, section 5).
+
+The bounds hold for every s in [0, 1] (`bound_network(..., pruned=True)`), the inputs are points, and
+
+    h = max(0, q),   q = p - (1 - s) max(U, 0)
+
+is written out wherever it is not decided for all s: y U + (1 - z) (L - max(U, 0)) <= q <= y U, y <= z. With scores 0
+or 1 a point of the program is a forward pass of the masked network, and its bound one on the masked network's loss.
+Then a gate is open only where its score is 1, and the first row is tightened to y U + (1 - z) L <= p, z <= s.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from critical_neurons.core.bounds import Bounds, Interval
+from critical_neurons.core.network import NO_UNIT, Floats, Ints, Network, Relu
+from critical_neurons.core.program import Program
+from critical_neurons.formulations.gates import Decision
+from critical_neurons.formulations.objective import Goal
+from critical_neurons.formulations.reduced_space import encode_eliminated
+
+
+def encode_exact(
+    network: Network, bounds: Bounds, labels: Ints, goal: Goal, *, integer: bool = True, binary: bool = False
+) -> Program:
+    """`binary`: scores are 0 or 1."""
+    return encode_eliminated(network, bounds, labels, goal, Exact(binary), integer=integer, binary=binary)
+
+
+class Exact:
+    fixes_windows = False
+    completes = True
+
+    def __init__(self, binary: bool) -> None:
+        self._binary = binary
+
+    def shrinks(self, network: Network, bounds: Bounds) -> dict[int, Floats]:
+        return {
+            index: np.where(op.units != NO_UNIT, np.maximum(bounds.before_relu[index].upper, 0.0), 0.0)
+            for index, op in enumerate(network.ops)
+            if isinstance(op, Relu)
+        }
+
+    def decide(self, op: Relu, interval: Interval, shrink: Floats, *, fixed: bool) -> Decision:
+        """Dead whatever the scores; live without a score, or with one where p is known: then q = s p."""
+        lower, upper = interval.lower, interval.upper
+        dead = upper <= 0
+        live = (lower >= 0) & ~dead & ((op.units == NO_UNIT) | (fixed & (lower == upper)))
+        least = lower if self._binary else lower - shrink
+        return Decision(
+            live,
+            dead,
+            np.where(live | dead, -np.inf, least),
+            np.where(live | dead, np.inf, upper),
+            follow_scores=self._binary,
+        )

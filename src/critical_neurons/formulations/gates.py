@@ -1,0 +1,102 @@
+"""Gates: what a formulation decides about every ReLU, on the whole batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from scipy import sparse
+
+from critical_neurons.core.bounds import Bounds, Interval
+from critical_neurons.core.network import NO_UNIT, Bools, Floats, Ints, Network, Relu
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One ReLU on the whole batch; arrays are (batch, *shape).
+
+    `shrink` is what p loses at this ReLU when the score of its unit goes from 1 to 0, and q = p - (1 - s) shrink.
+    `explicit` are the flat indices that are neither live nor dead; the columns `first`, `first + 1`, … times `tops`,
+    their U, are their activations. Elsewhere floor <= q <= ceiling is a row; at explicit ones `floor` is the least q,
+    or the least p where gates `follow_scores`: with scores 0 or 1 a gate is open only where its score is 1.
+    """
+
+    floor: Floats
+    ceiling: Floats
+    shrink: Floats
+    live: Bools
+    explicit: Ints
+    tops: Floats
+    first: int
+    units: Ints
+    scatter: sparse.csr_array
+    scale: float
+    follow_scores: bool = False
+
+    @cached_property
+    def explicit_units(self) -> Ints:
+        """The units of the explicit elements."""
+        units = np.broadcast_to(self.units, self.floor.shape[1:]).reshape(-1)
+        return units[self.explicit % units.size]
+
+    @property
+    def columns(self) -> slice:
+        return slice(self.first, self.first + len(self.explicit))
+
+    @property
+    def dead(self) -> Bools:
+        dead = ~self.live
+        dead.reshape(-1)[self.explicit] = False
+        return dead
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a formulation says of one ReLU: where it is live and where dead, and the limits of q (see `Gate`)."""
+
+    live: Bools
+    dead: Bools
+    floor: Floats
+    ceiling: Floats
+    follow_scores: bool = False
+
+
+class Formulation(Protocol):
+    """How a program reads the bounds."""
+
+    fixes_windows: bool
+    """Whether a max pool keeps the winner it has at the data point, safe or not."""
+    completes: bool
+    """Whether the forward pass with any scores is a point of the program."""
+
+    def shrinks(self, network: Network, bounds: Bounds) -> dict[int, Floats]:
+        """By the index of each ReLU: what q loses when its score goes from 1 to 0."""
+
+    def decide(self, op: Relu, interval: Interval, shrink: Floats, *, fixed: bool) -> Decision:
+        """`fixed`: p depends on no column."""
+
+
+def make_gate(op: Relu, interval: Interval, shrink: Floats, decision: Decision, first: int, unit_count: int) -> Gate:
+    explicit = np.flatnonzero(~decision.live & ~decision.dead)
+    units = op.units.reshape(-1)
+    scored = np.flatnonzero(units != NO_UNIT)
+    return Gate(
+        floor=decision.floor,
+        ceiling=decision.ceiling,
+        shrink=shrink,
+        live=decision.live,
+        explicit=explicit,
+        tops=interval.upper.reshape(-1)[explicit],
+        first=first,
+        units=op.units,
+        scatter=sparse.csr_array((np.ones(len(scored)), (scored, units[scored])), shape=(len(units), unit_count)),
+        follow_scores=decision.follow_scores,
+        scale=find_scale(interval),
+    )
+
+
+def find_scale(interval: Interval) -> float:
+    """The largest bound of a ReLU, on the whole batch."""
+    return float(max(np.abs(interval.lower).max(), np.abs(interval.upper).max())) or 1.0

@@ -1,0 +1,35 @@
+"""The linearised formulation: every gate and every max pool as at the data point, no rows at all.
+
+The fastest, and a heuristic: nothing keeps a score from turning a gate over. Its bounds must be points (radius 0).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from critical_neurons.core.bounds import Bounds, Interval
+from critical_neurons.core.linear_suffix import Tail
+from critical_neurons.core.network import Floats, Ints, Network, Relu
+from critical_neurons.core.program import Program
+from critical_neurons.formulations.gates import Decision
+from critical_neurons.formulations.objective import Goal
+from critical_neurons.formulations.reduced_space import encode_eliminated
+from critical_neurons.formulations.shrinkage import find_shrinks
+
+
+def encode_linearised(
+    network: Network, bounds: Bounds, labels: Ints, goal: Goal, *, tail: Tail | None = None
+) -> Program:
+    return encode_eliminated(network, bounds, labels, goal, Linearised(), integer=False, has_rows=False, tail=tail)
+
+
+class Linearised:
+    fixes_windows = True
+    completes = False
+
+    def shrinks(self, network: Network, bounds: Bounds) -> dict[int, Floats]:
+        return find_shrinks(network, bounds)
+
+    def decide(self, op: Relu, interval: Interval, shrink: Floats, *, fixed: bool) -> Decision:
+        free = np.full(interval.upper.shape, np.inf)
+        return Decision(interval.upper > 0, interval.upper <= 0, -free, free)

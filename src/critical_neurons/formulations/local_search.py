@@ -1,0 +1,135 @@
+"""Good 0/1 scores by trial: units dropped, taken back, exchanged; each trial a pass of the masked network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+from scipy.special import logsumexp
+
+from critical_neurons.core.network import Floats, Ints, Network, Relu
+from critical_neurons.formulations.objective import Budget, Goal, encode_sparsity
+
+MOST_MOVES = 2000
+"""Trials before the best of them is taken; where there are more, so many are drawn."""
+
+KICKS = 30
+"""How often some scores are turned over at random and the search goes on from there."""
+
+TURNED = (2, 6)
+"""How many scores that are, at least and at most."""
+
+CHUNK_ELEMENTS = 10**7
+"""Numbers in the forward passes made at once."""
+
+EXCESS = 1e6
+"""What going over a budget costs, in shares of it: more than any loss."""
+
+TIE = 1e-9
+"""What a unit costs beyond the objective, so that of two masks as good the smaller one is taken."""
+
+
+class MaskSearch:
+    def __init__(self, network: Network, inputs: Floats, labels: Ints, goal: Goal) -> None:
+        self._network, self._inputs, self._labels, self._goal = network, inputs, labels, goal
+        dependent: list[bool] = []
+        for op in network.ops:
+            dependent.append(isinstance(op, Relu) or any(dependent[source] for source in op.sources))
+        read = {source for index, op in enumerate(network.ops) if dependent[index] for source in op.sources}
+        values = network.evaluate(inputs)
+        self._fixed = {
+            index: values[index] if index in read else np.zeros((len(inputs), 0))
+            for index in range(len(values))
+            if not dependent[index]
+        }
+        self._size = len(inputs) * sum(int(np.prod(op.shape)) for op in network.ops)
+
+    def improve(self, mask: Floats, seconds: float, seed: int) -> Floats:
+        """The best mask found from this one in so many seconds: descent, and descent again after random kicks.
+
+        Of few units all masks are tried.
+        """
+        if 2 ** len(mask) <= MOST_MOVES:
+            masks = np.array(list(product([0.0, 1.0], repeat=len(mask))))
+            return np.asarray(self._choose(masks, np.inf)[0])
+        end = time.monotonic() + seconds
+        generator = np.random.default_rng(seed)
+        best, value = self._descend(mask, end, generator)
+        for _ in range(KICKS):
+            if time.monotonic() >= end:
+                break
+            count = min(int(generator.integers(TURNED[0], TURNED[1] + 1)), len(mask))
+            kicked = best.copy()
+            turned = generator.choice(len(mask), count, replace=False)
+            kicked[turned] = 1.0 - kicked[turned]
+            found, found_value = self._descend(kicked, end, generator)
+            if found_value < value:
+                best, value = found, found_value
+        return best
+
+    def _descend(self, mask: Floats, end: float, generator: np.random.Generator) -> tuple[Floats, float]:
+        """The best move, again and again, until none is left or the time is up."""
+        value = float(self.evaluate(mask[None])[0])
+        while time.monotonic() < end:
+            best, best_value = self._choose(_list_moves(mask, generator), end)
+            if best_value >= value - TIE / 2:
+                break
+            mask, value = best, best_value
+        return mask, value
+
+    def _choose(self, masks: Floats, end: float) -> tuple[Floats, float]:
+        """The best of the masks, or of those tried in time."""
+        best, best_value = masks[0], np.inf
+        step = max(1, CHUNK_ELEMENTS // self._size)
+        for at in range(0, len(masks), step):
+            values = self.evaluate(masks[at : at + step])
+            if values.min() < best_value:
+                best, best_value = masks[at + int(values.argmin())], float(values.min())
+            if time.monotonic() >= end:
+                break
+        return best, best_value
+
+    def evaluate(self, masks: Floats) -> Floats:
+        """The objective at every one of the masks (masks, units)."""
+        batch = len(self._inputs)
+        known = {
+            index: np.tile(value, (len(masks), *(1 for _ in value.shape[1:]))) for index, value in self._fixed.items()
+        }
+        logits = self._network.evaluate(self._inputs, np.repeat(masks, batch, axis=0), known)[-1]
+        labels = np.tile(self._labels, len(masks))
+        losses = logsumexp(logits, axis=1) - logits[np.arange(len(logits)), labels]
+        loss = losses.reshape(len(masks), batch).sum(axis=1)
+        return np.asarray(self._add_goal(loss, masks) + TIE * masks.sum(axis=1))
+
+    def _add_goal(self, loss: Floats, masks: Floats) -> Floats:
+        if isinstance(self._goal, Budget):
+            excess = np.maximum(masks @ self._goal.weights.T / np.maximum(self._goal.limits, 1e-9) - 1.0, 0.0)
+            return np.asarray(loss / len(self._inputs) + EXCESS * excess.max(axis=1))
+        rows = encode_sparsity(self._goal, self._network, masks.shape[1], masks.shape[1] + 1)
+        sparsity = (rows.lower[:, None] - rows.matrix[:, : masks.shape[1]] @ masks.T).max(axis=0)
+        return np.asarray(sparsity + self._goal.softmax_weight(len(self._inputs)) * loss)
+
+
+def _list_moves(mask: Floats, generator: np.random.Generator) -> Floats:
+    """Masks with one score turned over; with two: one off and another off or on. One layer alone may gain nothing,
+    since the sparsity term counts the fullest."""
+    kept, dropped = np.flatnonzero(mask == 1), np.flatnonzero(mask == 0)
+    pairs = np.array(list(_pairs(kept.tolist(), dropped.tolist())), dtype=np.int64).reshape(-1, 2)
+    most = max(MOST_MOVES - len(mask), 0)
+    if len(pairs) > most:
+        pairs = pairs[generator.choice(len(pairs), most, replace=False)]
+    moves = np.tile(mask, (len(mask) + len(pairs), 1))
+    singles = np.arange(len(mask))
+    moves[singles, singles] = 1.0 - mask
+    for column in (0, 1):
+        rows = len(mask) + np.arange(len(pairs))
+        moves[rows, pairs[:, column]] = 1.0 - mask[pairs[:, column]]
+    return moves
+
+
+def _pairs(kept: list[int], dropped: list[int]) -> Iterator[tuple[int, int]]:
+    for at, first in enumerate(kept):
+        yield from ((first, second) for second in kept[at + 1 :])
+        yield from ((first, second) for second in dropped)

@@ -1,0 +1,134 @@
+"""Max pools: which windows have a winner whatever the scores, and an explicit value for the others.
+
+The bounds are those of the unpruned network, and under pruning an activation may fall to zero: that one bound lies
+above another does not decide a window. It is decided when all rivals are dead, or when winner minus rival, an affine
+form, is nonnegative over the whole box of columns. The value of a window lies between 0 and the highest bound in it,
+M, and so must a winner that takes its place. A *loose* element, a clipped activation with undecided gates, need not
+while these are relaxed: it is the difference of two ReLUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from scipy import sparse
+
+from critical_neurons.core.network import Bools, Floats, Ints, MaxPool, spread_windows
+
+PAIR_LIMIT = 50_000
+"""Rivals compared with their winners; in larger pools only dead rivals decide a window."""
+
+SAFE = -1e-12
+"""Winner minus rival, relative to the larger: less than this is a defeat."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One max pool on the whole batch. Windows are numbered (batch, channels, positions out); elements are flat
+    indices of what is read.
+
+    `winners` holds the one element of every window that may win whatever the columns, `explicit` the windows where it
+    does not; the columns `first`, … times `tops` are their values. `rivals` are the live elements of those windows,
+    one by one, `rivalries` the place in `explicit` of the window each belongs to.
+    """
+
+    winners: Ints
+    explicit: Ints
+    tops: Floats
+    first: int
+    rivals: Ints
+    rivalries: Ints
+    read_size: int
+
+    @property
+    def columns(self) -> slice:
+        return slice(self.first, self.first + len(self.explicit))
+
+    @cached_property
+    def decided(self) -> Bools:
+        decided = np.ones(self.winners.shape, dtype=bool)
+        decided.reshape(-1)[self.explicit] = False
+        return decided
+
+    @property
+    def pairs(self) -> tuple[Ints, Ints]:
+        """Winner and rival, for every rival but the winner itself; none if there are too many."""
+        winners = self.winners.reshape(-1)[self.explicit][self.rivalries]
+        others = np.flatnonzero(winners != self.rivals)
+        chosen = others if len(others) <= PAIR_LIMIT else others[:0]
+        return winners[chosen], self.rivals[chosen]
+
+    def settle(self, safe: Bools) -> Pool:
+        """Without the windows that turned out to be decided."""
+        renumbered = np.cumsum(~safe) - 1
+        stay = ~safe[self.rivalries]
+        return replace(
+            self,
+            explicit=self.explicit[~safe],
+            tops=self.tops[~safe],
+            rivals=self.rivals[stay],
+            rivalries=renumbered[self.rivalries[stay]],
+        )
+
+    def apply(self, values: Floats, columns: Floats) -> Floats:
+        result = values.reshape(-1)[self.winners]
+        result.reshape(-1)[self.explicit] = self.tops * columns[self.columns]
+        return result
+
+    def adjoint(self, adjoint: Floats, samples: Ints) -> Floats:
+        """(rows, *shape out) to (rows, elements of one data point): every decided window to its winner."""
+        rows = len(samples)
+        through = np.where(self.decided[samples], adjoint.reshape(self.winners[samples].shape), 0.0)
+        places = self.winners[samples] % self.read_size + (np.arange(rows) * self.read_size)[:, None, None]
+        summed: Floats = np.bincount(places.reshape(-1), through.reshape(-1), minlength=rows * self.read_size).astype(
+            np.float64
+        )
+        return summed.reshape(rows, self.read_size)
+
+
+def resolve_windows(op: MaxPool, upper: Floats, ranks: Floats, loose: Bools, first: int) -> Pool:
+    """A window with at most one live element is decided, unless that is `loose`; the others may be by `settle`.
+
+    The winner is the live element of the highest rank. With the values in the middle of the box of columns as `ranks`
+    no other element can win over the whole box: what is nowhere below a rival, and somewhere above it, is above it
+    there, where both are affine.
+    """
+    batch, channels = upper.shape[:2]
+    positions = upper[0, 0].size
+    spread = spread_windows(op, upper)
+    base = (np.arange(batch)[:, None, None] * channels + np.arange(channels)[None, :, None]) * positions
+    elements = base[..., None] + op.windows
+    live = spread > 0
+    ranked = np.where(live, spread_windows(op, ranks), -np.inf)
+    best = np.where(live.any(axis=3), ranked.argmax(axis=3), spread.argmax(axis=3))[..., None]
+    winners = np.take_along_axis(elements, best, axis=3)[..., 0]
+    explicit = np.flatnonzero((live.sum(axis=3) > 1) | loose.reshape(-1)[winners])
+    size = op.windows.shape[1]
+    live_there = live.reshape(-1, size)[explicit]
+    return Pool(
+        winners=winners,
+        explicit=explicit,
+        tops=spread.max(axis=3).reshape(-1)[explicit],
+        first=first,
+        rivals=elements.reshape(-1, size)[explicit][live_there],
+        rivalries=np.repeat(np.arange(len(explicit)), live_there.sum(axis=1)),
+        read_size=channels * positions,
+    )
+
+
+def winners_are_safe(pool: Pool, loose: Bools, at_zero: Floats, differences: sparse.csr_array) -> Bools:
+    """By place in `explicit`: whether the winner is not loose and beats every rival at all columns in [0, 1].
+
+    `differences` are the coefficients of `pool.pairs`, `at_zero` the values read where every column is 0.
+    """
+    winners, rivals = pool.pairs
+    if len(winners) == 0:
+        return np.zeros(len(pool.explicit), dtype=bool)
+    flat = at_zero.reshape(-1)
+    least = flat[winners] - flat[rivals] + differences.minimum(0).sum(axis=1)
+    tops = pool.tops[pool.rivalries]
+    contested = pool.winners.reshape(-1)[pool.explicit][pool.rivalries] != pool.rivals
+    beaten = np.bincount(pool.rivalries[contested], least < SAFE * tops[contested], minlength=len(pool.explicit))
+    return np.equal(beaten, 0) & ~loose.reshape(-1)[pool.winners.reshape(-1)[pool.explicit]]

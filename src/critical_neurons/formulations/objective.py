@@ -1,0 +1,129 @@
+"""The objective (equations 4 to 7): sparsity of the scores plus loss_weight times the softmax term."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, assert_never
+
+import numpy as np
+from scipy import sparse
+from scipy.optimize import brentq
+
+from critical_neurons.core.costs import Measure, count_cost, differentiate_cost
+from critical_neurons.core.network import Floats, Network
+from critical_neurons.core.program import Rows
+from critical_neurons.core.settings import BUDGETS, ObjectiveName
+from critical_neurons.errors import InvalidSettingError
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What the sum of a layer's scores is divided by, and whether the softmax term is a mean over the data points.
+
+    * `balanced`: by the layer's number of units; a mean. Every layer weighs the same.
+    * `authors`: by the layer's neurons as the authors' code counts them, units times kernel height times kernel
+      width; a mean.
+    * `paper`: by the number of all units; a sum. As printed.
+    """
+
+    name: ObjectiveName = "balanced"
+    loss_weight: float = 5.0
+    rescale: float = 2.0
+
+    def layer_weights(self, network: Network) -> Floats:
+        """What one score of each group of units counts in the sparsity term."""
+        sizes = np.array(network.groups, dtype=np.float64)
+        match self.name:
+            case "balanced":
+                return 1.0 / sizes
+            case "authors":
+                return 1.0 / (sizes * network.kernels)
+            case "paper":
+                return np.full(len(sizes), 1.0 / sizes.sum())
+            case _:
+                assert_never(self.name)
+
+    def softmax_weight(self, batch_size: int) -> float:
+        return self.loss_weight if self.name == "paper" else self.loss_weight / batch_size
+
+    def compute(self, network: Network, scores: Floats, losses: Floats) -> float:
+        """Equations 5 to 7 by their definition: what the program minimises, without the program."""
+        layers = np.split(scores - self.rescale, np.cumsum(network.groups)[:-1])
+        sums = self.layer_weights(network) * [layer.sum() for layer in layers]
+        sparsity = sums.sum() - (sums.min() if len(sums) > 1 else 0.0)
+        return float(sparsity + self.softmax_weight(len(losses)) * losses.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Budget:
+    """At most so much kept, in place of the sparsity term: weights (rows, units) · scores <= limits.
+
+    What is minimised is the softmax term alone, averaged over the data points.
+    """
+
+    weights: Floats
+    limits: Floats
+
+    def compute(self, network: Network, scores: Floats, losses: Floats) -> float:
+        return float(losses.mean())
+
+
+Goal: TypeAlias = Objective | Budget
+
+
+def find_floor(goal: Goal, network: Network) -> float:
+    """What no scores fall below: every unit removed, and nothing lost."""
+    return goal.compute(network, np.zeros(network.unit_count), np.zeros(1))
+
+
+def read_budget(network: Network, budget: Mapping[str, Any]) -> Budget:
+    """The budget that `score` is told."""
+    measure = next(name for name in BUDGETS if name in budget)
+    return budget_network(network, measure, budget[measure], by_layer=budget.get("scope", "layer") == "layer")
+
+
+def budget_network(network: Network, measure: Measure, share: float, *, by_layer: bool) -> Budget:
+    """The share of the units, of every group or of all, or of the parameters or multiply-adds of the network.
+
+    Those are products of what two neighbouring layers keep; they are linearised where every unit is kept by the same
+    part and the whole is the share.
+    """
+    units = network.unit_count
+    if measure == "units":
+        starts = np.repeat(np.arange(len(network.groups)), network.groups)
+        rows = np.eye(len(network.groups))[:, starts] if by_layer else np.ones((1, units))
+        return Budget(rows, np.floor(share * rows.sum(axis=1) + 1e-9))
+
+    def cost(part: float) -> float:
+        return count_cost(network.wirings, _keep(part, units), measure)
+
+    limit = share * cost(1.0)
+    if cost(0.0) > limit:
+        raise InvalidSettingError(
+            f"budget: {measure} cannot fall to {share:.4g} of what they are; what is not scored alone takes "
+            f"{cost(0.0) / cost(1.0):.4g}."
+        )
+    part = float(brentq(lambda p: cost(p) - limit, 0.0, 1.0))
+    slope = differentiate_cost(network.wirings, _keep(part, units), measure)[:units]
+    slope /= slope.max()
+    return Budget(slope[None], np.array([part * slope.sum()]))
+
+
+def _keep(part: float, units: int) -> Floats:
+    return np.append(np.full(units, part), 1.0)
+
+
+def encode_sparsity(objective: Objective, network: Network, column: int, column_count: int) -> Rows:
+    """Equation 5: t >= sum over all layers but l of w (s - rescale), for every l; all layers if there is only one.
+
+    The scores are the first columns, layer after layer; `column` is that of t.
+    """
+    weights, sizes = objective.layer_weights(network), network.groups
+    layer_count = len(sizes)
+    left_in = 1.0 - np.eye(layer_count) if layer_count > 1 else np.ones((1, 1))
+    coefficients = np.zeros((layer_count, column_count))
+    coefficients[:, : sum(sizes)] = -np.repeat(left_in * weights, sizes, axis=1)
+    coefficients[:, column] = 1.0
+    lower = -objective.rescale * left_in @ (weights * np.array(sizes))
+    return Rows(sparse.csr_array(coefficients), lower, np.full(layer_count, np.inf))

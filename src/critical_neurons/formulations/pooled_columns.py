@@ -1,0 +1,214 @@
+"""Pooled columns: undecided activations of which the rest of the network reads nothing but their weighted sum.
+
+Behind a ReLU that reads no column, average pooling deals every element to one output. With relaxed gates an undecided
+activation takes any value between two functions of its score s, whatever the others are (docs/method.md, section 3),
+
+    max(0, q) <= h <= U (q - L) / (U - L),   q = p - (1 - s) shrink,
+
+so the sum w of those dealt to one output takes any value in
+
+    sum of a max(0, q)  <=  w  <=  sum of a U (q - L) / (U - L),   a the weights of the pooling.
+
+One column y = w / sum of a U per output does for all of them. The right side is affine in s. The left side is the
+largest of affine functions: with the elements in the order of the scores at which their q is 0, the sums of a q over
+the first 1, 2, … of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import sparse
+
+from critical_neurons.core.network import NO_UNIT, Affine, Floats, Ints, Op, Relu, Shape
+from critical_neurons.core.program import Rows, place, stack_rows
+from critical_neurons.formulations.gates import Decision
+
+PIECE = 10**5
+"""Rows built between two looks at the clock: each has two coefficients."""
+
+EXACT = 1e-12
+"""Relative difference of two ways to apply a pooling."""
+
+
+@dataclass(frozen=True)
+class Deal:
+    """How every element of a ReLU, flat, goes to one of the `size` outputs of op `index`: to number `owners`, times
+    `weights`."""
+
+    index: int
+    owners: Ints
+    weights: Floats
+    size: int
+
+
+def find_deal(ops: tuple[Op, ...], relu: int) -> Deal | None:
+    """How the ops behind a ReLU sum its elements up, if nothing else reads them one by one."""
+    deal = Deal(relu, np.arange(int(np.prod(ops[relu].shape))), np.ones(1), int(np.prod(ops[relu].shape)))
+    while True:
+        readers = [index for index, op in enumerate(ops) if deal.index in op.sources]
+        following = ops[readers[0]] if len(readers) == 1 else None
+        found = _read_op(following, ops[deal.index].shape) if isinstance(following, Affine) else None
+        if found is None:
+            return deal if deal.size < deal.owners.size else None
+        owners, weights = found
+        size = int(np.prod(ops[readers[0]].shape))
+        deal = Deal(readers[0], owners[deal.owners], deal.weights * weights[deal.owners], size)
+
+
+def _read_op(op: Affine, read: Shape) -> tuple[Ints, Floats] | None:
+    """Owner and weight of every element, if it has one owner at most and the weights are nonnegative."""
+    linear, shape, size = op.map, op.shape, int(np.prod(op.shape))
+    weights = linear.adjoint(np.ones((1, *shape))).reshape(-1)
+    numbers = linear.adjoint(np.arange(size, dtype=np.float64).reshape(1, *shape)).reshape(-1)
+    if weights.min() < 0:
+        return None
+    owners = np.rint(numbers / np.where(weights > 0, weights, 1.0)).astype(np.int64)
+    if owners.min() < 0 or owners.max() >= size:
+        return None
+    probe = np.random.default_rng(0).uniform(1.0, 2.0, weights.size)
+    dealt = np.bincount(owners, weights * probe, minlength=size)
+    applied = linear.apply_linear(probe.reshape(1, *read)).reshape(-1)
+    return (owners, weights) if np.allclose(dealt, applied, rtol=EXACT, atol=0.0) else None
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The undecided activations of one ReLU, summed up, on the whole batch.
+
+    `explicit` are the flat indices (batch, *shape) of the outputs that have any, `first` the column of the first of
+    them; the columns times `tops` are the sums. The elements, by output and then by the score at which their q is 0:
+    flat indices of the ReLU `elements`, place in `explicit` of their output `owners`, pooling weights `weights`.
+    """
+
+    relu: int
+    explicit: Ints
+    tops: Floats
+    first: int
+    units: Ints
+    elements: Ints
+    owners: Ints
+    weights: Floats
+    ceiling: tuple[Floats, Floats]
+    """The largest y as constant and coefficient of the score, one per output."""
+    pieces: tuple[Floats, Floats]
+    """The affine functions whose largest is the least y, in the same way, one per element."""
+
+    @property
+    def columns(self) -> slice:
+        return slice(self.first, self.first + len(self.explicit))
+
+    def add(self, value: Floats, columns: Floats) -> Floats:
+        """The value of the op with the sums added."""
+        whole = np.array(value, order="C")
+        whole.reshape(-1)[self.explicit] += self.tops * columns[self.columns]
+        return whole
+
+    def gather(self, activations: Floats) -> Floats:
+        """The columns at these activations of the ReLU."""
+        sums = np.bincount(self.owners, self.weights * activations.reshape(-1)[self.elements], len(self.explicit))
+        return sums / self.tops
+
+
+def sum_up(deal: Deal, op: Relu, decision: Decision, at_zero: Floats, shrink: Floats, *, relu: int) -> Sums | None:
+    """`at_zero` is q where the scores are 0. The columns are yet to be placed. None where there is nothing to sum up,
+    or where an output has elements of several units."""
+    elements = np.flatnonzero(~decision.live & ~decision.dead)
+    samples, positions = np.divmod(elements, deal.owners.size)
+    outputs, weights = samples * deal.size + deal.owners[positions], deal.weights[positions]
+    read = weights > 0
+    elements, outputs, weights = elements[read], outputs[read], weights[read]
+    units = np.broadcast_to(op.units, op.shape).reshape(-1)[elements % deal.owners.size]
+    constant, slope = at_zero.reshape(-1)[elements], shrink.reshape(-1)[elements]
+    if len(elements) == 0 or np.any((slope <= 0) != (units == NO_UNIT)):
+        return None
+    turns = np.where(slope > 0, -constant / np.where(slope > 0, slope, 1.0), np.where(constant > 0, -np.inf, np.inf))
+    order = np.lexsort((turns, outputs))
+    elements, outputs, weights, units = elements[order], outputs[order], weights[order], units[order]
+    constant, slope = constant[order], slope[order]
+    explicit, starts, owners = np.unique(outputs, return_index=True, return_inverse=True)
+    if np.any(units != units[starts][owners]):
+        return None
+    lower, upper = decision.floor.reshape(-1)[elements], decision.ceiling.reshape(-1)[elements]
+    tops: Floats = np.bincount(owners, weights * upper).astype(np.float64)
+    steep = weights * upper / (upper - lower)
+    highest = np.bincount(owners, steep * (constant - lower)) / tops
+    return Sums(
+        relu=relu,
+        explicit=explicit,
+        tops=tops,
+        first=0,
+        units=units[starts],
+        elements=elements,
+        owners=owners,
+        weights=weights,
+        ceiling=(highest, np.bincount(owners, steep * slope) / tops),
+        pieces=(
+            _add_up(weights * constant, starts, owners) / tops[owners],
+            _add_up(weights * slope, starts, owners) / tops[owners],
+        ),
+    )
+
+
+def _add_up(values: Floats, starts: Ints, owners: Ints) -> Floats:
+    """Running sums that begin anew at every start."""
+    total = np.cumsum(values)
+    before = np.concatenate([[0.0], total])[starts]
+    sums: Floats = total - before[owners]
+    return sums
+
+
+class SumRows:
+    """The two sides of every sum, numbered op by op: as many ceilings as outputs, then as many pieces as elements."""
+
+    def __init__(self, sums: dict[int, Sums], column_count: int) -> None:
+        self._sums = sums
+        self._column_count = column_count
+        self.ends: Ints = np.cumsum([0, *(len(each.explicit) + len(each.elements) for each in sums.values())])[1:]
+
+    @property
+    def count(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    @property
+    def row_count(self) -> int:
+        return self.count
+
+    @property
+    def piece(self) -> int:
+        return PIECE
+
+    def violations(self, point: Floats) -> Floats:
+        parts = [np.zeros(0)]
+        for each in self._sums.values():
+            values = point[each.columns]
+            scores = np.where(each.units == NO_UNIT, 1.0, point[each.units])
+            constant, slope = each.ceiling
+            parts.append(values - constant - slope * scores)
+            constant, slope = each.pieces
+            parts.append(constant + slope * scores[each.owners] - values[each.owners])
+        return np.concatenate(parts)
+
+    def build(self, numbers: Ints) -> Rows:
+        starts = np.concatenate([[0], self.ends])
+        parts = []
+        for start, end, each in zip(starts[:-1], self.ends, self._sums.values(), strict=True):
+            chosen = numbers[(start <= numbers) & (numbers < end)] - start
+            count = len(each.explicit)
+            ceilings, pieces = chosen[chosen < count], chosen[chosen >= count] - count
+            for owners, which, (constant, slope) in (
+                (ceilings, ceilings, each.ceiling),
+                (each.owners[pieces], pieces, each.pieces),
+            ):
+                parts.append(self._build(each, owners, constant[which], slope[which], above=which is ceilings))
+        return stack_rows(parts, self._column_count)
+
+    def _build(self, each: Sums, owners: Ints, constant: Floats, slope: Floats, *, above: bool) -> Rows:
+        """y - slope s <= constant, or >=."""
+        units = each.units[owners]
+        own = np.where(units == NO_UNIT, 0.0, slope)
+        scores = place(own, np.maximum(units, 0), self._column_count)
+        matrix = sparse.csr_array(place(1.0, each.first + owners, self._column_count) - scores)
+        nothing = np.full(len(owners), np.inf)
+        return Rows(matrix, -nothing, constant) if above else Rows(matrix, constant, nothing)

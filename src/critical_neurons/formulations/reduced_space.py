@@ -1,0 +1,195 @@
+"""Encoding by exact elimination: hardly any columns, rows added when violated (method.md, section 3).
+
+Columns: the scores; the values of what is undecided, ReLUs and max pools, with their gates and choices; the sparsity
+term; one softmax value per data point. What is decided is up to the formulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import sparse
+
+from critical_neurons.core.bounds import Bounds
+from critical_neurons.core.linear_suffix import Tail
+from critical_neurons.core.network import NO_UNIT, Bools, Floats, Ints, Network
+from critical_neurons.core.program import Branching, Program, Rows, stack_rows
+from critical_neurons.formulations.affine import AffineNetwork
+from critical_neurons.formulations.assembly import assemble_program, lay_out_columns
+from critical_neurons.formulations.convex_hull import MOST_NUMBERS, HullRows, count_numbers
+from critical_neurons.formulations.gates import Formulation
+from critical_neurons.formulations.lazy_rows import PoolRows, ReluRows
+from critical_neurons.formulations.local_search import MaskSearch
+from critical_neurons.formulations.objective import Goal
+from critical_neurons.formulations.pooled_columns import SumRows
+from critical_neurons.formulations.softmax import SoftmaxTerm, follow
+
+CLOSED = 1e-9
+"""Up to this share of its bound an activation is rounding: p at its bound U and a score of 0 leave p - U, not 0."""
+
+
+def encode_eliminated(
+    network: Network,
+    bounds: Bounds,
+    labels: Ints,
+    goal: Goal,
+    formulation: Formulation,
+    *,
+    integer: bool,
+    binary: bool = False,
+    has_rows: bool = True,
+    tail: Tail | None = None,
+) -> Program:
+    """`binary`: scores are 0 or 1. `tail`: what follows the network, where it is a span of a model."""
+    affine = AffineNetwork(network, bounds, formulation, summed=not integer and not formulation.completes)
+    counts = {index: len(gate.explicit) if integer else 0 for index, gate in affine.gates.items()}
+    counts |= {index: len(pool.rivals) for index, pool in affine.pools.items()}
+    explicit = affine.column_count - affine.unit_count
+    blocks = lay_out_columns(affine.unit_count, explicit, sum(counts.values()), affine.batch_size)
+    gate_columns = _deal_out(counts, blocks["gate"].start)
+    if not integer:  # z = y: the least z there is, and less is better
+        gate_columns |= {index: gate.columns for index, gate in affine.gates.items()}
+    column_count = blocks["softmax"].stop
+    values = dict(enumerate(network.evaluate(bounds.inputs)))
+    columns = affine.columns_of(values)
+    sources = (
+        ReluRows(affine, gate_columns, column_count),
+        PoolRows(affine, gate_columns, column_count),
+        SumRows(affine.sums, column_count),
+    )
+    program = assemble_program(
+        blocks,
+        goal,
+        network,
+        SoftmaxTerm(follow(affine, tail), labels, blocks["softmax"], column_count),
+        rows=stack_rows(_encode_choices(affine, gate_columns, column_count), column_count),
+        sources=tuple(source for source in sources if has_rows and source.count),
+        activations=columns[blocks["activation"]],
+        gates=_start_gates(affine, columns, values, network, relus=integer),
+        integer=integer,
+        highest_activation=1.0,
+    )
+    lower, upper = _bound_columns(affine, program, integer, has_rows)
+    implicit = 0 if integer else sum(len(gate.explicit) for gate in affine.gates.values())
+    implicit += sum(len(sums.elements) for sums in affine.sums.values())
+    program = replace(program, lower=lower, upper=upper, implicit_gates=implicit)
+    if binary:
+        integral = program.integer | (np.arange(column_count) < affine.unit_count)
+        program = replace(program, integer=integral)
+    if formulation.completes:
+        completion = Completion(network, affine, program, binary, integer)
+        search = MaskSearch(network, bounds.inputs, labels, goal)
+        program = replace(program, complete=completion, improve=Improvement(completion, search))
+    if formulation.completes and binary and integer:
+        small = count_numbers(affine) <= MOST_NUMBERS
+        hulls = HullRows(affine, gate_columns, column_count) if small else None
+        depths = np.repeat(np.arange(len(network.groups)), network.groups)
+        program = replace(program, branching=Branching(blocks["score"], depths, hulls))
+    return program
+
+
+@dataclass(frozen=True)
+class Completion:
+    """From the scores of any point to a point of the exact program: the forward pass with these scores.
+
+    `binary`: the scores are rounded first. `integer`: gates have columns.
+    """
+
+    network: Network
+    affine: AffineNetwork
+    program: Program
+    binary: bool
+    integer: bool
+
+    def __call__(self, point: Floats) -> Floats:
+        given = point.copy()
+        score = self.program.blocks["score"]
+        given[score] = np.round(given[score]) if self.binary else np.clip(given[score], 0.0, 1.0)
+        columns, values = self.affine.complete(given)
+        completed = np.zeros(self.program.column_count)
+        completed[: len(columns)] = columns
+        gates = _start_gates(self.affine, columns, values, self.network, relus=self.integer)
+        completed[self.program.blocks["gate"]] = gates
+        sparsity = self.program.blocks["sparsity"].start
+        if self.program.cost[sparsity]:
+            rows = self.program.rows
+            bounding = np.flatnonzero(rows.matrix[:, [sparsity]].toarray().reshape(-1))
+            completed[sparsity] = (rows.lower - rows.matrix @ completed)[bounding].max()
+        return completed
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """From the scores of any point, rounded, to those of a better mask."""
+
+    completion: Completion
+    search: MaskSearch
+
+    def __call__(self, point: Floats, *, seconds: float, seed: int) -> Floats:
+        score = self.completion.program.blocks["score"]
+        better = point.copy()
+        better[score] = self.search.improve(np.round(point[score]), seconds, seed)
+        return self.completion(better)
+
+
+def _deal_out(counts: Mapping[int, int], first: int) -> dict[int, slice]:
+    """The columns of each op, one after the other."""
+    ends = first + np.cumsum(list(counts.values()))
+    return {index: slice(int(end) - counts[index], int(end)) for index, end in zip(counts, ends, strict=True)}
+
+
+def _bound_columns(affine: AffineNetwork, program: Program, integer: bool, has_rows: bool) -> tuple[Floats, Floats]:
+    """Bounds that say what rows need not: of the scores, and of activations whose gates have no column."""
+    lower, upper = program.lower.copy(), program.upper.copy()
+    if has_rows:
+        lower[program.blocks["score"]] = affine.least_scores()
+    if not integer:
+        for columns in affine.activation_columns:
+            upper[columns] = 1.0
+    return lower, upper
+
+
+def _start_gates(
+    affine: AffineNetwork, columns: Floats, values: Mapping[int, Floats], network: Network, *, relus: bool
+) -> Bools:
+    """The gates and choices that go with the values; `relus`: those of the ReLUs have columns."""
+    parts = [columns[gate.columns] > CLOSED for gate in affine.gates.values() if relus]
+    parts.append(np.zeros(0, dtype=bool))
+    for index, pool in affine.pools.items():
+        read = values[network.ops[index].sources[0]].reshape(-1)[pool.rivals]
+        best_first = np.lexsort((-read, pool.rivalries))
+        _, firsts = np.unique(pool.rivalries[best_first], return_index=True)
+        chosen = np.zeros(len(pool.rivals), dtype=bool)
+        chosen[best_first[firsts]] = True
+        parts.append(chosen)
+    return np.concatenate(parts)
+
+
+def _encode_choices(affine: AffineNetwork, gate_columns: Mapping[int, slice], column_count: int) -> list[Rows]:
+    """y <= z for every explicit activation, z <= s where gates follow scores, sum of m = 1 in every window."""
+    parts = []
+    for index, gate in affine.gates.items():
+        if gate_columns[index] != gate.columns:
+            numbers = np.arange(len(gate.explicit))
+            parts.append(_order(gate.first + numbers, gate_columns[index].start + numbers, column_count))
+        if gate.follow_scores:
+            scored = np.flatnonzero(gate.explicit_units != NO_UNIT)
+            parts.append(_order(gate_columns[index].start + scored, gate.explicit_units[scored], column_count))
+    for index, pool in affine.pools.items():
+        places = gate_columns[index].start + np.arange(len(pool.rivals))
+        matrix = sparse.csr_array(
+            (np.ones(len(places)), (pool.rivalries, places)), shape=(len(pool.explicit), column_count)
+        )
+        one = np.ones(len(pool.explicit))
+        parts.append(Rows(matrix, one, one))
+    return parts
+
+
+def _order(smaller: Ints, larger: Ints, column_count: int) -> Rows:
+    """x[smaller] <= x[larger], one by one."""
+    count = len(smaller)
+    entries = (np.repeat([1.0, -1.0], count), (np.tile(np.arange(count), 2), np.concatenate([smaller, larger])))
+    matrix = sparse.csr_array(entries, shape=(count, column_count))
+    return Rows(matrix, np.full(count, -np.inf), np.zeros(count))

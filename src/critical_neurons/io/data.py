@@ -1,0 +1,239 @@
+"""Data: a file or a data set of images to inputs and labels."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.nn import functional
+
+from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError, MissingExtraError
+
+FILE_SUFFIXES = (".npz", ".safetensors")
+IMAGE_COLUMNS = ("image", "img")
+LABEL_COLUMN = "label"
+LUMINANCE = (0.299, 0.587, 0.114)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How images are brought into the form the model was trained on: channels, size, then (x - mean) / std."""
+
+    channels: int | None = None
+    resize: int | None = None
+    mean: Sequence[float] = ()
+    std: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        if self.channels not in (None, 1, 3):
+            raise InvalidSettingError(f"channels: 1 (grey) or 3 (RGB), got {self.channels}.")
+        if self.resize is not None and self.resize < 1:
+            raise InvalidSettingError(f"resize: a side of at least one pixel, got {self.resize}.")
+        if not np.isfinite([*self.mean, *self.std]).all() or any(value <= 0 for value in self.std):
+            raise InvalidSettingError("mean, std: finite numbers, and standard deviations above zero.")
+
+
+AS_STORED = Look()
+
+
+def is_file(source: str) -> bool:
+    return source.endswith(FILE_SUFFIXES)
+
+
+def load_batch(
+    source: str,
+    *,
+    per_class: int | None = None,
+    most_per_class: int | None = None,
+    seed: int = 0,
+    split: str = "train",
+    look: Look = AS_STORED,
+) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of a `.npz` or `.safetensors` that holds both, or of a Hugging Face data set, folder or id.
+
+    With `per_class` as many of every class, drawn with `seed` and in the order of the classes; without it up to
+    `most_per_class` of a data set. uint8 inputs are scaled to [0, 1]. `split` means data sets only.
+    """
+    if is_file(source):
+        arrays = _read_arrays(Path(source))
+        inputs, labels = arrays["inputs"], check_labels(source, arrays["labels"])
+        if inputs.ndim < 2 or len(inputs) != len(labels):
+            raise InvalidInputError(
+                f"{source}: inputs of shape {inputs.shape} and labels of shape {labels.shape} do not fit; expected "
+                "(batch, ...) and (batch,)."
+            )
+        chosen = choose_balanced(labels, per_class, seed)
+        return _prepare(source, _scaled(source, inputs[chosen]), look), torch.from_numpy(labels[chosen])
+    data, image_column = open_data_set(source, split)
+    labels = check_labels(source, data.select_columns([LABEL_COLUMN]).with_format("numpy")[:][LABEL_COLUMN])
+    count = most_per_class if per_class is None else per_class
+    chosen = choose_balanced(labels, count, seed, allow_fewer=per_class is None)
+    images = [
+        _prepare(source, _scaled(source, read_pixels(source, image))[None], look)
+        for image in data.select(chosen)[image_column]
+    ]
+    sizes = sorted({tuple(image.shape[1:]) for image in images})
+    if len(sizes) > 1:
+        raise InvalidInputError(
+            f"{source}: the images differ in channels or size, {sizes[0]} and {sizes[-1]} among them. "
+            "Make them alike with resize and channels."
+        )
+    return torch.cat(images), torch.from_numpy(labels[chosen])
+
+
+def choose_balanced(
+    labels: NDArray[np.int64], per_class: int | None, seed: int, *, allow_fewer: bool = False
+) -> NDArray[np.int64]:
+    """Indices of `per_class` data points of every class, drawn without replacement; of all of them if None.
+
+    A class that has fewer is an error, or comes whole with `allow_fewer`.
+    """
+    if per_class is None:
+        return np.arange(len(labels))
+    if per_class < 1:
+        raise InvalidSettingError(f"per_class: at least one, got {per_class}.")
+    classes, counts = np.unique(labels, return_counts=True)
+    short = [f"class {c} has {n}" for c, n in zip(classes, counts, strict=True) if n < per_class]
+    if short and not allow_fewer:
+        raise InvalidInputError(f"per_class: {per_class} of every class asked for, but {', '.join(short[:6])}.")
+    generator = np.random.default_rng(seed)
+    drawn = [
+        generator.choice(np.flatnonzero(labels == c), min(n, per_class), replace=False)
+        for c, n in zip(classes, counts, strict=True)
+    ]
+    return np.concatenate(drawn)
+
+
+def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    if not path.is_file():
+        raise InvalidFileError(f"{path}: no such file of data.")
+    try:
+        return _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
+    except InvalidFileError:
+        raise
+    except (SafetensorError, OSError, ValueError, EOFError, TypeError, KeyError) as error:
+        raise InvalidFileError(f"{path}: cannot be read ({error}).") from error
+    except (zipfile.BadZipFile, zlib.error, pickle.UnpicklingError) as error:
+        raise InvalidFileError(f"{path}: is no {path.suffix} file, or a damaged one ({error}).") from error
+
+
+def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    content = np.load(path, allow_pickle=False)
+    if not isinstance(content, np.lib.npyio.NpzFile):
+        raise InvalidFileError(f"{path}: a single array; expected np.savez(path, inputs=..., labels=...).")
+    with content:
+        return _pick(path, content.files, content.__getitem__)
+
+
+def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
+    with safe_open(path, "np") as content:
+        return _pick(path, content.keys(), content.get_tensor)
+
+
+def _pick(path: Path, names: Sequence[str], read: Callable[[str], NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    absent = [name for name in ("inputs", "labels") if name not in names]
+    if absent:
+        found = ", ".join(names) or "nothing"
+        raise InvalidFileError(
+            f"{path}: no {' and no '.join(absent)} in it. Found {found}; expected inputs and labels."
+        )
+    return {name: read(name) for name in ("inputs", "labels")}
+
+
+def open_data_set(source: str, split: str) -> tuple[Any, str]:
+    """A split of a Hugging Face data set, folder or id, and which of its columns holds the images."""
+    folder = Path(source).expanduser()
+    if folder.is_file():
+        raise InvalidFileError(f"{source}: data comes as {' or '.join(FILE_SUFFIXES)}, or as a data set folder.")
+    if not folder.exists() and source.startswith(("/", ".", "~")):
+        raise InvalidFileError(f"{source}: no such file or folder.")
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingExtraError("datasets", "datasets") from error
+    try:
+        if folder.exists():
+            datasets.disable_progress_bars()
+        if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
+            saved = datasets.load_from_disk(str(folder))
+            data = saved[split] if isinstance(saved, datasets.DatasetDict) else saved
+        else:
+            data = datasets.load_dataset(str(folder) if folder.exists() else source, split=split)
+    except Exception as error:  # the library raises what its many readers raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InvalidInputError(f"{source}: cannot be loaded as a data set, split {split!r} ({reason}).") from error
+    image_column = next((name for name in IMAGE_COLUMNS if name in data.column_names), None)
+    if image_column is None or LABEL_COLUMN not in data.column_names:
+        raise InvalidInputError(
+            f"{source}: expected the columns {' or '.join(IMAGE_COLUMNS)}, and {LABEL_COLUMN}; found "
+            f"{', '.join(data.column_names)}."
+        )
+    return data, image_column
+
+
+def check_labels(source: str, labels: NDArray[Any]) -> NDArray[np.int64]:
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise InvalidInputError(
+            f"{source}: labels of shape {labels.shape} and type {labels.dtype}; expected one integer per input."
+        )
+    if len(labels) == 0:
+        raise InvalidInputError(f"{source}: holds no data.")
+    if labels.min() < 0:
+        raise InvalidInputError(f"{source}: holds the label {labels.min()}; classes count from 0.")
+    return labels.astype(np.int64)
+
+
+def read_pixels(source: str, image: Any) -> NDArray[Any]:
+    """A picture as (channels, height, width)."""
+    mode = getattr(image, "mode", None)
+    if mode in ("1", "P", "PA", "LA", "RGBA", "CMYK", "YCbCr"):
+        image = image.convert("L" if mode in ("1", "LA") else "RGB")
+    elif mode not in ("L", "RGB"):
+        raise InvalidInputError(f"{source}: found {mode or type(image).__name__} images; 8-bit pictures are read.")
+    pixels = np.array(image)
+    return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
+
+
+def _scaled(source: str, inputs: NDArray[Any]) -> Tensor:
+    if inputs.dtype == np.uint8:
+        return torch.from_numpy(inputs.astype(np.float32)) / 255
+    if not np.issubdtype(inputs.dtype, np.floating):
+        raise InvalidInputError(f"{source}: inputs of type {inputs.dtype}; uint8 or floating point is read.")
+    return torch.from_numpy(inputs.astype(np.float64 if inputs.dtype == np.float64 else np.float32))
+
+
+def _prepare(source: str, inputs: Tensor, look: Look) -> Tensor:
+    if (look.channels or look.resize) and inputs.ndim == 3:
+        inputs = inputs[:, None]
+    if (look.channels or look.resize) and inputs.ndim != 4:
+        raise InvalidInputError(
+            f"{source}: channels and resize are for images, (batch, channels, height, width); found inputs of shape "
+            f"{tuple(inputs.shape)}."
+        )
+    if look.channels and inputs.shape[1] != look.channels:
+        if inputs.shape[1] not in (1, 3):
+            raise InvalidInputError(f"{source}: images of {inputs.shape[1]} channels cannot become {look.channels}.")
+        grey = torch.tensor(LUMINANCE if inputs.shape[1] == 3 else (1.0,), dtype=inputs.dtype)
+        inputs = (inputs * grey[:, None, None]).sum(1, keepdim=True).repeat(1, look.channels, 1, 1)
+    if look.resize:
+        inputs = functional.interpolate(inputs, (look.resize, look.resize), mode="bilinear", antialias=True)
+    for values, name in ((look.mean, "mean"), (look.std, "std")):
+        if len(values) not in (0, 1, inputs.shape[1]):
+            raise InvalidSettingError(
+                f"{name}: {len(values)} values for {inputs.shape[1]} channels; give one for all, or one each."
+            )
+    axes = (-1, *[1] * (inputs.ndim - 2))
+    mean = torch.tensor([*look.mean] or [0.0], dtype=inputs.dtype).reshape(axes)
+    std = torch.tensor([*look.std] or [1.0], dtype=inputs.dtype).reshape(axes)
+    return (inputs - mean) / std

@@ -1,0 +1,251 @@
+"""Interop: plans to masks for torch.nn.utils.prune, scores to an importance for Torch-Pruning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from critical_neurons.core.network import NO_UNIT, Bools, Floats, Layer
+from critical_neurons.core.plan import Plan, choose_highest, group_units
+from critical_neurons.core.scores import Scores
+from critical_neurons.errors import InvalidSettingError, MissingExtraError, PlanMismatchError, PruningError
+from critical_neurons.readers import check_architecture, on_cpu, unwrap
+
+STEP = 2.0**-40
+"""Between the importance of units that score the same: more than float64 loses on the way, less than scores mean."""
+
+STAYS = 2.0
+"""Added to the importance of the units that a group is not to lose: no score reaches it."""
+
+ROUNDING = 1e-9
+"""Taken off a share times a count before it is rounded up, so that 0.1 of 10 units are 1."""
+
+INSTEAD = "Use cn.mask or cn.prune instead."
+
+
+@on_cpu
+def as_masks(plan: Plan, model: nn.Module) -> dict[tuple[str, str], Tensor]:
+    """Masks for `torch.nn.utils.prune`, by the names of module and parameter: 0 for removed units, 1 for the others.
+
+        for (module, parameter), mask in plan.as_masks(model).items():
+            prune.custom_from_mask(model.get_submodule(module), parameter, mask)
+
+    The model then gives what `cn.mask` gives. Masked are the weights and bias of a removed unit, in its layer and in
+    the batch norm between the layer and its ReLU. One without weights of its own adds a constant there that no mask
+    of parameters takes away: an error. Constants behind the ReLU stay, as they do under `cn.mask`.
+    """
+    source = unwrap(model)
+    check_architecture(source, plan.architecture, "the plan was")
+    stays = plan.stays
+    held = {layer.name: layer.units for layer in plan.layers} | {hold.module: hold.units for hold in plan.holds}
+    masks: dict[tuple[str, str], Tensor] = {}
+    for name, units in held.items():
+        removed = torch.from_numpy(np.flatnonzero(~stays[units]))
+        if len(removed) == 0:
+            continue
+        module = source.get_submodule(name)
+        if not isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.BatchNorm1d | nn.BatchNorm2d):
+            raise PruningError(
+                f"{name}: no mask of its parameters is known to silence a {type(module).__name__}. {INSTEAD}"
+            )
+        if module.weight is None:
+            raise PruningError(
+                f"{name}: a {type(module).__name__} without weights adds a constant before the ReLU. {INSTEAD}"
+            )
+        for parameter, values in module.named_parameters(recurse=False):
+            masks[name, parameter] = torch.ones_like(values, requires_grad=False)
+            masks[name, parameter][removed.to(values.device)] = 0
+    return masks
+
+
+@on_cpu
+def as_torch_pruning(
+    scores: Scores, model: nn.Module | None = None, *, max_pruning_ratio: float = 1.0
+) -> TorchPruningImportance | LateImportance:
+    """An importance for the pruners of Torch-Pruning, and the layers they have to leave alone.
+
+        importance = scores.as_torch_pruning(model)
+        pruner = torch_pruning.pruner.BasePruner(
+            model, example, importance, ignored_layers=importance.ignored_layers, global_pruning=True
+        )
+
+    `model` is the one that the pruner changes; without it the importance takes the pruner's own when first asked, and
+    answers for groups alone. Torch-Pruning knows shares, not thresholds: for a threshold, or any
+    other plan, give it `pruning_ratio=0.0` and `pruning_ratio_dict=importance.ratios(plan)`.
+
+    Every group of units keeps one, and at least what `max_pruning_ratio` leaves: ranked over all layers in one step,
+    Torch-Pruning does not see to that. A share of all units that leaves fewer makes it skip whole groups. Some things
+    it does its own way: constants that removed units leave behind a batch norm or an addition are dropped, where
+    `cn.prune` adds them to a bias; grouped convolutions lose the same channels of every block, those with the lowest
+    mean score; several steps over all layers stop early once a layer has one channel.
+    """
+    try:
+        import torch_pruning
+    except ImportError as error:
+        raise MissingExtraError("torch-pruning", "torch-pruning") from error
+    if (
+        isinstance(max_pruning_ratio, bool)
+        or not isinstance(max_pruning_ratio, Real)
+        or not 0 < max_pruning_ratio <= 1
+    ):
+        raise InvalidSettingError(
+            f"as_torch_pruning: max_pruning_ratio={max_pruning_ratio!r}. Accepted: a share above 0 and up to 1."
+        )
+    if model is None:
+        return LateImportance(scores, max_pruning_ratio)
+    source = unwrap(model)
+    check_architecture(source, scores.fingerprint.architecture, "the scores were")
+    return TorchPruningImportance(
+        source,
+        {source.get_submodule(layer.name): layer for layer in scores.layers},
+        _reasons(scores),
+        _rank(scores, max_pruning_ratio),
+        (
+            torch_pruning.prune_conv_out_channels,
+            torch_pruning.prune_depthwise_conv_out_channels,
+            torch_pruning.prune_linear_out_channels,
+        ),
+        scores.fingerprint.architecture,
+    )
+
+
+class LateImportance:
+    """An importance that learns from the first group which model it is for."""
+
+    def __init__(self, scores: Scores, max_pruning_ratio: float) -> None:
+        self._scores, self._max_pruning_ratio = scores, max_pruning_ratio
+        self._importance: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("ignored", "ignored_layers", "ratios"):
+            raise InvalidSettingError(f"{name}: only known of a model. Use scores.as_torch_pruning(model).")
+        raise AttributeError(name)
+
+    def __call__(self, group: Any) -> Tensor | None:
+        if self._importance is None:
+            model = group._DG.model  # a group has no public way to its graph
+            self._importance = as_torch_pruning(self._scores, model, max_pruning_ratio=self._max_pruning_ratio)
+        found: Tensor | None = self._importance(group)
+        return found
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TorchPruningImportance:
+    """Called with a group of Torch-Pruning: one number per channel of its root, or None where it has to stay whole.
+
+    No two units have the same number, so that ranking removes as many as it was asked to; among equal scores the unit
+    with the smaller number stays. `ignored` gives the reasons for the `ignored_layers`. Further steps of the same
+    pruner are followed through its history.
+    """
+
+    model: nn.Module
+    layers: Mapping[nn.Module, Layer]
+    ignored: Mapping[str, str]
+    values: Floats
+    outputs: tuple[Any, ...]
+    architecture: str
+
+    @property
+    def ignored_layers(self) -> list[nn.Module]:
+        return [self.model.get_submodule(name) for name in self.ignored]
+
+    def ratios(self, plan: Plan) -> dict[nn.Module, float]:
+        """For `pruning_ratio_dict`: what every layer has to lose so that as many channels are left as in the plan.
+
+        Those that score highest are left, whichever the plan keeps.
+        """
+        if plan.architecture != self.architecture:
+            raise PlanMismatchError("the plan was made for another network than the scores of this importance.")
+        ratios = {}
+        for layer in plan.layers:
+            if len(layer.removed) == 0:
+                continue
+            if layer.name in self.ignored:
+                raise PlanMismatchError(
+                    f"{layer.name}: the plan removes units of it, but {self.ignored[layer.name]}. Plan with keep=."
+                )
+            # Torch-Pruning cuts what is left down to a whole number: half a channel more makes rounding harmless
+            ratios[self.model.get_submodule(layer.name)] = (len(layer.removed) - layer.blocks / 2) / layer.total
+        return ratios
+
+    def __call__(self, group: Any) -> Tensor | None:
+        alive = self._replay(group._DG)  # a group has no public way to its graph
+        position = {index: at for at, index in enumerate(group[0].idxs)}
+        values = np.full(len(position), -np.inf)
+        for item in group:
+            if item.dep.handler not in self.outputs:
+                continue
+            layer = self._find(item.dep.target.module)
+            if layer is None or layer.name in self.ignored:
+                return None
+            units = layer.units[alive[layer.units]]
+            found = item.dep.target.module.weight.shape[0]
+            if found != len(units):
+                raise PlanMismatchError(
+                    f"{layer.name}: has {found} channels where {len(units)} of the {layer.size} scored ones should "
+                    "be left. Go on with the pruner that made it smaller, or score the smaller model."
+                )
+            at = [position[root] for root in item.root_idxs]
+            np.maximum.at(values, at, self.values[units[item.idxs]])
+        return torch.from_numpy(values) if np.isfinite(values).all() else None
+
+    def _find(self, module: nn.Module) -> Layer | None:
+        if module in self.layers:
+            return self.layers[module]
+        if any(module is other for other in self.model.modules()):
+            return None
+        raise PlanMismatchError(
+            f"Torch-Pruning asks for a {type(module).__name__} of another model. Give as_torch_pruning the model "
+            "that the pruner was made for, not a copy."
+        )
+
+    def _replay(self, graph: Any) -> Bools:
+        """The units that are left: one entry per unit, and a last one, True, that answers for NO_UNIT.
+
+        The history names channels as they were numbered when they were removed.
+        """
+        alive = np.ones(len(self.values) + 1, dtype=bool)
+        for name, outputs, channels in graph.pruning_history():
+            layer = self.layers.get(graph.model.get_submodule(name))
+            if layer is not None and outputs:
+                alive[layer.units[alive[layer.units]][channels]] = False
+                alive[NO_UNIT] = True
+        return alive
+
+
+def _reasons(scores: Scores) -> dict[str, str]:
+    """The layers that Torch-Pruning has to leave alone, and why."""
+    reasons = {layer.name: layer.reason for layer in scores.layers if not layer.scored}
+    for units, _ in group_units(scores.layers, scores.groups):
+        members = [layer for layer in scores.layers if np.isin(layer.units, units).any()]
+        if any(len(np.unique(layer.units)) < layer.size for layer in members):
+            reason = "Torch-Pruning would tear apart channels that share a unit"
+            reasons |= {layer.name: reason for layer in members}
+    return reasons
+
+
+def _rank(scores: Scores, max_pruning_ratio: float) -> Floats:
+    """One number per unit in the order of the scores, all different; same channels of all blocks have the same."""
+    per_unit = scores.per_unit
+    groups = group_units(scores.layers, scores.groups)
+    wanted = []
+    for units, blocks in groups:
+        means = per_unit[units].reshape(blocks, -1).mean(axis=0)
+        least = max(1, math.ceil((1 - max_pruning_ratio) * len(means) - ROUNDING))
+        wanted.append(means + STAYS * choose_highest(means, least))
+    everything = np.concatenate(wanted)
+    number = np.arange(len(everything))
+    order = np.lexsort((-number, everything))
+    ranked = np.empty(len(everything))
+    ranked[order] = np.maximum.accumulate(everything[order] - STEP * number) + STEP * number
+    values = np.empty(len(per_unit))
+    for (units, blocks), part in zip(groups, np.split(ranked, np.cumsum([len(w) for w in wanted])[:-1]), strict=True):
+        values[units] = np.tile(part, blocks)
+    return values

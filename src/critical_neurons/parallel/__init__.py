@@ -1,0 +1,41 @@
+"""Parallel: pieces of work and workers to results, which are the same wherever a piece is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from critical_neurons.core.workers import Workers
+from critical_neurons.errors import InvalidSettingError
+from critical_neurons.parallel.crew import Alone, Crew, Done, Hear, Piece, Tell, find_allowed_threads
+
+
+@contextmanager
+def hire(workers: Workers, *, most: int, threads: int = 1, hear: Hear = lambda name, news: None) -> Iterator[Crew]:
+    """A crew for at most so many pieces, each on so many threads; together they keep within the cores.
+
+    `hear` is called with what pieces tell: in this process, but from another thread unless the crew is this process
+    itself. What is under way at the end is given up.
+    """
+    if not isinstance(workers, Workers):
+        raise InvalidSettingError(
+            f"workers: found {workers!r}. Accepted: cn.Workers(jobs=4), or cn.Workers(scheduler='tcp://host:8786')."
+        )
+    if workers.scheduler is not None:
+        from critical_neurons.parallel.dask_cluster import join_cluster
+
+        with join_cluster(workers.scheduler, threads, hear) as cluster:
+            yield cluster
+        return
+    if min(workers.jobs, most) > 1:
+        from critical_neurons.parallel.processes import count_slots, start_processes
+
+        slots = min(count_slots(workers.jobs, threads), most)
+        if slots > 1:
+            with start_processes(slots, threads, hear) as processes:
+                yield processes
+            return
+    yield Alone(threads, hear)
+
+
+__all__ = ["Crew", "Done", "Hear", "Piece", "Tell", "find_allowed_threads", "hire"]

@@ -1,0 +1,63 @@
+"""Readers: nn.Module to Network."""
+
+from critical_neurons.readers.device import on_cpu
+from critical_neurons.readers.forward_pass import Passage, run_model
+from critical_neurons.readers.interpreter import are_probabilities, take_logarithms
+from critical_neurons.readers.layers import arithmetic as _arithmetic  # noqa: F401  registers built-in readers
+from critical_neurons.readers.layers import pooling as _pools  # noqa: F401  so do these
+from critical_neurons.readers.layers import reshaping as _shapes  # noqa: F401  so do these
+from critical_neurons.readers.layers import standard as _layers  # noqa: F401  so do these
+from critical_neurons.readers.registry import (
+    Adds,
+    Call,
+    Concatenates,
+    Ends,
+    Filters,
+    KeepsChannels,
+    Mixes,
+    Passes,
+    PoolsMaximum,
+    Reading,
+    Rectifies,
+    Reshapes,
+    Scales,
+    reads,
+)
+from critical_neurons.readers.trace import (
+    check_architecture,
+    copy_for_reading,
+    fingerprint,
+    read_network,
+    run_alike,
+    trace_model,
+    unwrap,
+)
+
+__all__ = [
+    "Adds",
+    "Call",
+    "Concatenates",
+    "Ends",
+    "Filters",
+    "KeepsChannels",
+    "Mixes",
+    "Passage",
+    "Passes",
+    "PoolsMaximum",
+    "Reading",
+    "Rectifies",
+    "Reshapes",
+    "Scales",
+    "are_probabilities",
+    "check_architecture",
+    "copy_for_reading",
+    "fingerprint",
+    "on_cpu",
+    "read_network",
+    "reads",
+    "run_alike",
+    "run_model",
+    "take_logarithms",
+    "trace_model",
+    "unwrap",
+]

@@ -1,0 +1,1 @@
+"""The built-in readers, by the kind of call."""

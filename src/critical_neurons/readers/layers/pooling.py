@@ -1,0 +1,148 @@
+"""The built-in readers of pools, and of zeros put around positions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from critical_neurons.core.network import NO_POSITION, Ints, Shape
+from critical_neurons.readers.linear_maps import PositionsMap, separate_pooling
+from critical_neurons.readers.registry import Call, KeepsChannels, Passes, PoolsMaximum, Reading, reads
+
+
+@reads(nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
+def read_average_pool(call: Call) -> Reading:
+    return _pooling(call, call.function)
+
+
+@reads(F.avg_pool1d, F.avg_pool2d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d)
+def read_functional_average_pool(call: Call) -> Reading:
+    return _pooling(call, lambda values: call.function(values, *call.args[1:], **call.kwargs))
+
+
+@reads(torch.mean, "mean")
+def read_mean(call: Call) -> Reading:
+    axes = call.argument(1, "dim")
+    if axes is None or not _spatial(axes, call.input.ndim):
+        raise call.refuse(f"a mean over the axes {axes}", "Only a mean over positions (axes 2 and 3) is read.")
+    return _pooling(call, lambda values: values.mean(axes, keepdim=True))
+
+
+@reads(nn.MaxPool1d, nn.MaxPool2d)
+def read_max_pool(call: Call) -> Reading:
+    module = call.module
+    assert isinstance(module, nn.MaxPool1d | nn.MaxPool2d)
+    return _max_pooling(call, module.kernel_size, module.stride, module.padding, module.dilation)
+
+
+@reads(F.max_pool1d, F.max_pool2d, torch.max_pool1d, torch.max_pool2d)
+def read_functional_max_pool(call: Call) -> Reading:
+    kernel = call.argument(1, "kernel_size")
+    stride = call.argument(2, "stride") or kernel
+    return _max_pooling(call, kernel, stride, call.argument(3, "padding", 0), call.argument(4, "dilation", 1))
+
+
+@reads(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, F.adaptive_max_pool1d, F.adaptive_max_pool2d)
+def read_adaptive_max_pool(call: Call) -> Reading:
+    return _adaptive_max_pooling(call, call.output_shape[1:])
+
+
+@reads(torch.amax, "amax")
+def read_maximum(call: Call) -> Reading:
+    axes, ndim = call.argument(1, "dim"), call.input.ndim
+    if axes is None or not _spatial(axes, ndim):
+        raise call.refuse(f"a maximum over the axes {axes}", "Only one over positions (axes 2 and 3) is read.")
+    gone = {axis % ndim for axis in ((axes,) if isinstance(axes, int) else axes)}
+    return _adaptive_max_pooling(
+        call, tuple(1 if axis in gone else size for axis, size in enumerate(call.input_shape[1:], start=2))
+    )
+
+
+@reads(nn.ZeroPad1d, nn.ZeroPad2d, nn.ConstantPad1d, nn.ConstantPad2d)
+def read_padding(call: Call) -> Reading:
+    module = call.module
+    assert isinstance(module, nn.ConstantPad1d | nn.ConstantPad2d)
+    return _padding(call, module.padding, "constant", module.value)
+
+
+@reads(F.pad)
+def read_functional_padding(call: Call) -> Reading:
+    return _padding(call, call.argument(1, "pad"), call.argument(2, "mode", "constant"), call.argument(3, "value"))
+
+
+def _pooling(call: Call, pool: Callable[[Tensor], Tensor]) -> Reading:
+    matrices = separate_pooling(pool, call.input_shape[1:])
+    keeps_constants = all(np.allclose(matrix.sum(axis=1), matrix.sum(axis=1)[0]) for matrix in matrices)
+    whole = float(np.prod([matrix.sum(axis=1)[0] for matrix in matrices]))
+    return KeepsChannels(
+        PositionsMap(matrices, call.input_shape, call.output_shape),
+        keeps_constants=keeps_constants and math.isclose(whole, 1.0, rel_tol=1e-9),
+    )
+
+
+def _padding(call: Call, widths: Sequence[int], mode: str, value: float | None) -> Reading:
+    """`widths` as F.pad takes them: two for every axis, the last axis first."""
+    positions = 2 * (call.input.ndim - 2)
+    if mode != "constant" or value not in (None, 0) or any(widths[positions:]):
+        raise call.refuse(
+            f"padding by {tuple(widths)} in the mode {mode!r} with the value {value or 0}",
+            "Only one with zeros around positions (axes 2 and 3) is read.",
+        )
+    return _pooling(call, lambda values: F.pad(values, widths[:positions])) if any(widths) else Passes()
+
+
+def _max_pooling(call: Call, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Reading:
+    """The positions each window covers, axis by axis; how many windows there are is read off the output."""
+    sizes = call.input_shape[1:]
+    axes = [
+        _windows(size, count, *options)
+        for size, count, *options in zip(
+            sizes,
+            call.output_shape[1:],
+            *(_per_axis(value, len(sizes)) for value in (kernel, stride, padding, dilation)),
+            strict=True,
+        )
+    ]
+    return _cross(axes, sizes)
+
+
+def _adaptive_max_pooling(call: Call, counts: Shape) -> Reading:
+    """Window i of n reaches from floor(i size / n) to ceil((i + 1) size / n)."""
+    sizes = call.input_shape[1:]
+    axes = []
+    for size, count in zip(sizes, counts, strict=True):
+        first = np.arange(count) * size // count
+        last = -(-(np.arange(count) + 1) * size // count)
+        positions = first[:, None] + np.arange((last - first).max())
+        axes.append(np.where(positions < last[:, None], positions, NO_POSITION))
+    return _cross(axes, sizes)
+
+
+def _cross(axes: Sequence[Ints], sizes: Shape) -> Reading:
+    """Windows of one or two axes, by flat positions."""
+    if len(axes) == 1:
+        return PoolsMaximum(axes[0])
+    rows, columns = axes[0][:, None, :, None], axes[1][None, :, None, :]
+    inside = (rows != NO_POSITION) & (columns != NO_POSITION)
+    flat = np.where(inside, rows * sizes[1] + columns, NO_POSITION)
+    return PoolsMaximum(flat.reshape(len(axes[0]) * len(axes[1]), -1))
+
+
+def _windows(size: int, count: int, kernel: int, stride: int, padding: int, dilation: int) -> Ints:
+    positions = (np.arange(count) * stride - padding)[:, None] + dilation * np.arange(kernel)
+    return np.where((positions >= 0) & (positions < size), positions, NO_POSITION)
+
+
+def _per_axis(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
+    return (value,) * axes if isinstance(value, int) else tuple(value)
+
+
+def _spatial(axes: int | tuple[int, ...], ndim: int) -> bool:
+    chosen = (axes,) if isinstance(axes, int) else axes
+    return len(chosen) > 0 and all(axis % ndim >= 2 for axis in chosen)

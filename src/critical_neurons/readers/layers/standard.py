@@ -1,0 +1,189 @@
+"""The built-in readers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from critical_neurons.core.network import Floats, Shape
+from critical_neurons.readers.linear_maps import ConvolutionMap, DenseMap
+from critical_neurons.readers.registry import (
+    Call,
+    Concatenates,
+    Ends,
+    Filters,
+    Mixes,
+    Passes,
+    Reading,
+    Rectifies,
+    Scales,
+    reads,
+)
+
+
+@reads(nn.Linear)
+def read_linear(call: Call) -> Reading:
+    module = _module(call, nn.Linear)
+    if len(call.input_shape) != 1:
+        raise call.refuse(
+            f"a linear layer on inputs of shape {_batched(call.input_shape)}",
+            "Linear layers are read on (batch, features). Flatten before it.",
+        )
+    return Mixes(DenseMap(_array(module.weight), _offset(module.bias, module.out_features)))
+
+
+@reads(nn.Conv1d, nn.Conv2d)
+def read_convolution(call: Call) -> Reading:
+    module = _module(call, nn.Conv1d, nn.Conv2d)
+    if module.padding_mode != "zeros":
+        raise call.refuse(f"padding_mode={module.padding_mode!r}", "Convolutions are read with padding_mode='zeros'.")
+    before, after = _paddings(module)
+    convolution = ConvolutionMap(
+        weight=module.weight.detach(),
+        offset=_offset(module.bias, module.out_channels),
+        stride=module.stride,
+        before=before,
+        after=after,
+        dilation=module.dilation,
+        groups=module.groups,
+        input_shape=call.input_shape,
+    )
+    padded = any(before) or any(after)
+    if module.groups == module.in_channels > 1:
+        return Filters(convolution, padded=padded)
+    return Mixes(convolution, groups=module.groups, padded=padded)
+
+
+@reads(nn.BatchNorm1d, nn.BatchNorm2d)
+def read_batch_norm(call: Call) -> Reading:
+    module = _module(call, nn.BatchNorm1d, nn.BatchNorm2d)
+    if module.running_mean is None or module.running_var is None:
+        raise call.refuse(
+            "a batch norm without running statistics, which depends on the whole batch",
+            "Train it with track_running_stats=True.",
+        )
+    scale = 1.0 / np.sqrt(_array(module.running_var) + module.eps)
+    if module.weight is not None:
+        scale = scale * _array(module.weight)
+    return Scales(scale, _offset(module.bias, module.num_features) - scale * _array(module.running_mean))
+
+
+@reads(nn.ReLU, F.relu, torch.relu, torch.relu_, "relu", "relu_")
+def read_relu(call: Call) -> Reading:
+    return Rectifies()
+
+
+@reads(nn.ReLU6, F.relu6)
+def read_relu6(call: Call) -> Reading:
+    return Rectifies(ceiling=6.0)
+
+
+@reads(torch.clamp, torch.clamp_, torch.clip, torch.clip_, "clamp", "clamp_", "clip", "clip_")
+def read_clamp(call: Call) -> Reading:
+    return _clamp(call, call.argument(1, "min"), call.argument(2, "max"))
+
+
+@reads(torch.clamp_min, torch.clamp_min_, "clamp_min", "clamp_min_")
+def read_clamp_from_below(call: Call) -> Reading:
+    return _clamp(call, call.argument(1, "min"), None)
+
+
+@reads(nn.Hardtanh)
+def read_hardtanh(call: Call) -> Reading:
+    module = _module(call, nn.Hardtanh)
+    return _clamp(call, module.min_val, module.max_val)
+
+
+@reads(F.hardtanh, F.hardtanh_)
+def read_functional_hardtanh(call: Call) -> Reading:
+    return _clamp(call, call.argument(1, "min_val", -1.0), call.argument(2, "max_val", 1.0))
+
+
+@reads(nn.Threshold)
+def read_threshold(call: Call) -> Reading:
+    module = _module(call, nn.Threshold)
+    return _threshold(call, module.threshold, module.value)
+
+
+@reads(F.threshold, torch.threshold, torch.threshold_)
+def read_functional_threshold(call: Call) -> Reading:
+    return _threshold(call, call.argument(1, "threshold"), call.argument(2, "value"))
+
+
+@reads(torch.cat, torch.concat)
+def read_concatenation(call: Call) -> Reading:
+    axis = call.argument(1, "dim", 0)
+    if axis % call.output.ndim != 1:
+        raise call.refuse(f"a concatenation along axis {axis}", "Only one along the channels (axis 1) is read.")
+    return Concatenates()
+
+
+@reads(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Identity, "contiguous")
+def read_identity(call: Call) -> Reading:
+    return Passes()
+
+
+@reads(F.dropout, F.dropout1d, F.dropout2d)
+def read_functional_dropout(call: Call) -> Reading:
+    if not torch.equal(call.input, call.output):
+        raise call.refuse("dropout that stays on in evaluation mode", "Pass training=self.training.")
+    return Passes()
+
+
+@reads(nn.Softmax, nn.LogSoftmax, F.softmax, F.log_softmax, torch.softmax, torch.log_softmax)
+@reads("softmax", "log_softmax")
+def read_softmax(call: Call) -> Reading:
+    axis = call.module.dim if call.module is not None else call.argument(1, "dim")  # None: torch takes axis 1
+    if call.input.ndim != 2 or axis not in (None, 1, -1):
+        raise call.refuse(f"a softmax over axis {axis} of {call.input.ndim}", "Only one over the classes is read.")
+    return Ends(f"{call.name} (softmax) is left out: the program works on the logits before it")
+
+
+def _clamp(call: Call, lowest: Any, highest: Any) -> Reading:
+    upper = math.inf if highest is None else highest
+    if not (isinstance(lowest, int | float) and isinstance(upper, int | float) and lowest == 0 < upper):
+        raise call.refuse(
+            f"a clamp from {lowest} to {highest}",
+            "One from the number 0 is read, a ReLU, to a positive number or without an upper end.",
+        )
+    return Rectifies(ceiling=None if upper == math.inf else float(upper))
+
+
+def _threshold(call: Call, threshold: Any, value: Any) -> Reading:
+    if threshold != 0 or value != 0:
+        raise call.refuse(
+            f"a threshold {threshold} with the value {value}", "One of 0 with the value 0 is read: a ReLU."
+        )
+    return Rectifies()
+
+
+def _paddings(module: nn.Conv1d | nn.Conv2d) -> tuple[Shape, Shape]:
+    """Zeros before and after each axis. "same" adds the odd one after, as torch does."""
+    if module.padding == "same":
+        total = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+        return tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+    padding = (0,) * len(module.kernel_size) if isinstance(module.padding, str) else module.padding
+    return padding, padding
+
+
+def _module(call: Call, *kinds: type[nn.Module]) -> Any:
+    assert isinstance(call.module, kinds)
+    return call.module
+
+
+def _array(values: Tensor) -> Floats:
+    result: Floats = values.detach().numpy()
+    return result
+
+
+def _offset(bias: Tensor | None, size: int) -> Floats:
+    return np.zeros(size) if bias is None else _array(bias)
+
+
+def _batched(shape: tuple[int, ...]) -> str:
+    return f"(batch, {', '.join(map(str, shape))})"

@@ -1,0 +1,179 @@
+"""Affine maps in float64. Matrix products are numpy's, convolutions torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from critical_neurons.core.network import Floats, Shape
+
+
+@dataclass(frozen=True)
+class DenseMap:
+    """A fully connected layer: weight (outputs, inputs), offset (outputs,)."""
+
+    weight: Floats
+    offset: Floats
+
+    def apply(self, values: Floats) -> Floats:
+        return values @ self.weight.T + self.offset
+
+    def apply_linear(self, values: Floats) -> Floats:
+        return values @ self.weight.T
+
+    def apply_absolute(self, values: Floats) -> Floats:
+        return values @ np.abs(self.weight).T
+
+    def adjoint(self, values: Floats) -> Floats:
+        return values @ self.weight
+
+
+@dataclass(frozen=True)
+class ScaleMap:
+    """One factor and one offset per channel (axis 1): batch norm in evaluation mode."""
+
+    scale: Floats
+    offset: Floats
+
+    def apply(self, values: Floats) -> Floats:
+        return values * _per_channel(self.scale, values) + _per_channel(self.offset, values)
+
+    def apply_linear(self, values: Floats) -> Floats:
+        return values * _per_channel(self.scale, values)
+
+    def apply_absolute(self, values: Floats) -> Floats:
+        return values * _per_channel(np.abs(self.scale), values)
+
+    def adjoint(self, values: Floats) -> Floats:
+        return values * _per_channel(self.scale, values)
+
+
+@dataclass(frozen=True)
+class ReshapeMap:
+    """The same elements in another shape."""
+
+    input_shape: Shape
+    output_shape: Shape
+
+    def apply(self, values: Floats) -> Floats:
+        return values.reshape(len(values), *self.output_shape)
+
+    apply_linear = apply
+    apply_absolute = apply
+
+    def adjoint(self, values: Floats) -> Floats:
+        return values.reshape(len(values), *self.input_shape)
+
+
+@dataclass(frozen=True)
+class ConvolutionMap:
+    """A 1- or 2-dimensional convolution with zero padding: weight (outputs, inputs / groups, *kernel).
+
+    `before` and `after` are the zeros added at the two ends of each axis of positions.
+    """
+
+    weight: Tensor
+    offset: Floats
+    stride: Shape
+    before: Shape
+    after: Shape
+    dilation: Shape
+    groups: int
+    input_shape: Shape
+
+    def apply(self, values: Floats) -> Floats:
+        result = self.apply_linear(values)
+        return result + _per_channel(self.offset, result) if self.offset.any() else result
+
+    def apply_linear(self, values: Floats) -> Floats:
+        return self._convolve(values, self.weight)
+
+    def apply_absolute(self, values: Floats) -> Floats:
+        return self._convolve(values, self.weight.abs())
+
+    def adjoint(self, values: Floats) -> Floats:
+        """The transposed convolution, which gives back the padded input; the padding is cut off."""
+        padded = [
+            size + before + after
+            for size, before, after in zip(self.input_shape[1:], self.before, self.after, strict=True)
+        ]
+        reached = [
+            (size - 1) * stride + dilation * (kernel - 1) + 1
+            for size, stride, dilation, kernel in zip(
+                values.shape[2:], self.stride, self.dilation, self.weight.shape[2:], strict=True
+            )
+        ]
+        unread = tuple(whole - part for whole, part in zip(padded, reached, strict=True))
+        transposed = (F.conv_transpose1d, F.conv_transpose2d)[len(self.stride) - 1]
+        result = transposed(_tensor(values), self.weight, None, self.stride, 0, unread, self.groups, self.dilation)
+        for axis, (before, size) in enumerate(zip(self.before, self.input_shape[1:], strict=True), start=2):
+            result = result.narrow(axis, before, size)
+        return result.numpy()
+
+    def _convolve(self, values: Floats, weight: Tensor) -> Floats:
+        padding, given = self.before, _tensor(values)
+        if self.before != self.after:
+            ends = [end for pair in zip(self.before, self.after, strict=True) for end in reversed(pair)]
+            padding, given = (0,) * len(self.before), F.pad(given, ends[::-1])
+        convolve = (F.conv1d, F.conv2d)[len(self.stride) - 1]
+        return convolve(given, weight, None, self.stride, padding, self.dilation, self.groups).numpy()
+
+
+@dataclass(frozen=True)
+class PositionsMap:
+    """Every channel by itself, one nonnegative matrix (outputs, inputs) per axis of positions: average pooling."""
+
+    matrices: tuple[Floats, ...]
+    input_shape: Shape
+    output_shape: Shape
+
+    def apply(self, values: Floats) -> Floats:
+        return self._multiply(values, self.matrices).reshape(len(values), *self.output_shape)
+
+    apply_linear = apply
+    apply_absolute = apply
+
+    def adjoint(self, values: Floats) -> Floats:
+        sizes = [matrix.shape[0] for matrix in self.matrices]
+        shaped = values.reshape(len(values), self.input_shape[0], *sizes)
+        return self._multiply(shaped, tuple(matrix.T for matrix in self.matrices))
+
+    @staticmethod
+    def _multiply(values: Floats, matrices: tuple[Floats, ...]) -> Floats:
+        for axis, matrix in enumerate(matrices, start=2):
+            values = np.moveaxis(np.moveaxis(values, axis, -1) @ matrix.T, -1, axis)
+        return values
+
+
+def separate_pooling(pool: Callable[[Tensor], Tensor], shape: Shape) -> tuple[Floats, ...]:
+    """The matrices of a pooling that is the same on every channel and separates by axis.
+
+    P = R x C is read off the images of e_i x 1 and 1 x e_j, which are R e_i x C 1 and R 1 x C e_j.
+    """
+    if len(shape) == 1:
+        return (_run(pool, np.eye(shape[0])).T,)
+    height, width = shape
+    rows = _run(pool, np.repeat(np.eye(height)[:, :, None], width, axis=2))
+    columns = _run(pool, np.repeat(np.eye(width)[:, None, :], height, axis=1))
+    total = rows.sum(axis=0)
+    at = np.unravel_index(np.argmax(total), total.shape)
+    return rows[:, :, at[1]].T, columns[:, at[0], :].T / total[at]
+
+
+def _run(pool: Callable[[Tensor], Tensor], images: Floats) -> Floats:
+    with torch.no_grad():
+        result: Floats = pool(torch.from_numpy(images)[:, None])[:, 0].numpy()
+    return result
+
+
+def _per_channel(values: Floats, like: Floats) -> Floats:
+    return values.reshape(-1, *[1] * (like.ndim - 2))
+
+
+def _tensor(values: Floats) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values))

@@ -1,0 +1,200 @@
+"""The open set of readable layers: `@reads(nn.Conv2d)` registers what a call means to a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from critical_neurons.core.network import Floats, Ints, LinearMap, Shape
+from critical_neurons.errors import UnreadableModelError
+
+SPAN_ADVICE = "If it lies before or behind all that is to be scored, name the part in between with start= and stop=."
+
+SINGLE_ADVICE = (
+    "Of a single score make two outputs, 0 and the score, by a row of zeros in the last layer: their softmax is its "
+    "sigmoid."
+)
+
+SLICEABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d)
+"""Modules with parameters along their channels that removal knows how to slice."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module, function or tensor method in the traced forward, run on an example in float64."""
+
+    name: str
+    function: Callable[..., Any]
+    """What was called: a function, or the module itself."""
+    module: nn.Module | None
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+    literal_sizes: tuple[int, ...]
+
+    @property
+    def input(self) -> Tensor:
+        return self.inputs[0]
+
+    @property
+    def input_shape(self) -> Shape:
+        return tuple(self.input.shape[1:])
+
+    @property
+    def output_shape(self) -> Shape:
+        return tuple(self.output.shape[1:])
+
+    def argument(self, position: int, keyword: str, default: Any = None) -> Any:
+        """An argument given by position (0 is the input) or by keyword."""
+        return self.args[position] if len(self.args) > position else self.kwargs.get(keyword, default)
+
+    def refuse(self, found: str, advice: str) -> UnreadableModelError:
+        return UnreadableModelError(f"{self.name}: {found}. {advice} {SPAN_ADVICE}")
+
+
+@dataclass(frozen=True)
+class Mixes:
+    """New units, each from all input channels, or from those of its group: a linear layer, a convolution.
+
+    `padded`: its inputs are extended by zeros. `obstacle`: why neither inputs nor outputs can be removed, if so.
+    """
+
+    map: LinearMap
+    groups: int = 1
+    padded: bool = False
+    obstacle: str = ""
+
+
+@dataclass(frozen=True)
+class Filters:
+    """A layer that makes every channel from one input channel: a depthwise convolution."""
+
+    map: LinearMap
+    padded: bool = False
+
+
+@dataclass(frozen=True)
+class Scales:
+    """A factor and an offset per channel: batch norm, constants.
+
+    `obstacle`: why the channels must stay, if so; removal slices what belongs to a module alone.
+    """
+
+    scale: Floats
+    offset: Floats
+    obstacle: str = ""
+
+
+@dataclass(frozen=True)
+class KeepsChannels:
+    """Every output channel from the input channel of the same number, zero to zero: average pooling.
+
+    `keeps_constants`: a channel that is the same number everywhere stays so.
+    """
+
+    map: LinearMap
+    keeps_constants: bool = False
+
+
+@dataclass(frozen=True)
+class Reshapes:
+    """The same elements in another shape. `obstacle`: why the channels before it must stay, if so."""
+
+    obstacle: str = ""
+
+
+@dataclass(frozen=True)
+class Rectifies:
+    """max(0, x), and not above the ceiling if there is one."""
+
+    ceiling: float | None = None
+
+
+@dataclass(frozen=True)
+class PoolsMaximum:
+    """`windows` as in `network.MaxPool`."""
+
+    windows: Ints
+
+
+@dataclass(frozen=True)
+class Adds:
+    """The sum of its inputs."""
+
+
+@dataclass(frozen=True)
+class Concatenates:
+    """Its inputs one after the other along the channels."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Does nothing in evaluation mode."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """A last step that no program needs, because it keeps the order of the logits: softmax."""
+
+    note: str
+
+
+Reading: TypeAlias = (
+    Mixes
+    | Filters
+    | Scales
+    | KeepsChannels
+    | Reshapes
+    | Rectifies
+    | PoolsMaximum
+    | Adds
+    | Concatenates
+    | Passes
+    | Ends
+)
+Reader: TypeAlias = Callable[[Call], Reading]
+Target: TypeAlias = "type[nn.Module] | Callable[..., Any] | str"
+
+_readers: dict[Target, Reader] = {}
+
+
+def reads(*targets: Target) -> Callable[[Reader], Reader]:
+    """Register a reader for module types, functions, or names of tensor methods.
+
+        @reads(nn.Upsample)
+        def read_upsampling(call): ...
+
+    A module is looked up by its exact type; a subclass is read like its parent only if it inherits `forward`.
+    """
+
+    def register(reader: Reader) -> Reader:
+        for target in targets:
+            _readers[target] = reader
+        return reader
+
+    return register
+
+
+def find_module_reader(module: nn.Module) -> Reader | None:
+    for parent in type(module).__mro__:
+        if parent in _readers:
+            inherited = type(module).forward is parent.forward  # type: ignore[attr-defined]
+            return _readers[parent] if inherited else None
+    return None
+
+
+def overrides_readable(module: nn.Module) -> bool:
+    """A subclass of a readable layer with a `forward` of its own: must not be read as its parent."""
+    return find_module_reader(module) is None and any(parent in _readers for parent in type(module).__mro__)
+
+
+def find_reader(target: Target) -> Reader | None:
+    return _readers.get(target)
+
+
+def readable_layers() -> list[str]:
+    return sorted(target.__name__ for target in _readers if isinstance(target, type))

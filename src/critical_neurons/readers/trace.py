@@ -1,0 +1,233 @@
+"""Trace: nn.Module to Network, through torch.fx and one run on an example."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Collection
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from critical_neurons.core.network import Fingerprint, Network
+from critical_neurons.core.span import Span
+from critical_neurons.errors import (
+    CriticalNeuronsError,
+    InvalidInputError,
+    InvalidSettingError,
+    PlanMismatchError,
+    UnreadableModelError,
+)
+from critical_neurons.readers.device import on_cpu
+from critical_neurons.readers.interpreter import Walk, refuse_hooked_weights
+from critical_neurons.readers.registry import SPAN_ADVICE, find_module_reader, overrides_readable
+from critical_neurons.readers.subgraph import Cut, cut_out
+
+READING_TOLERANCE = 1e-9
+"""Largest relative difference between the logits of the model and of the network read from it."""
+
+EXAMPLE_SIZE = 3
+"""Data points in the tracing run: more than one, so that a forward that touches the batch axis shows."""
+
+
+@on_cpu
+def read_network(
+    model: nn.Module,
+    example: Tensor,
+    *,
+    ignore: Collection[str] = (),
+    start: str | None = None,
+    stop: str | None = None,
+) -> Network:
+    """Describe `model` as affine maps and ReLUs in float64. The model itself is left as it is.
+
+    `example` is a batch of inputs; only a few rows of it are used, for shapes and for a check of the result.
+    Layers named in `ignore` get no scores. With `start` or `stop` only the span from the one module to the other is
+    read, both included; the rest is run as it is.
+    """
+    span, source = Span(start, stop), unwrap(model)
+    check_weights(source, span)
+    if not isinstance(example, Tensor) or example.ndim < 2 or len(example) == 0:
+        raise InvalidInputError(
+            "example: give a batch of inputs, a tensor of shape (batch, ...) with at least one row."
+        )
+    rows = example[torch.arange(EXAMPLE_SIZE) % len(example)].detach().to("cpu", torch.float64)
+    runnable = copy_for_reading(source)
+    walk = Walk(*trace_model(runnable, span))
+    with torch.no_grad():
+        try:
+            walked = walk.run(rows.clone())
+            expected = runnable(rows.clone())
+        except CriticalNeuronsError:
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise InvalidInputError(
+                f"the model does not run on inputs of shape {tuple(example.shape)}: {_first_line(error)}"
+            ) from error
+    known = walk.collector.tracker.layer_names
+    unknown = sorted(set(ignore) - set(known))
+    if unknown:
+        raise InvalidSettingError(f"ignore: no layer is called {', '.join(unknown)}. Layers: {', '.join(known)}.")
+    reason = "it gives the network's output" if stop is None else "it feeds what follows the span"
+    ops, outgoing = walk.collector.keep_reachable(walk.last), walk.collector.channels[walk.last]
+    found = walk.collector.tracker.finish(outgoing, reason, ops, ignore)
+    network = Network(
+        found.ops,
+        found.layers,
+        found.groups,
+        found.wirings,
+        found.holds,
+        fingerprint(source),
+        (*walk.notes, *span.notes),
+        span,
+    )
+    read = torch.from_numpy(network.forward(walk.entering.numpy()))
+    _check_reading((read, walk.leaving), (walked, expected))
+    return network
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside DataParallel, DistributedDataParallel and torch.compile wrappers."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def copy_for_reading(model: nn.Module) -> nn.Module:
+    """A float64 copy on the CPU in evaluation mode."""
+    try:
+        return copy.deepcopy(model).to("cpu", torch.float64).eval()
+    except (RuntimeError, TypeError) as error:
+        raise UnreadableModelError(
+            f"{type(model).__name__}: it cannot be copied ({_first_line(error)}). Does it keep activations or other "
+            "results of a run as attributes?"
+        ) from error
+
+
+def check_weights(model: nn.Module, span: Span) -> None:
+    if not isinstance(model, nn.Module):
+        raise UnreadableModelError(f"model: found {type(model).__name__}, expected a torch.nn.Module.")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UnreadableModelError("model: a TorchScript module cannot be read. Give the nn.Module it was made from.")
+    for name, module in model.named_modules() if span.whole else ():  # hooked weights may not even be copied
+        refuse_hooked_weights(name, module)
+    for name, values in [*model.named_parameters(), *model.named_buffers()]:
+        if isinstance(values, nn.UninitializedParameter | nn.UninitializedBuffer):
+            raise UnreadableModelError(f"{name}: not initialised yet. Run the model once on an input first.")
+        if values.dtype in (torch.float16, torch.bfloat16):
+            raise UnreadableModelError(
+                f"{name}: half precision ({values.dtype}) is not read. Convert the model with model.float() first."
+            )
+        if values.is_complex() or values.is_quantized:
+            raise UnreadableModelError(f"{name}: {values.dtype} weights are not read; float32 and float64 are.")
+        if values.is_floating_point() and not torch.isfinite(values).all():
+            raise InvalidInputError(f"{name}: the model has NaN or infinite weights.")
+
+
+def fingerprint(model: nn.Module) -> Fingerprint:
+    architecture, weights = hashlib.sha256(), hashlib.sha256()
+    for name, values in model.state_dict().items():
+        if isinstance(values, Tensor):
+            architecture.update(f"{name} {tuple(values.shape)};".encode())
+            data = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            weights.update(f"{name} {values.dtype};".encode() + data.numpy().tobytes())
+    return Fingerprint(architecture.hexdigest()[:16], weights.hexdigest()[:16])
+
+
+def check_architecture(model: nn.Module, architecture: str, subject: str) -> None:
+    """Whether the model is the one that the subject, a plan or scores, was made for."""
+    if fingerprint(model).architecture != architecture:
+        raise PlanMismatchError(
+            f"{subject} made for another network: names or shapes of the parameters differ from this model's. "
+            "Score this model anew."
+        )
+
+
+class _Tracer(fx.Tracer):
+    """Stops at every layer that has a reader, at subclasses of those that must not be read as their parent, and at
+    the modules that are opaque."""
+
+    def __init__(self, opaque: Collection[str]) -> None:
+        super().__init__()
+        self._opaque = opaque
+        self.failed = ""
+        """The innermost module whose forward raised, of those that are not opaque yet."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return (
+            find_module_reader(m) is not None
+            or overrides_readable(m)
+            or module_qualified_name in self._opaque
+            or super().is_leaf_module(m, module_qualified_name)
+        )
+
+    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:
+            path = self.path_of_module(m)
+            if not self.failed and path not in self._opaque:
+                self.failed = path
+            raise
+
+
+def trace_model(model: nn.Module, span: Span) -> tuple[fx.GraphModule, Cut]:
+    """The graph of the model, and where the span lies in it.
+
+    With a span, a module that cannot be traced becomes a single call, unless an end of the span lies in it.
+    """
+    opaque: dict[str, str] = {}
+    while True:
+        tracer = _Tracer(opaque)
+        try:
+            graph = tracer.trace(model)
+            break
+        except Exception as error:
+            ends = (span.start or "", span.stop or "")
+            if span.whole or not tracer.failed or any(end.startswith(f"{tracer.failed}.") for end in ends):
+                where = f"the forward of {tracer.failed}" if tracer.failed else "the forward"
+                raise UnreadableModelError(
+                    f"{type(model).__name__}: {where} cannot be traced by torch.fx ({_first_line(error)}). Control "
+                    "flow that depends on values or sizes must go, or the part that needs it must become a layer "
+                    f"with a reader (@reads). {SPAN_ADVICE}"
+                ) from error
+            opaque[tracer.failed] = _first_line(error)
+    inputs = [node for node in graph.nodes if node.op == "placeholder" and not node.args]
+    if len(inputs) != 1:
+        names = ", ".join(node.name for node in inputs)
+        raise UnreadableModelError(f"the forward has several inputs ({names}); networks with one are read.")
+    traced = fx.GraphModule(model, graph)
+    traced.graph.eliminate_dead_code()
+    return traced, cut_out(traced.graph, span, opaque, [name for name, _ in model.named_modules()])
+
+
+def run_alike(traced: fx.GraphModule, model: nn.Module) -> fx.GraphModule:
+    """The graph with the modules of another model, and the constants it has: tracing made some of them."""
+    parts: dict[str, Any] = {}
+    for node in traced.graph.nodes:
+        if node.op == "call_module":
+            parts[node.target] = model.get_submodule(node.target)
+        elif node.op == "get_attr":
+            parts[node.target] = attrgetter(node.target)(traced)
+    return fx.GraphModule(parts, traced.graph)
+
+
+def _check_reading(*pairs: tuple[Tensor, Tensor]) -> None:
+    """What was found and what was expected must agree."""
+    for found, expected in pairs:
+        difference = float((found - expected).abs().max())
+        if not difference <= READING_TOLERANCE * max(1.0, float(expected.abs().max())):
+            raise UnreadableModelError(
+                f"the network read from the model gives other logits than the model (difference {difference:.2e}). "
+                "Hooks, in-place changes of shared values or a forward that reads more than its input are not read."
+            )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

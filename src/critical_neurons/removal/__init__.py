@@ -1,0 +1,1 @@
+"""Units removed or masked, what is left refitted and measured."""

@@ -1,0 +1,175 @@
+"""Metrics: how large a model is, how long it takes and how often it is right. The model stays as it is."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from critical_neurons.errors import CriticalNeuronsError, InvalidInputError
+
+SAMPLE_SECONDS = 1e-3
+"""A call shorter than this is repeated within one sample: the clock and the loop must not count."""
+
+
+LEAST_SAMPLES = 5
+"""Samples taken of every call, however long it takes."""
+
+
+TIME_LIMIT = 10.0
+"""Seconds after which no more than the least samples are taken."""
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def count_bytes(model: nn.Module) -> int:
+    """The size of the model's parameters and buffers as a safetensors file."""
+    return len(save({name: values.contiguous().clone() for name, values in model.state_dict().items()}))
+
+
+def count_macs(model: nn.Module, example: Tensor) -> int:
+    """Multiply-adds of convolutions and matrix products for one input, by torch's own counter; nothing else."""
+    with _evaluating(model), FlopCounterMode(display=False) as counter:
+        model(_as_of(model, example[:1]))
+    return int(counter.get_total_flops()) // 2
+
+
+def measure_activations(model: nn.Module, example: Tensor) -> int:
+    """The most bytes of activations alive at once, for one input run eagerly.
+
+    The input counts and every tensor computed from it, as long as something refers to it; views of one memory count
+    once. Weights do not count, nor what a kernel needs inside.
+    """
+    rows = _as_of(model, example[:1]).clone()
+    weights = [*model.parameters(), *model.buffers()]
+    with _evaluating(model), _Watch(rows, known=weights) as watch:
+        model(rows)
+    return int(watch.peak)
+
+
+def measure_accuracy(model: nn.Module, inputs: Tensor, labels: Tensor, *, batch_size: int = 512) -> float:
+    """Share of data points whose highest output is their label, in evaluation mode. The mode is put back."""
+    return share_of_equals(predict(model, inputs, batch_size=batch_size), labels)
+
+
+def predict(model: nn.Module, inputs: Tensor, *, batch_size: int = 512) -> Tensor:
+    """The class of the highest output of every data point, on the CPU."""
+    with _evaluating(model):
+        return predict_by(lambda rows: model(_as_of(model, rows)), inputs, batch_size=batch_size)
+
+
+def predict_by(run: Callable[[Tensor], Tensor], inputs: Tensor, *, batch_size: int = 512) -> Tensor:
+    """The same for anything that turns inputs into outputs."""
+    return torch.cat([_run(run, rows).argmax(dim=1).cpu() for rows in torch.split(inputs, batch_size)])
+
+
+def count_classes(model: nn.Module, example: Tensor) -> int:
+    with _evaluating(model):
+        return _run(lambda rows: model(_as_of(model, rows)), example[:1]).shape[1]
+
+
+def share_of_equals(found: Tensor, expected: Tensor) -> float:
+    return int((found == expected.to(found.device)).sum()) / len(found)
+
+
+def time_in_turns(calls: Sequence[Callable[[], object]], *, repeats: int) -> list[list[float]]:
+    """Seconds per call: `repeats` samples of every call after a warm-up, fewer where that takes long.
+
+    The calls take turns, forwards and backwards, so that a machine that slows down slows all of them alike.
+    """
+    loops = [_choose_loop(call) for call in calls]
+    samples: list[list[float]] = [[] for _ in calls]
+    started = perf_counter()
+    for turn in range(repeats):
+        if turn >= LEAST_SAMPLES and perf_counter() - started > TIME_LIMIT:
+            break
+        for at in range(len(calls))[:: 1 if turn % 2 == 0 else -1]:
+            before = perf_counter()
+            for _ in range(loops[at]):
+                calls[at]()
+            samples[at].append((perf_counter() - before) / loops[at])
+    return samples
+
+
+def _run(run: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """Outputs (batch, classes), or an error that says what is wrong with them."""
+    try:
+        outputs = run(rows)
+    except CriticalNeuronsError:
+        raise
+    except RuntimeError as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InvalidInputError(f"inputs: the model does not run on shape {tuple(rows.shape)}: {reason}") from error
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2:
+        found = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise InvalidInputError(f"model: it returns {found}. Accepted: a tensor of outputs (batch, classes).")
+    return outputs
+
+
+def _choose_loop(call: Callable[[], object]) -> int:
+    call()
+    before = perf_counter()
+    call()
+    return max(1, round(SAMPLE_SECONDS / max(perf_counter() - before, 1e-9)))
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """In evaluation mode, without gradients. The modes are put back."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _as_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    """With the type and on the device of the model's parameters."""
+    return inputs.to(next(model.parameters(), inputs))
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the memory of tensors while they live, and keeps the highest sum."""
+
+    def __init__(self, rows: Tensor, known: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._alive = {values.untyped_storage().data_ptr() for values in known}
+        self._bytes, self.peak = 0, 0
+        self._enter(rows)
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        for values in tree_leaves(outputs):
+            if isinstance(values, Tensor):
+                self._enter(values)
+        return outputs
+
+    def _enter(self, values: Tensor) -> None:
+        storage = values.untyped_storage()
+        address, size = storage.data_ptr(), storage.nbytes()
+        if address in self._alive or size == 0:
+            return
+        self._alive.add(address)
+        self._bytes += size
+        self.peak = max(self.peak, self._bytes)
+        weakref.finalize(storage, self._leave, address, size)
+
+    def _leave(self, address: int, size: int) -> None:
+        self._alive.discard(address)
+        self._bytes -= size

@@ -1,0 +1,1 @@
+"""Which units stay: by scores, by search, by gates."""

@@ -1,0 +1,119 @@
+"""Lower bound: the error below which no choice of as many units can fall.
+
+In the terms of `elimination`, W standing for W L with M = L L', let D <= G be block-diagonal, a block for every unit.
+G - D lies above its tangents, and with D alone every unit is by itself: whatever X, and Q = (G - D) X, the error of
+a choice is at least
+
+    sum over units that go of tr (W_u' D_u W_u + 2 W_u' Q_u) - sum over those that stay of tr Q_u' D_u⁻¹ Q_u
+        - tr X' Q,
+
+and the least of that over all choices is found by sorting. A good X is W - V with V from the perspective relaxation,
+in which a share z_u of every unit stays:
+
+    min over V and z of tr (V' (G - D) V - 2 V' G W) + sum of tr V_u' D_u V_u / z_u,
+
+solved for V and for z by turns. A poor one makes the bound low, not wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from critical_neurons.selection.elimination import NONE, Consumer, take_root
+
+MOST_COLUMNS = 2048
+"""Of all consumers together. With more a bound would take longer than the choice."""
+
+TURNS = 60
+NEAR = 0.99
+"""Share of the relaxation's least value that is near enough: there are no further turns."""
+
+ROUNDING = 1e-9
+"""By this share of D it is kept below G, and by this share of the outputs' own size the bound is lowered."""
+
+
+def bound_error(consumers: Sequence[Consumer], unit_count: int, count: int, blocks: int = 1) -> float | None:
+    """What the error of every choice of `count` units is at least, as many of every block; None where it would take
+    long to know."""
+    if sum(len(consumer.units) for consumer in consumers) > MOST_COLUMNS:
+        return None
+    if count == unit_count:
+        return 0.0
+    kept, best = count // blocks, 0.0
+    forms = [_Form(consumer) for consumer in consumers]
+    margin = ROUNDING * sum(form.size for form in forms)
+    shares = torch.full((unit_count,), count / unit_count, dtype=torch.float64)
+    for _ in range(TURNS):
+        sizes, gone, stays = torch.zeros(3, unit_count, dtype=torch.float64)
+        common, ceiling = 0.0, 0.0
+        for form in forms:
+            fitted = form.fit(shares)
+            common += form.add_terms(gone, stays, fitted)
+            ceiling += form.measure(fitted)
+            form.add_sizes(sizes, fitted)
+        spared = (gone + stays).reshape(blocks, -1).topk(kept, dim=1).values
+        best = max(best, float(gone.sum() - spared.sum()) - common - margin)
+        if best >= NEAR * ceiling:
+            break
+        shares = _share(sizes.sqrt().reshape(blocks, -1), kept).flatten()
+    return best
+
+
+class _Form:
+    """G - D and W of a consumer, of the columns that may go, in coordinates in which the blocks of G⁻¹ that belong to
+    one unit are the identity. D is then one number times the identity, the largest that leaves G - D no direction
+    below zero."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        free = (consumer.units != NONE).nonzero().flatten()
+        self._units = consumer.units[free]
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(consumer.squares))[free[:, None], free]
+        weight = consumer.weight[free] @ take_root(consumer.metric)
+        scale = torch.linalg.cholesky(torch.where(self._units[:, None] == self._units, inverse, 0.0))
+        self._weight = torch.linalg.solve_triangular(scale, weight, upper=False)
+        half = torch.linalg.solve_triangular(scale, inverse, upper=False)
+        even = torch.linalg.solve_triangular(scale, half.T, upper=False)
+        self._own = (1 - ROUNDING) / torch.linalg.eigvalsh(even)[-1]
+        self._rest = torch.cholesky_inverse(torch.linalg.cholesky(even))
+        self._products = self._rest @ self._weight
+        self.size = float((self._weight * self._products).sum())
+        self._rest.diagonal().sub_(self._own)
+
+    def fit(self, shares: Tensor) -> Tensor:
+        """V where these shares of the units stay."""
+        root = shares[self._units].sqrt()[:, None]
+        squares = root * self._rest * root.T
+        squares.diagonal().add_(self._own)
+        return root * torch.cholesky_solve(root * self._products, torch.linalg.cholesky(squares))
+
+    def add_terms(self, gone: Tensor, stays: Tensor, fitted: Tensor) -> float:
+        """What units that go add to the bound and units that stay take from it; and what is taken from it anyway."""
+        missing = self._weight - fitted
+        pull = self._rest @ missing
+        gone.index_add_(0, self._units, (self._own * self._weight.square() + 2 * self._weight * pull).sum(1))
+        stays.index_add_(0, self._units, pull.square().sum(1) / self._own)
+        return float((missing * pull).sum())
+
+    def measure(self, fitted: Tensor) -> float:
+        """The value of the relaxation at what `fit` gave."""
+        return self.size - float((fitted * self._products).sum())
+
+    def add_sizes(self, sizes: Tensor, fitted: Tensor) -> None:
+        """tr V_u' D_u V_u."""
+        sizes.index_add_(0, self._units, self._own * fitted.square().sum(1))
+
+
+def _share(roots: Tensor, count: int) -> Tensor:
+    """z with the least sum of roots² / z, of sum `count` in every row: in proportion to the roots, up to 1."""
+    roots = roots.clamp(min=torch.finfo(roots.dtype).tiny)
+    full = torch.zeros_like(roots, dtype=torch.bool)
+    while True:
+        open_roots = roots.masked_fill(full, 0.0)
+        shares = open_roots * ((count - full.sum(1)) / open_roots.sum(1))[:, None]
+        above = shares > 1
+        if not above.any():
+            return shares.masked_fill(full, 1.0)
+        full |= above

@@ -1,0 +1,157 @@
+"""Swaps: units that stay for units that have gone, as long as the error of the choice falls.
+
+In the terms of `elimination`, with M = L L', K the columns that stay and R those that have gone, let
+
+    A = [[-G_KK⁻¹, G_KK⁻¹ G_KR], [(G_KK⁻¹ G_KR)', G_RR - G_RK G_KK⁻¹ G_KR]],    Y = [V L, G_R (W - V) L].
+
+Removal of a unit that stays adds tr Y_u' (-A_uu)⁻¹ Y_u, and return of one that has gone saves tr Y_u' (A_uu)⁻¹ Y_u.
+Both are exact, and so is the latter for a unit r once a unit u has gone: that changes A_rr and Y_r by what A_ur, A_uu
+and Y_u say. Removal and return of a unit are each a pivot on A_uu, the sweep of statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from critical_neurons.selection.elimination import NONE, Consumer, take_root
+
+SHORTLIST = 32
+"""Units that may leave in an exchange: those whose removal adds least."""
+
+EXCHANGES_PER_UNIT, LEAST_EXCHANGES = 0.25, 16
+"""As many exchanges at most: with them a choice takes about twice as long as by elimination alone."""
+
+WORTH = 1e-6
+"""Share of the error that an exchange must save."""
+
+
+def exchange(consumers: Sequence[Consumer], stays: Tensor, blocks: int = 1) -> Tensor:
+    """Which units stay, after exchanges within blocks, always the one by which the error falls most."""
+    stays = stays.clone()
+    block = torch.arange(len(stays)) // (len(stays) // blocks)
+    tableaus = [_Tableau(consumer, stays) for consumer in consumers]
+    least = WORTH * sum(tableau.error for tableau in tableaus)
+    for _ in range(max(LEAST_EXCHANGES, int(EXCHANGES_PER_UNIT * len(stays)))):
+        prices = torch.zeros(len(stays), dtype=torch.float64)
+        for tableau in tableaus:
+            tableau.add_prices(prices)
+        left, gone = (each.nonzero().flatten() for each in (stays, ~stays))
+        left = left[prices[left].argsort()[:SHORTLIST]]
+        if len(left) == 0 or len(gone) == 0:
+            break
+        changes = prices[left, None] - prices[gone]
+        for tableau in tableaus:
+            tableau.add_changes(changes, left, gone)
+        changes[block[left, None] != block[gone]] = torch.inf
+        best = int(changes.argmin())
+        if changes.flatten()[best] >= -least:
+            break
+        pair = torch.stack([left[best // len(gone)], gone[best % len(gone)]])
+        for tableau in tableaus:
+            for unit in pair:
+                tableau.pivot(unit)
+        stays[pair] ^= True
+    return stays
+
+
+class _Tableau:
+    """A and Y of one consumer."""
+
+    def __init__(self, consumer: Consumer, stays: Tensor) -> None:
+        self._units, self._kinds = consumer.units, _list_kinds(consumer.units)
+        squares, weight = consumer.squares, consumer.weight @ take_root(consumer.metric)
+        kept = stays[consumer.units] | (consumer.units == NONE)
+        inside, outside = kept.nonzero().flatten(), (~kept).nonzero().flatten()
+        across = squares[inside[:, None], outside]
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(squares[inside[:, None], inside]))
+        moved = inverse @ across
+        self._squares = torch.empty_like(squares)
+        self._squares[inside[:, None], inside] = -inverse
+        self._squares[inside[:, None], outside] = moved
+        self._squares[outside[:, None], inside] = moved.T
+        rest = squares[outside[:, None], outside] - across.T @ moved
+        self._squares[outside[:, None], outside] = rest
+        self._products = torch.empty_like(weight)
+        self._products[inside] = weight[inside] + moved @ weight[outside]
+        self._products[outside] = rest @ weight[outside]
+        self.error = float((weight[outside] * self._products[outside]).sum())
+
+    def add_prices(self, prices: Tensor) -> None:
+        """What removal of every unit that stays would add, and return of every unit that has gone would save."""
+        for kind in self._kinds:
+            prices[kind.units] += self._price(kind).abs()
+
+    def _price(self, kind: _Kind) -> Tensor:
+        own = self._squares[kind.columns[:, :, None], kind.columns[:, None]]
+        products = self._products[kind.columns]
+        solved: Tensor = torch.linalg.solve(own, products @ products.mT)
+        return solved.diagonal(dim1=1, dim2=2).sum(1)
+
+    def add_changes(self, changes: Tensor, left: Tensor, gone: Tensor) -> None:
+        """What return of a unit that has gone saves less once one that stays has left: (left, gone)."""
+        for first in self._kinds:
+            rows, leaving = first.find(left)
+            for second in self._kinds:
+                columns, returning = second.find(gone)
+                if len(rows) and len(columns):
+                    changes[rows[:, None], columns] -= self._find_savings(leaving, returning)
+
+    def _find_savings(self, leaving: Tensor, returning: Tensor) -> Tensor:
+        """By columns (units, columns of one) of both."""
+        a, y = self._squares, self._products
+        own = a[leaving[:, :, None], leaving[:, None]][:, None]
+        across = a[leaving[:, None, :, None], returning[None, :, None]]  # A_ur
+        slope = torch.linalg.solve(own, across).mT  # A_ru A_uu⁻¹
+        other = a[returning[:, :, None], returning[:, None]]
+        gave, takes = y[leaving], y[returning]
+        cross = slope @ torch.einsum("uiq,rjq->urij", gave, takes)
+        squares = slope @ (gave @ gave.mT)[:, None] @ slope.mT
+        before = takes @ takes.mT
+        after: Tensor = torch.linalg.solve(other - slope @ across, before - cross - cross.mT + squares)
+        saved: Tensor = torch.linalg.solve(other, before)
+        return after.diagonal(dim1=2, dim2=3).sum(2) - saved.diagonal(dim1=1, dim2=2).sum(1)
+
+    def pivot(self, unit: Tensor) -> None:
+        """Take the columns of the unit away if they are there, and back if they are not."""
+        moved = (self._units == unit).nonzero().flatten()
+        if len(moved) == 0:
+            return
+        rows, products = self._squares[moved], self._products[moved]
+        own = rows[:, moved]
+        back = -own.diagonal().sum().sign()  # -1: the columns return
+        solved, answers = torch.linalg.solve(own, rows), torch.linalg.solve(own, products)
+        self._squares.addmm_(rows.T, solved, alpha=-1)
+        self._products.addmm_(rows.T, answers, alpha=-1)
+        self._squares[moved] = -back * solved
+        self._squares[:, moved] = -back * solved.T
+        self._squares[moved[:, None], moved] = -torch.linalg.inv(own)
+        self._products[moved] = -back * answers
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Units with as many columns each, ascending, and those columns: (units, columns of one)."""
+
+    units: Tensor
+    columns: Tensor
+
+    def find(self, units: Tensor) -> tuple[Tensor, Tensor]:
+        """Where units of this kind stand among the units, and their columns."""
+        places = torch.isin(units, self.units).nonzero().flatten()
+        return places, self.columns[torch.searchsorted(self.units, units[places])]
+
+
+def _list_kinds(units: Tensor) -> list[_Kind]:
+    present, counts = torch.unique(units[units != NONE], return_counts=True)
+    order = units.argsort(stable=True)[int((units == NONE).sum()) :]
+    columns = torch.split(order, counts.tolist())
+    return [
+        _Kind(
+            present[counts == size], torch.stack([columns[place] for place in (counts == size).nonzero().flatten()])
+        )
+        for size in counts.unique().tolist()
+    ]

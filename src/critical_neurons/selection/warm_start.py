@@ -1,0 +1,151 @@
+"""Warm start: a plan or scores from elsewhere to a first mask for the exact program, within its budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from critical_neurons.core.network import Bools, Floats, Network
+from critical_neurons.core.plan import Plan
+from critical_neurons.core.scores import Scores
+from critical_neurons.core.settings import BUDGETS, Settings
+from critical_neurons.errors import InvalidInputError, InvalidSettingError, PlanMismatchError
+from critical_neurons.formulations import Budget, read_budget
+from critical_neurons.removal.remove import units_that_stay
+from critical_neurons.selection.rules import select_units
+
+Source: TypeAlias = Plan | Scores
+"""What says which units stay."""
+
+ROUNDING = 1e-9
+"""By which a limit may be exceeded, relative to it: those of parameters and multiply-adds come from a root."""
+
+SHARE_STEP = 1e-4
+"""To which the least share is told that a plan is within."""
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """`mask` has a 0 or 1 for every unit of the network; `rule` and `weights` say what it was made by and for."""
+
+    mask: Floats
+    rule: str
+    weights: str | None
+
+
+def check_incumbent(incumbent: object, settings: Settings) -> None:
+    """What can be said before the network is known."""
+    if not isinstance(incumbent, Plan | Scores):
+        raise InvalidInputError(
+            f"incumbent: found {type(incumbent).__name__}. Accepted: a Plan, or Scores that say which units stay."
+        )
+    if settings.formulation != "exact" or not settings.binary:
+        raise InvalidSettingError(
+            f"incumbent: found with formulation={settings.formulation!r}, binary={settings.binary}. A plan is a "
+            "point of the exact program with scores 0 or 1 alone: formulation='exact', binary=True."
+        )
+    if settings.loss_weight == "lagrangian":
+        raise InvalidSettingError(
+            "incumbent: judged at one loss weight, which loss_weight='lagrangian' searches for. Give a number."
+        )
+    if settings.by_class:
+        raise InvalidSettingError(
+            "incumbent: goes with a single program. by_class=True averages those of all classes, and an average is "
+            "no plan; leave out one of them."
+        )
+
+
+def propose_mask(incumbent: Source, network: Network, budget: Mapping[str, Any] | None) -> Proposal:
+    """The mask of a plan for this network; of scores that are all 0 or 1 their own, of others what `plan` makes of
+    the budget they were found under."""
+    made_for = incumbent.architecture if isinstance(incumbent, Plan) else incumbent.fingerprint.architecture
+    if made_for != network.fingerprint.architecture:
+        raise PlanMismatchError(
+            "incumbent: made for another network: names or shapes of the parameters differ from this model's. Give a "
+            "plan for this one."
+        )
+    if isinstance(incumbent, Scores) and np.isin(incumbent.per_unit, (0.0, 1.0)).all():
+        proposal = Proposal(_spread(incumbent, network), "scores of 0 or 1", incumbent.fingerprint.weights)
+    else:
+        plan = incumbent if isinstance(incumbent, Plan) else _plan_scores(incumbent)
+        proposal = Proposal(_mask(network, plan), plan.rule, plan.provenance.get("weights"))
+    if budget is not None:
+        _check_budget(proposal.mask, network, budget)
+    return proposal
+
+
+def _mask(network: Network, plan: Plan) -> Floats:
+    try:
+        return units_that_stay(network, plan)[:-1].astype(np.float64)
+    except PlanMismatchError as error:
+        raise PlanMismatchError(f"incumbent: {error}") from error
+
+
+def _plan_scores(scores: Scores) -> Plan:
+    if not scores.settings.get("budget"):
+        raise InvalidSettingError(
+            "incumbent: these scores lie between 0 and 1 and have no budget, so that they do not say which units "
+            "stay. Give a plan of them, as cn.plan(scores, units=0.5)."
+        )
+    return select_units(scores)
+
+
+def _spread(scores: Scores, network: Network) -> Floats:
+    """Scores by layer to units of the network, which may number them otherwise, or leave some alone."""
+    mask = np.ones(network.unit_count)
+    for layer in network.layers:
+        if layer.name in scores and layer.scored:
+            mask[layer.units] = scores[layer.name]
+    scored = {layer.name for layer in network.scored}
+    lost = [name for name, values in scores.items() if name not in scored and not values.all()]
+    if lost:
+        raise PlanMismatchError(f"incumbent: {', '.join(lost)}: units of it are removed, but get no scores here.")
+    return mask
+
+
+def _check_budget(mask: Floats, network: Network, budget: Mapping[str, Any]) -> None:
+    allowed = read_budget(network, budget)
+    kept, over = allowed.weights @ mask, _find_excess(allowed, mask)
+    if not over.any():
+        return
+    measure = next(name for name in BUDGETS if name in budget)
+    share, counted = budget[measure], ""
+    if measure == "units" and len(kept) == len(network.groups):
+        found = "; ".join(
+            f"{_name_group(network, group)} keeps {kept[group]:.0f} units, {allowed.limits[group]:.0f} are allowed"
+            for group in np.flatnonzero(over).tolist()
+        )
+    elif measure == "units":
+        found = f"{kept[0]:.0f} units are kept, {allowed.limits[0]:.0f} are allowed"
+    else:
+        found = f"{measure} are {kept[0] / allowed.limits[0] - 1:.2%} over what is allowed"
+        counted = ", counted linearly around layers that all keep the same part (docs/method.md, section 5)"
+    least = _find_share(mask, network, budget, measure)
+    raise InvalidSettingError(
+        f"incumbent: over the budget, {measure}={share:.4g}{counted}: {found}. It is within {measure}={least:.4g}: "
+        f"raise the budget to that, or give a plan within {share:.4g}."
+    )
+
+
+def _find_excess(budget: Budget, mask: Floats) -> Bools:
+    """Which limits the mask exceeds."""
+    return np.asarray(budget.weights @ mask > budget.limits + ROUNDING * np.maximum(1.0, budget.limits))
+
+
+def _name_group(network: Network, group: int) -> str:
+    end = sum(network.groups[: group + 1])
+    units = np.arange(end - network.groups[group], end)
+    return ", ".join(layer.name for layer in network.scored if np.isin(layer.units, units).any())
+
+
+def _find_share(mask: Floats, network: Network, budget: Mapping[str, Any], measure: str) -> float:
+    """The least share, in steps, within which the mask is."""
+    low, high = int(budget[measure] / SHARE_STEP), round(1 / SHARE_STEP)
+    while high - low > 1:
+        middle = (low + high) // 2
+        over = _find_excess(read_budget(network, {**budget, measure: middle * SHARE_STEP}), mask).any()
+        low, high = (middle, high) if over else (low, middle)
+    return high * SHARE_STEP

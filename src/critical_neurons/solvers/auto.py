@@ -1,0 +1,59 @@
+"""The solver that suits the program: interior points for many data points or wide networks, HiGHS for all else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from critical_neurons.core.program import Program
+from critical_neurons.core.solution import Solution, Status
+from critical_neurons.solvers.base import Capability, Limits, Report, Solver
+from critical_neurons.solvers.highs import HighsSolver
+from critical_neurons.solvers.interior_point import BarrierSolver, find_obstacle
+
+MANY = 50
+"""Data points from which on interior points are taken: they need no tangents, of which HiGHS would need ever more.
+With few points HiGHS is quick, and gives vertices, whose scores are more often exactly 0 or 1."""
+
+LEAST_WIDE, MOST_WIDE = 500, 4000
+"""Columns from which on interior points are taken for any number of data points, since the simplex method takes
+several times as long; and up to which they are where rows join, since these make Newton's equations dense."""
+
+
+SETTLED = (Status.OPTIMAL, Status.INFEASIBLE, Status.UNBOUNDED)
+
+
+class AutoSolver:
+    name = "auto"
+    capabilities = frozenset({Capability.INTEGER, Capability.SOURCES})
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        HighsSolver().check_options(options)
+
+    def solve(self, program: Program, limits: Limits, report: Report) -> Solution:
+        """What the first solver cannot settle in the time there is, the other tries."""
+        first, *others = self._order(program, limits)
+        deadline = time.monotonic() + limits.time_limit
+        found = first.solve(program, limits, report)
+        for other in others:
+            left = deadline - time.monotonic()
+            if found.status in SETTLED or found.interrupted or left <= 0:
+                break
+            found = min(found, other.solve(program, replace(limits, time_limit=left), report), key=_judge)
+        return found
+
+    def _order(self, program: Program, limits: Limits) -> list[Solver]:
+        if limits.options or find_obstacle(program) is not None:
+            return [HighsSolver()]
+        points = program.term.columns.stop - program.term.columns.start
+        most = MOST_WIDE if program.sources else np.inf
+        wide = LEAST_WIDE <= program.column_count <= most
+        return [BarrierSolver(), HighsSolver()] if points >= MANY or wide else [HighsSolver(), BarrierSolver()]
+
+
+def _judge(solution: Solution) -> tuple[bool, float]:
+    return solution.status not in SETTLED, np.inf if solution.gap is None else solution.gap

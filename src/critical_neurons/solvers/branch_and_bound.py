@@ -1,0 +1,161 @@
+"""Branch and bound on a few 0/1 columns from which all others follow: the scores of the exact program.
+
+A node fixes some of the scores. Its linear program, with rows, tangents and hulls added when violated, is a lower
+bound; the forward pass of its rounded scores an incumbent; where all scores are fixed, that pass is the whole truth.
+Gates are never branched on. The scores nearest to the output are fixed first: with fewer units there the loss is
+bounded by what the rest can do, whatever the layers below.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from critical_neurons.core.network import Floats
+from critical_neurons.core.program import Program, Rows, stack_rows
+from critical_neurons.core.solution import Status
+from critical_neurons.solvers.base import Limits, Report
+from critical_neurons.solvers.cutting_planes import FEASIBILITY_TOLERANCE, CutLoop, _Stop
+from critical_neurons.solvers.lp_engine import LinearEngine, Outcome
+
+ROOT_ROUNDS = 40
+"""Linear programs at the root, each with what the one before violates. Other nodes have one."""
+
+ROOT_GAIN = 1e-3
+"""The least by which one of them must raise the bound for another to follow."""
+
+PIVOT = 0.7
+"""A score that the relaxation wants more than half of is missed when it is 0, and costs when it is 1: both bounds
+rise. By measurement better than 0.5."""
+
+MOST_LEARNT = 1500
+"""Learnt rows beyond which those that no recent point touches are thrown away."""
+
+RECENT = 20
+"""How many points that are."""
+
+
+@dataclass(order=True)
+class _Node:
+    bound: float
+    number: int
+    lower: Floats = field(compare=False)
+    upper: Floats = field(compare=False)
+    point: Floats = field(compare=False)
+
+
+class BranchLoop(CutLoop):
+    def __init__(
+        self, build: Callable[[Program, Limits], LinearEngine], program: Program, limits: Limits, report: Report
+    ) -> None:
+        super().__init__(build, program, limits, report)
+        assert program.branching is not None
+        self._branching = program.branching
+        self._columns = np.arange(program.branching.columns.start, program.branching.columns.stop)
+        self._recent: list[Floats] = []
+        self._numbers = 0
+        self._open: list[_Node] = []
+        self._closed_at = np.inf
+
+    def _solve_integers(self, relaxed: Floats, target: float) -> None:
+        self._improve(self._incumbent, relaxed)
+        lower, upper = self._program.lower[self._columns], self._program.upper[self._columns]
+        self._push(lower, upper, -np.inf, rounds=ROOT_ROUNDS, target=target)
+        while self._open:
+            self._raise_bound(min(self._open[0].bound, self._closed_at, self._value()))
+            self._tell()
+            if self._solved(target):
+                return
+            node = heapq.heappop(self._open)
+            if self._is_hopeless(node.bound, target):
+                self._closed_at = min(self._closed_at, node.bound)
+                continue
+            column = self._choose(node)
+            for value in (0.0, 1.0):
+                low, high = node.lower.copy(), node.upper.copy()
+                low[column] = high[column] = value
+                self._push(low, high, node.bound, rounds=1, target=target)
+        if self._objective is None:
+            raise _Stop(Status.INFEASIBLE if np.isinf(self._closed_at) else Status.FAILED)
+        self._raise_bound(min(self._closed_at, self._objective))
+
+    def _push(self, lower: Floats, upper: Floats, bound: float, *, rounds: int, target: float) -> None:
+        """Solve a node and leave it open, unless it is settled."""
+        if self._recent and sum(map(len, self._learnt)) > MOST_LEARNT:
+            self._forget()
+        leaf = np.array_equal(lower, upper)
+        if leaf and self._complete(self._place(lower)):
+            return
+        self._engine.change_bounds(self._columns, lower, upper)
+        point = None
+        for _ in range(rounds):
+            result = self._engine.solve(self._remaining())
+            if result.outcome is Outcome.INFEASIBLE:
+                return
+            if result.point is None:
+                break
+            point, gain = result.point, result.bound - bound
+            bound = max(bound, result.bound)
+            if self._is_hopeless(bound, target):
+                self._closed_at = min(self._closed_at, bound)
+                return
+            self._complete(point)
+            if not self._tighten(point) or gain < ROOT_GAIN:
+                break
+        self._remaining()
+        if leaf:
+            self._closed_at = min(self._closed_at, bound)
+            return
+        self._numbers += 1
+        where = self._place((lower + upper) / 2) if point is None else point
+        self._recent = [*self._recent[1 - RECENT :], where]
+        heapq.heappush(self._open, _Node(bound, self._numbers, lower, upper, where[self._columns]))
+
+    def _place(self, scores: Floats) -> Floats:
+        point = np.zeros(self._program.column_count)
+        point[self._columns] = scores
+        return point
+
+    def _tighten(self, point: Floats) -> bool:
+        found = self._add_violated_rows(point)
+        found |= self._add_cuts(point)
+        if self._branching.hulls is not None:
+            rows = self._branching.hulls.separate(point)
+            if len(rows):
+                self._learn(rows)
+                self._row_count += len(rows)
+                found = True
+        return found
+
+    def _choose(self, node: _Node) -> int:
+        """Of the highest priority the fractional score nearest to the pivot; if all are whole, one that is free."""
+        free = node.lower < node.upper
+        split = free & (np.minimum(node.point, 1.0 - node.point) > FEASIBILITY_TOLERANCE)
+        rank = self._branching.priority - np.abs(node.point - PIVOT)
+        return int(np.where(split if split.any() else free, rank, -np.inf).argmax())
+
+    def _forget(self) -> None:
+        """Start the engine again with the rows that recent points touch. Rows of sources may come back."""
+        rows = stack_rows(self._learnt, self._program.column_count)
+        values = rows.matrix @ np.array(self._recent).T
+        slack = np.minimum(values - rows.lower[:, None], rows.upper[:, None] - values).min(axis=1)
+        touched = np.flatnonzero(slack <= FEASIBILITY_TOLERANCE)
+        kept = Rows(rows.matrix[touched], rows.lower[touched], rows.upper[touched])
+        self._learnt = [kept]
+        for known in self._known:
+            known[:] = False
+        self._engine = self._build(self._program, self._limits)
+        self._engine.add_rows(kept)
+
+    def _is_hopeless(self, bound: float, target: float) -> bool:
+        return bound >= self._value() - target * max(1.0, abs(self._value()))
+
+    def _value(self) -> float:
+        return np.inf if self._objective is None else self._objective
+
+
+def choose_loop(program: Program) -> type[CutLoop]:
+    return CutLoop if program.branching is None else BranchLoop

@@ -1,0 +1,265 @@
+"""Any solver of CVXPY with exponential cones, as `cvxpy:NAME`: the whole program in one call, no rows added later.
+
+Such a solver stops when its residuals and its duality gap are below its own tolerance. That is no proof, so there
+is never a `bound`. Its point is moved inside the column bounds, its convex term raised to the true value, and its
+rows are checked here. Ties are not broken: an interior point method ends in the middle of the optimal face.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from critical_neurons.core.network import Floats, Ints
+from critical_neurons.core.program import Program, Rows, place
+from critical_neurons.core.solution import Solution, Status, Step
+from critical_neurons.errors import InvalidSettingError, MissingExtraError, SolverError
+from critical_neurons.solvers.base import Capability, Limits, Report, refuse_settled
+
+ROW_TOLERANCE = 1e-5
+"""Largest violation of a row, relative to its largest coefficient, in a point that is called feasible."""
+
+_STATUSES = {
+    "optimal": Status.OPTIMAL,
+    "optimal_inaccurate": Status.FEASIBLE,
+    "user_limit": Status.TIMED_OUT,
+    "infeasible": Status.INFEASIBLE,
+    "unbounded": Status.UNBOUNDED,
+}
+"""Every other status, the inaccurate verdicts among them, proves nothing: FAILED."""
+
+_CAREFUL = {
+    "max_step_fraction": 0.95,
+    "iterative_refinement_reltol": 1e-14,
+    "iterative_refinement_abstol": 1e-14,
+    "iterative_refinement_max_iter": 30,
+}
+"""At radius 0 a feasible set has no interior, and without these Clarabel may stop short of its own tolerance."""
+
+_OPTIONS: dict[str, Callable[[float, Limits], dict[str, Any]]] = {
+    "CLARABEL": lambda seconds, limits: {"time_limit": seconds, "max_threads": limits.threads or 0, **_CAREFUL},
+    "SCS": lambda seconds, limits: {"time_limit_secs": seconds},
+    "MOSEK": lambda seconds, limits: {
+        "mosek_params": {
+            "MSK_DPAR_OPTIMIZER_MAX_TIME": seconds,
+            "MSK_IPAR_NUM_THREADS": limits.threads or 0,
+            "MSK_DPAR_MIO_TOL_REL_GAP": limits.gap,
+        }
+    },
+}
+"""How a solver is told when to stop; one without an entry runs to its own end. 0 threads: as many as it likes."""
+
+_SETTLED = {"solver": "solver", "time_limit": "time_limit", "time_limit_secs": "time_limit", "max_threads": "threads"}
+
+
+class ConicSolver:
+    def __init__(self, inner: str) -> None:
+        """`inner` is CVXPY's name for a solver that is installed and knows exponential cones."""
+        self._inner = inner.upper()
+        found = _find_cone_solvers()
+        if self._inner not in found:
+            raise InvalidSettingError(
+                f"solver: cvxpy:{inner} is not installed or has no exponential cones. "
+                f"Installed, with exponential cones: {', '.join(found) or 'none'}. "
+                f"All installed: {', '.join(_cvxpy().installed_solvers())}."
+            )
+        integer = {Capability.INTEGER} if found[self._inner] else set()
+        self.capabilities = frozenset(integer)
+
+    @property
+    def name(self) -> str:
+        return f"cvxpy:{self._inner}"
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """CVXPY keeps no list of them, so each is tried on a problem of one variable and one exponential cone."""
+        refuse_settled(self.name, options, _SETTLED)
+        cp = _cvxpy()
+        x = cp.Variable()
+        problem = cp.Problem(cp.Minimize(cp.exp(x)), [x >= 0])
+        for option, value in options.items():
+            try:
+                self._call(problem, {option: value})
+            except cp.error.SolverError:
+                continue  # understood, and too strict to solve even this
+            except Exception as error:
+                raise InvalidSettingError(
+                    f"solver_options: {self.name} does not take {option}={value!r} ({error})."
+                ) from error
+
+    def solve(self, program: Program, limits: Limits, report: Report) -> Solution:
+        self.check_options(limits.options)
+        if program.integer.any() and Capability.INTEGER not in self.capabilities:
+            raise SolverError(
+                f"{self.name} cannot solve programs with integer columns. Use integer=False, or a solver that can."
+            )
+        started = time.monotonic()
+        interrupted = False
+        try:
+            whole = program.write_out() if program.sources else program
+            problem = _Problem(whole)
+            seconds = limits.time_limit - (time.monotonic() - started)
+            status = self._run(problem.problem, seconds, limits) if seconds > 0 else Status.TIMED_OUT
+            status, point = _judge(whole, status, problem.point())
+        except KeyboardInterrupt:
+            interrupted, status, point = True, Status.TIMED_OUT, None
+        if point is None and status in (Status.TIMED_OUT, Status.FAILED) and program.known:
+            status, point = Status.FEASIBLE, min(program.known, key=program.value)
+        objective = None if point is None else program.value(point)
+        step = Step(time.monotonic() - started, objective, None, program.row_count, 0)
+        report(step)
+        return Solution(
+            status=status,
+            point=point,
+            objective=objective,
+            bound=None,
+            seconds=step.seconds,
+            history=(step,),
+            sizes={
+                "columns": program.column_count,
+                "rows": program.row_count,
+                "rows_used": program.row_count,
+                "gates": program.gate_count,
+                "cuts": 0,
+            },
+            interrupted=interrupted,
+        )
+
+    def _run(self, problem: Any, seconds: float, limits: Limits) -> Status:
+        ours = _OPTIONS[self._inner](seconds, limits) if self._inner in _OPTIONS else {}
+        try:
+            self._call(problem, _merge(ours, limits.options))
+        except Exception as error:
+            raise SolverError(f"{self.name} failed: {error}") from error
+        return _STATUSES.get(problem.status, Status.FAILED)
+
+    def _call(self, problem: Any, options: Mapping[str, Any]) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "may be inaccurate": the status says so
+            problem.solve(solver=self._inner, **options)
+
+
+def _merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's options go first; a dictionary in both, such as `mosek_params`, is merged."""
+    both = {key: {**ours[key], **theirs[key]} for key in ours.keys() & theirs if isinstance(ours[key], dict)}
+    return {**ours, **theirs, **both}
+
+
+class _Problem:
+    """A program as a CVXPY problem: one vector of free columns, matrix constraints, fixed columns put in."""
+
+    def __init__(self, program: Program) -> None:
+        cp = _cvxpy()
+        self._fixed_point = np.where(program.lower == program.upper, program.lower, 0.0)
+        self._free = np.flatnonzero(program.lower < program.upper)
+        lower, upper = program.lower[self._free], program.upper[self._free]
+        self._variable = cp.Variable(len(self._free), **_integrality(program.integer[self._free]))
+        x = self._variable
+
+        bounded_below, bounded_above = np.flatnonzero(np.isfinite(lower)), np.flatnonzero(np.isfinite(upper))
+        constraints = [
+            x[bounded_below] >= lower[bounded_below],
+            x[bounded_above] <= upper[bounded_above],
+            *_constrain(x, program.rows, self._fixed_point, self._free),
+        ]
+        margins, offset = _express_margins(program)
+        if len(offset):
+            values = margins[:, self._free] @ x + (offset.reshape(-1) + margins @ self._fixed_point)
+            epigraph = place(1.0, np.arange(program.column_count)[program.term.columns], program.column_count)
+            term = epigraph[:, self._free] @ x + epigraph @ self._fixed_point
+            constraints.append(cp.log_sum_exp(cp.reshape(values, offset.shape[::-1], order="F"), axis=0) <= term)
+        filled = [constraint for constraint in constraints if constraint.size]
+        cost = program.cost[self._free] @ x + program.cost @ self._fixed_point
+        self.problem = cp.Problem(cp.Minimize(cost), filled)
+
+    def point(self) -> Floats | None:
+        if self._variable.value is None or not np.all(np.isfinite(self._variable.value)):
+            return None
+        point = self._fixed_point.copy()
+        point[self._free] = self._variable.value
+        return point
+
+
+def _judge(program: Program, status: Status, point: Floats | None) -> tuple[Status, Floats | None]:
+    """The point with its bounds and its convex term put right; none unless the solver ended with one that holds."""
+    if status not in (Status.OPTIMAL, Status.FEASIBLE):
+        return status, None
+    if point is None:
+        return Status.FAILED, None
+    inside = np.clip(np.where(program.integer, np.round(point), point), program.lower, program.upper)
+    raised = program.raise_term(inside)
+    return (status, raised) if _violation(program.rows, raised) <= ROW_TOLERANCE else (Status.FAILED, None)
+
+
+def _violation(rows: Rows, point: Floats) -> float:
+    if len(rows) == 0:
+        return 0.0
+    values = rows.matrix @ point
+    scale = np.maximum(abs(rows.matrix).max(axis=1).toarray().reshape(-1), 1.0)
+    return float((np.maximum(rows.lower - values, values - rows.upper) / scale).max())
+
+
+def _constrain(x: Any, rows: Rows, fixed_point: Floats, free: Ints) -> list[Any]:
+    """Equal, at least, at most: three matrix constraints on the free columns.
+
+    Rows without coefficients that hold anyway are left out: their large numbers spoil the scaling of the others.
+    """
+    matrix, moved = rows.matrix[:, free], rows.matrix @ fixed_point
+    lower, upper = rows.lower - moved, rows.upper - moved
+    empty = abs(matrix).sum(axis=1) == 0
+    says = ~(empty & (lower <= ROW_TOLERANCE) & (upper >= -ROW_TOLERANCE))
+    both = rows.lower == rows.upper
+    equal = np.flatnonzero(says & both)
+    at_least = np.flatnonzero(says & ~both & np.isfinite(lower))
+    at_most = np.flatnonzero(says & ~both & np.isfinite(upper))
+    return [
+        matrix[equal] @ x == lower[equal],
+        matrix[at_least] @ x >= lower[at_least],
+        matrix[at_most] @ x <= upper[at_most],
+    ]
+
+
+def _express_margins(program: Program) -> tuple[sparse.csr_array, Floats]:
+    """Logits minus the label's logit: rows (d, class) over the columns, and the offset (d, class).
+
+    log sum exp(h_c) - h_label = log sum exp(h_c - h_label), without the large numbers.
+    """
+    matrix, offset, labels = program.term.affine_forms()
+    batch = len(labels)
+    if batch == 0:
+        return matrix, np.zeros((0, 0))
+    logits = offset.reshape(batch, -1)
+    classes = logits.shape[1]
+    label_rows = np.repeat(np.arange(batch) * classes + labels, classes)
+    own = np.take_along_axis(logits, labels[:, None], axis=1)
+    return sparse.csr_array(matrix - matrix[label_rows]), logits - own
+
+
+def _integrality(integer: Any) -> dict[str, Any]:
+    return {"integer": [(index,) for index in np.flatnonzero(integer).tolist()]} if integer.any() else {}
+
+
+def _find_cone_solvers() -> dict[str, bool]:
+    """The installed solvers with exponential cones, and whether they take integer columns along with them."""
+    cp = _cvxpy()
+    from cvxpy.reductions.solvers.defines import SOLVER_MAP_CONIC
+
+    cone = cp.constraints.ExpCone
+    solvers: dict[str, Any] = {name: SOLVER_MAP_CONIC.get(name) for name in cp.installed_solvers()}
+    return {
+        name: solver.MIP_CAPABLE and cone in solver.MI_SUPPORTED_CONSTRAINTS
+        for name, solver in solvers.items()
+        if solver is not None and cone in solver.SUPPORTED_CONSTRAINTS
+    }
+
+
+def _cvxpy() -> Any:
+    try:
+        import cvxpy
+    except ImportError as error:
+        raise MissingExtraError("cvxpy", "cvxpy") from error
+    return cvxpy

@@ -1,0 +1,72 @@
+"""What the loop that adds rows and cuts asks of a solver of linear programs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol, TypeAlias
+
+from critical_neurons.core.network import Floats, Ints
+from critical_neurons.core.program import Rows
+
+FEASIBILITY = 1e-9
+"""How exactly an engine keeps its rows, tighter than solvers do by themselves: below the least difference that calls
+for a new tangent."""
+
+LOOK_SECONDS = 0.1
+"""Between two looks at a running solve: whether it has ended, what it has found, whether Ctrl-C was pressed."""
+
+
+class Outcome(Enum):
+    OPTIMAL = "optimal"
+    INFEASIBLE = "infeasible"
+    UNBOUNDED = "unbounded"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class LinearResult:
+    """`point` is the optimum; of an integer program that was stopped, the best point so far, if there is one."""
+
+    outcome: Outcome
+    point: Floats | None
+    bound: float
+
+
+Watch: TypeAlias = Callable[[float, Floats | None], None]
+"""Told the bound of a running integer program, and its best point if that is new."""
+
+
+class LinearEngine(Protocol):
+    """A mixed integer linear program that grows by rows. Continuous except during `solve_integer`.
+
+    A KeyboardInterrupt stops the solver underneath and goes on to the caller.
+    """
+
+    def add_rows(self, rows: Rows) -> None: ...
+
+    def change_cost(self, cost: Floats) -> None: ...
+
+    def change_bounds(self, columns: Ints, lower: Floats, upper: Floats) -> None: ...
+
+    def solve(self, seconds: float) -> LinearResult: ...
+
+    def solve_integer(self, seconds: float, gap: float, start: Floats | None, watch: Watch) -> LinearResult:
+        """`watch` is called in the caller's thread."""
+
+
+def run_in_thread(action: Callable[[], None]) -> threading.Event:
+    """Start it; the event is set when it has ended. Waiting for the thread itself would forget it on Ctrl-C."""
+    ended = threading.Event()
+
+    def run() -> None:
+        try:
+            action()
+        finally:
+            ended.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    return ended

@@ -1,0 +1,371 @@
+"""The public search: what a user may get wrong, what the scores say, and that the search finds what matters."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import critical_neurons as cn
+from critical_neurons.api import search
+from critical_neurons.cli.tables import describe_solve
+from critical_neurons.core.costs import count_cost
+from critical_neurons.errors import InvalidInputError, InvalidSettingError
+from critical_neurons.removal.metrics import measure_accuracy
+from critical_neurons.removal.refit import least_squares
+from critical_neurons.selection import gate_descent, layerwise_search
+
+INPUTS = 80
+BETTER = 0.05
+"""Of accuracy."""
+
+SAME_OBJECTIVE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A network for two spirals, and points of them it was not trained on."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 40), nn.ReLU(), nn.Linear(40, 20), nn.ReLU(), nn.Linear(20, 2))
+    inputs, labels = draw_spirals(300, seed=0)
+    optimiser = torch.optim.Adam(model.parameters(), 2e-2)
+    for _ in range(150):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimiser.step()
+    return model.eval(), *draw_spirals(600, seed=1)
+
+
+def draw_spirals(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 2
+    turn = 4 * torch.rand(count, generator=generator) + 1
+    angle = turn + torch.pi * labels
+    points = turn[:, None] * torch.stack([angle.cos(), angle.sin()], 1) / 2
+    return points + 0.05 * torch.randn(count, 2, generator=generator), labels
+
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 3)).eval()
+
+
+def draw(count=INPUTS):
+    return torch.randn(count, 4, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def few_steps(monkeypatch):
+    monkeypatch.setattr(gate_descent, "STEPS", 20)
+
+
+@pytest.mark.parametrize("compensate", ["none", "least_squares"])
+def test_searched_units_are_better_than_random_ones(trained, monkeypatch, compensate):
+    monkeypatch.setattr(gate_descent, "STEPS", 100)
+    model, inputs, labels = trained
+    plan = cn.plan(cn.search(model, inputs[:300], units=0.2, compensate=compensate))
+
+    def measure(plan):
+        return measure_accuracy(
+            cn.prune(model, plan, inputs[:300], compensate=compensate), inputs[300:], labels[300:]
+        )
+
+    assert measure_accuracy(model, inputs, labels) > 0.95
+    assert measure(plan) > np.mean([measure(plan.random(seed)) for seed in range(5)]) + BETTER
+
+
+def test_units_that_others_can_stand_in_for_go_without_loss():
+    """Every second unit is a copy of the one before it: their consumer can do with half of them."""
+    model = build()
+    with torch.no_grad():
+        for layer in (model[0], model[2]):
+            layer.weight[1::2], layer.bias[1::2] = layer.weight[::2], layer.bias[::2]
+    inputs = draw()
+    scores = cn.search(model, inputs, units=0.5)
+    smaller = cn.prune(model, cn.plan(scores), inputs, compensate="least_squares")
+    with torch.no_grad():
+        assert torch.allclose(smaller(inputs), model(inputs), atol=1e-2)
+    kept = cn.plan(scores).kept
+    assert (kept["0"] // 2).tolist() == [0, 1, 2, 3, 4]
+    assert (kept["2"] // 2).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("compensate", ["none", "bias", "least_squares"])
+def test_scores_say_what_was_done_and_travel(few_steps, tmp_path, compensate):
+    scores = cn.search(build(), draw(), macs=0.6, compensate=compensate)
+    assert scores.status is cn.Status.FEASIBLE
+    assert (scores.bound, scores.gap) == (None, None)
+    assert scores.objective > 0
+    assert search.UNCERTIFIED in scores.notes
+    assert scores.settings["method"] == ("elimination" if compensate == "least_squares" else "gates")
+    assert len(scores.settings["inputs"]) == INPUTS
+    (told,) = describe_solve(scores)  # there was no program, so neither sizes nor a solver that stopped early
+    assert f"divergence of the outputs {scores.objective:.6g}" in told.plain
+    scores.save(tmp_path / "scores.json")
+    again = cn.Scores.load(tmp_path / "scores.json")
+    assert np.array_equal(cn.plan(again).stays, cn.plan(scores).stays)
+    assert np.array_equal(cn.plan(scores, macs=0.6, compensate=compensate).stays[:-1], scores.per_unit >= 0.5)
+
+
+@pytest.mark.parametrize("compensate", ["none", "least_squares"])
+def test_a_share_of_all_units_may_differ_from_layer_to_layer(compensate):
+    model = build()
+    with torch.no_grad():
+        model[2].weight[:, :8] = 0.0  # of the first layer two units are read
+    plan = cn.plan(cn.search(model, draw(400), units=0.3, scope="global", compensate=compensate))
+    assert len(plan.kept["0"]) <= 2
+    assert len(plan.kept["0"]) + len(plan.kept["2"]) == 4
+
+
+class Parallel(nn.Module):
+    """Two branches side by side added to a third: units of one group that cost differently much."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.before, self.second = nn.Linear(4, 4), nn.Linear(4, 9), nn.Linear(9, 6)
+        self.third, self.last = nn.Linear(4, 10), nn.Linear(10, 3)
+
+    def forward(self, inputs):
+        second = self.second(torch.relu(self.before(inputs)))
+        return self.last(torch.relu(torch.cat([self.first(inputs), second], 1) + self.third(inputs)))
+
+
+@pytest.mark.parametrize("compensate", ["none", "least_squares"])
+@pytest.mark.parametrize("share", [0.4, 0.5, 0.6, 0.7])
+def test_what_stays_is_told_by_scores_where_units_of_a_group_cost_differently_much(few_steps, share, compensate):
+    scores = cn.search(Parallel().eval(), draw(), macs=share, compensate=compensate)
+    assert np.array_equal(scores.per_unit >= 0.5, cn.plan(scores).stays[:-1])
+
+
+def test_a_plan_counts_the_biases_that_refitting_adds():
+    torch.manual_seed(0)
+    layers = [nn.Linear(*sizes, bias=False) for sizes in ((16, 8), (8, 50), (50, 10))]
+    model = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2]).eval()
+    inputs = torch.randn(INPUTS, 16, generator=torch.Generator().manual_seed(1))
+    smaller = cn.prune(model, cn.plan(cn.search(model, inputs, params=0.5)), inputs, compensate="least_squares")
+    before, after = (sum(each.numel() for each in network.parameters()) for network in (model, smaller))
+    assert after <= 0.5 * before
+
+
+def test_inputs_in_the_order_of_their_classes_are_all_heard():
+    """Each half of the units speaks for two classes, of which each half of the inputs has its own."""
+    model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        model[0].weight.zero_(), model[0].bias.zero_()
+        model[0].weight[:4, 0], model[0].weight[4:, 1] = torch.ones(4), torch.ones(4)
+        model[0].bias[:] = -torch.arange(4.0).repeat(2)
+        model[2].weight.zero_(), model[2].bias.zero_()
+        model[2].weight[:2, :4], model[2].weight[2:, 4:] = 30 + torch.rand(2, 4), 30 + torch.rand(2, 4)
+    inputs = torch.zeros(600, 2)
+    inputs[:300, 0], inputs[300:, 1] = 1 + 4 * torch.rand(300), 1 + 4 * torch.rand(300)
+    kept = cn.plan(cn.search(model, inputs, units=0.5)).kept["0"]
+    assert {unit < 4 for unit in kept.tolist()} == {True, False}
+
+
+def test_the_objective_is_the_divergence_of_the_outputs(few_steps):
+    model, inputs = build(), draw()
+    scores = cn.search(model, inputs, units=0.5, compensate="none")
+    with torch.no_grad():
+        found, wanted = (each(inputs).log_softmax(1) for each in (cn.mask(model, cn.plan(scores)), model))
+    divergence = nn.functional.kl_div(found, wanted, log_target=True, reduction="batchmean")
+    assert scores.objective == pytest.approx(float(divergence), rel=SAME_OBJECTIVE)
+
+
+@pytest.mark.parametrize("compensate", ["none", "least_squares"])
+@pytest.mark.parametrize("ending", [nn.Softmax(1), nn.LogSoftmax(1)], ids=str)
+def test_a_final_softmax_changes_nothing(few_steps, compensate, ending):
+    """Certain as the model is, the softmax gives hardly anything but zeros and ones."""
+    model, inputs = build(), draw()
+    with torch.no_grad():
+        model[4].weight.mul_(30), model[4].bias.mul_(30)
+    bare, ended = (
+        cn.search(each, inputs, macs=0.5, compensate=compensate) for each in (model, nn.Sequential(*model, ending))
+    )
+    assert np.array_equal(ended.per_unit, bare.per_unit)
+    assert ended.objective == pytest.approx(bare.objective, rel=SAME_OBJECTIVE)
+
+
+def test_every_layer_has_an_error_and_a_bound_that_travel(tmp_path):
+    scores = cn.search(build(), draw(), units=0.5)
+    assert [choice.layers for choice in scores.layer_choices] == [("0",), ("2",)]
+    assert all(0.0 < choice.bound <= choice.error and 0.0 <= choice.gap < 1.0 for choice in scores.layer_choices)
+    assert all(str(choice) in scores.notes for choice in scores.layer_choices)
+    assert search.UNCERTIFIED in scores.notes
+    assert scores.bound is None
+    scores.save(tmp_path / "scores.json")
+    assert cn.Scores.load(tmp_path / "scores.json").layer_choices == scores.layer_choices
+
+
+def test_scores_saved_before_there_were_choices_of_layers_can_be_read():
+    scores = cn.search(build(), draw(), units=0.5)
+    data = scores.to_dict()
+    del data["layer_choices"]
+    assert cn.Scores.from_dict(data).layer_choices == ()
+
+
+def test_spans_and_layers_to_ignore(few_steps):
+    assert set(cn.search(build(), draw(), units=0.5, ignore="0")) == {"2"}
+    scores = cn.search(build(), draw(), units=0.5, start="2")
+    assert set(scores) == {"2"}
+    assert cn.plan(scores).span.start == "2"
+
+
+def test_where_weights_are_too_many_to_refit_gates_are_used(few_steps, monkeypatch):
+    monkeypatch.setattr(least_squares, "MOST_COLUMNS", 8)
+    scores = cn.search(build(), draw(), units=0.5)
+    assert scores.settings["method"] == "gates"
+    assert any(note.startswith("2: too many weights") for note in scores.notes)
+
+
+def test_one_search_finds_the_same_for_every_budget_as_many(few_steps, monkeypatch):
+    """And a sketch for the same budget keeps to it."""
+    for compensate in ("none", "least_squares"):
+        told = []
+        one = search.Search(build(), draw(), compensate=compensate, progress=told.append)
+        for share in (0.7, 0.4, 0.7):
+            found = one.find({"macs": share})
+            alone = cn.search(build(), draw(), macs=share, compensate=compensate)
+            assert np.array_equal(found.per_unit, alone.per_unit)
+            assert found.objective == alone.objective
+            sketched = cn.plan(one.sketch({"macs": share}), macs=share, compensate=compensate)
+            kept = sketched.stays.astype(float)
+            whole, left = (count_cost(found.wirings, each, "macs") for each in (np.ones_like(kept), kept))
+            assert left <= share * whole
+        assert told.count("0 of 2 gathering what layers read") == told.count("0 of 2 layers tried") == 1
+
+
+@pytest.mark.parametrize("compensate", ["none", "least_squares"])
+@pytest.mark.parametrize("budget", [{"units": 0.5}, {"macs": 0.3}], ids=str)
+def test_of_several_ways_the_nearest_is_taken(trained, few_steps, monkeypatch, compensate, budget):
+    """One way alone, as on a large network, is never nearer, by what the ways are compared by; at times farther."""
+    model, inputs, _ = trained
+
+    def diverge(scores):
+        smaller = cn.prune(model, cn.plan(scores), inputs, compensate=compensate)
+        with torch.no_grad():
+            found, wanted = (nn.functional.log_softmax(each(inputs), dim=1) for each in (smaller, model))
+        return float(nn.functional.kl_div(found, wanted, log_target=True, reduction="batchmean"))
+
+    def compare(scores):
+        looked, stays = search.Search(model, inputs), cn.plan(scores).stays[:-1]
+        return looked.gates.count_changed(stays) if compensate == "none" else looked.choice.carrier.miss(stays)
+
+    best = cn.search(model, inputs, **budget, compensate=compensate)
+    assert best.objective == pytest.approx(diverge(best), abs=SAME_OBJECTIVE)
+    monkeypatch.setattr(search, "SMALL_NUMBERS", 0)
+    some = cn.search(model, inputs, **budget, compensate=compensate)
+    monkeypatch.setattr(search, "MEDIUM_NUMBERS", 0)
+    first = cn.search(model, inputs, **budget, compensate=compensate)
+    assert compare(best) <= compare(some) + SAME_OBJECTIVE
+    assert compare(some) <= compare(first) + SAME_OBJECTIVE
+
+
+def test_revised_choices_are_nearer_and_said_to_be_what_they_are(trained, monkeypatch):
+    model, inputs, _ = trained
+    looked, told = search.Search(model, inputs), []
+    revise = layerwise_search.Choice.revise
+
+    def keep(*given, **wanted):
+        told.append((wanted.get("settled", False), revise(*given, **wanted)))
+        return told[-1][1]
+
+    monkeypatch.setattr(layerwise_search.Choice, "revise", keep)
+    best = cn.search(model, inputs, units=0.3)
+    settled, chosen = told[-1]
+    assert settled
+    assert [choice.error for choice in best.layer_choices] == list(chosen.errors)
+    monkeypatch.setattr(search, "ROUNDS", 0)
+    first = cn.search(model, inputs, units=0.3)
+    misses = [looked.choice.carrier.miss(cn.plan(scores).stays[:-1]) for scores in (best, first)]
+    assert misses[0] < misses[1]
+
+
+def test_pairs_of_inputs_and_labels_are_taken(few_steps):
+    inputs = draw()
+    scores = cn.search(
+        build(), [(inputs[:40], torch.zeros(40).long()), (inputs[40:], torch.zeros(40).long())], units=0.5
+    )
+    assert np.array_equal(scores.per_unit, cn.search(build(), inputs, units=0.5).per_unit)
+
+
+def test_a_loader_of_inputs_alone_is_taken(few_steps):
+    inputs = draw()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs), batch_size=32)  # gives lists of one
+    found, expected = (cn.search(build(), each, units=0.5, compensate="none") for each in (loader, inputs))
+    assert np.array_equal(found.per_unit, expected.per_unit)
+
+
+def test_a_share_may_be_a_number_of_numpy(few_steps, tmp_path):
+    scores = cn.search(build(), draw(), units=np.float32(0.5), compensate="none")
+    assert np.array_equal(scores.per_unit, cn.search(build(), draw(), units=0.5, compensate="none").per_unit)
+    scores.save(tmp_path / "scores.json")
+
+
+@contextmanager
+def default_to_double():
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("compensate", ["none", "least_squares"])
+@pytest.mark.parametrize("budget", [{"macs": 1e-3}, {"params": 1e-3}, {"units": 1e-3, "scope": "global"}], ids=str)
+def test_a_budget_out_of_reach_names_one_that_is_met_before_anything_is_run(few_steps, compensate, budget):
+    told = []
+    with pytest.raises(InvalidSettingError) as caught:
+        cn.search(build(), draw(), **budget, compensate=compensate, progress=told.append)
+    assert told == []
+    name, share = re.search(r"Give (\w+)=(\S+) or more\.$", str(caught.value)).groups()
+    plan = cn.plan(cn.search(build(), draw(), **{**budget, name: float(share)}, compensate=compensate))
+    assert [len(plan.kept[layer]) for layer in ("0", "2")] == [1, 1]
+
+
+@pytest.mark.parametrize("compensate", ["none", "least_squares"])
+@pytest.mark.parametrize("surroundings", [default_to_double, torch.inference_mode], ids=lambda each: each.__name__)
+def test_what_torch_is_set_to_changes_nothing(few_steps, compensate, surroundings):
+    model, inputs = build(), draw()
+    expected = cn.search(model, inputs, macs=0.5, compensate=compensate)
+    with surroundings():
+        found = cn.search(model, inputs, macs=0.5, compensate=compensate)
+    assert np.array_equal(found.per_unit, expected.per_unit)
+    assert found.objective == expected.objective
+
+
+@pytest.mark.parametrize(("compensate", "scale"), [("none", 1e60), ("least_squares", 1e60), ("least_squares", 1e30)])
+def test_inputs_too_large_for_single_precision_are_told(compensate, scale):
+    with pytest.raises(InvalidInputError, match="inputs: the model gives NaN or infinite values for them"):
+        cn.search(build(), draw().double() * scale, units=0.5, compensate=compensate)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "give one of units=, params= and macs="),
+        ({"units": 0.5, "macs": 0.5}, "give one of units=, params= and macs="),
+        ({"units": True}, r"units=True. Accepted: a share above 0 and up to 1"),
+        ({"units": 1.5}, r"units=1.5. Accepted: a share above 0 and up to 1"),
+        ({"units": 0.5, "scope": "all"}, "units by layer unless"),
+        ({"units": 0.5, "compensate": "yes"}, "compensate: found 'yes'"),
+        ({"units": 0.5, "seed": -1}, "seed: found -1"),
+        ({"macs": 1e-6}, "cannot be met; with one unit of every layer the cost is"),
+        ({"macs": 1e-6, "compensate": "none"}, "cannot be met; with one unit of every layer the cost is"),
+    ],
+)
+def test_wrong_settings_are_told(few_steps, settings, message):
+    with pytest.raises(InvalidSettingError, match=message):
+        cn.search(build(), draw(), **settings)
+
+
+def test_too_few_inputs_and_nothing_to_score_are_told():
+    with pytest.raises(InvalidInputError, match=r"found 3 inputs\. Give 8 or more"):
+        cn.search(build(), draw(3), units=0.5)
+    with pytest.raises(InvalidInputError, match="nothing to score"):
+        cn.search(nn.Sequential(nn.Linear(4, 3)), draw(), units=0.5)

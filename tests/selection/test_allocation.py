@@ -1,0 +1,91 @@
+"""Shares of a budget: convex losses, the best counts there are, budgets out of reach."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from critical_neurons.errors import InvalidSettingError
+from critical_neurons.selection.allocation import make_convex, share_budget, shift_shares
+
+
+def count(kept):
+    return float(kept[:-1].sum())
+
+
+def slope(kept):
+    return np.append(np.ones(len(kept) - 1), 0.0)
+
+
+def test_convex_sequences_lie_below_and_touch():
+    values = np.random.default_rng(0).random(30).cumsum() ** 1.5 + np.random.default_rng(1).random(30)
+    convex = make_convex(values)
+    assert (convex <= values + 1e-12).all()
+    assert (np.diff(convex, 2) >= -1e-12).all()
+    assert convex[[0, -1]].tolist() == values[[0, -1]].tolist()
+    assert np.array_equal(make_convex(convex), convex) or np.allclose(make_convex(convex), convex)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_of_convex_losses_the_least_sum_is_found(seed):
+    generator = np.random.default_rng(seed)
+    groups = [(np.arange(0, 5), 1), (np.arange(5, 9), 1), (np.arange(9, 15), 1)]
+    losses = [np.sort(generator.random(len(units))).cumsum() for units, _ in groups]
+    counts = share_budget(groups, losses, count, slope, 8.0)
+
+    def lose(kept):
+        return sum(
+            loss[len(units) - left - 1] if left < len(units) else 0.0
+            for (units, _), loss, left in zip(groups, losses, kept, strict=True)
+        )
+
+    options = product(*(range(1, len(units) + 1) for units, _ in groups))
+    assert lose(counts) == pytest.approx(min(lose(each) for each in options if sum(each) <= 8))
+    assert sum(counts) == 8
+
+
+def test_dear_units_go_before_cheap_ones_of_the_same_loss():
+    groups = [(np.arange(0, 4), 1), (np.arange(4, 8), 1)]
+    weights = np.array([10.0] * 4 + [1.0] * 4 + [0.0])
+    losses = [np.arange(1.0, 5.0), np.arange(1.0, 5.0)]
+    counts = share_budget(groups, losses, lambda kept: float(weights @ kept), lambda kept: weights, 24.0)
+    assert counts == [2, 4]
+
+
+def test_what_fits_comes_back():
+    """A large unit is the last to go and leaves room for small ones that went before."""
+    groups = [(np.arange(0, 4), 1), (np.arange(4, 8), 1)]
+    weights = np.array([10.0] * 4 + [1.0] * 4 + [0.0])
+    losses = [100 * np.arange(1.0, 5.0), np.arange(1.0, 5.0)]
+    counts = share_budget(groups, losses, lambda kept: float(weights @ kept), lambda kept: weights, 34.5)
+    assert counts == [3, 4]
+
+
+def test_blocks_go_together():
+    groups = [(np.arange(0, 6), 3)]
+    assert share_budget(groups, [np.arange(6.0)], count, slope, 5.0) == [3]
+
+
+def test_a_budget_out_of_reach_is_told():
+    with pytest.raises(InvalidSettingError, match="cannot be met; with one unit of every layer the cost is 1"):
+        share_budget([(np.arange(3), 1)], [np.arange(3.0)], count, slope, 0.5)
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_shares_are_shifted_to_where_units_are_missed(blocks):
+    """Two groups of twenty, twenty units in all; the loss is least with sixteen of the second."""
+    groups = [(np.arange(20), 1), (np.arange(20, 40), blocks)]
+
+    def fit(counts):
+        rest = 20 - counts[1]
+        return [rest, counts[1]] if rest >= 1 else [2, 18]
+
+    def lose(counts):
+        assert sum(counts) == 20
+        assert counts[1] % blocks == 0
+        return abs(counts[1] - 16)
+
+    assert shift_shares(groups, [10, 10], fit, lose) == [4, 16]
+    assert shift_shares(groups, [4, 16], fit, lose) == [4, 16]
