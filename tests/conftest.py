@@ -2,9 +2,29 @@
 
 import signal
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
+
+from tests.zoo import CORE, ZOO
+
+WHOLE_ZOO = {"test_logits.py", "test_masked_is_removed.py", "test_plans_travel.py", "test_saved_is_the_same.py"}
+"""Laws about reading and removal, for which the way a network is written matters."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All other tests over the zoo take its core; the rest of the grid is slow."""
+    grids = defaultdict[str, dict[str, list[pytest.Item]]](lambda: defaultdict(list))
+    for item in items:
+        name = getattr(item, "callspec", None) and item.callspec.params.get("name")
+        if isinstance(name, str) and name in ZOO and item.path.name not in WHOLE_ZOO:
+            grids[item.nodeid.partition("[")[0]][name].append(item)
+    for by_name in grids.values():
+        if len(by_name) > len(CORE):
+            for item in (item for name in by_name.keys() - set(CORE) for item in by_name[name]):
+                item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)
