@@ -160,6 +160,8 @@ def write_page() -> None:
         "",
         "## VGG-16 on CIFAR-10, at most half the multiply-adds, no fine-tuning",
         "",
+        "Measured on a copy of CIFAR-10 that had gone through JPEG: void until it is measured again on the original.",
+        "",
         f"Scored on {vgg['images']['scored']} images (linearised, one program for the whole network, "
         f"{vgg['seconds']['scoring']} s), refitted by least squares on {vgg['images']['refitted']} "
         f"({vgg['seconds']['refitting']} s); peak memory {vgg['peak_gib']} GiB.",

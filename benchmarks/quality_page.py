@@ -50,6 +50,9 @@ All methods of a cell have the same network, the same calibration images from th
 every layer is removed, the same number of units in every layer. *With compensation*, what reads removed units is
 refitted by `cn.prune(compensate="least_squares")` on the calibration images, for every method alike. Which images to
 search with, and how many: [choice-of-data.md](choice-of-data.md).
+
+**The cells of CIFAR-10 were measured on a copy that had gone through JPEG.** They are void, and stand here until they
+are measured again on the original.
 """
 
 METHODS = """\
