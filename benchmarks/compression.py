@@ -48,14 +48,15 @@ def main() -> None:
 
 
 def compress_vgg(weights: str, data: str) -> None:
-    """The parts of `cn.compress(scoring={})` one by one, each with its time; peak memory is that after refitting."""
+    """The parts of `cn.compress(formulation="linearised")` one by one, each with its time; peak memory is that after
+    refitting."""
     look = Look(mean=(0.5,), std=(1.0,))
     inputs, labels = load_batch(data, per_class=CALIBRATION // 10, seed=SEED, look=look)
     test = load_batch(data, split="test", look=look)
     model = load_model("vgg16", weights)
     scored = [int((labels == label).nonzero()[0]) for label in range(10)]
     scores, scoring = clock(
-        lambda: cn.score(model, inputs[scored], labels[scored], formulation="linearised", budget={"macs": 0.5})
+        lambda: cn.score(model, inputs[scored], labels[scored], formulation="linearised", budget=cn.Budget(macs=0.5))
     )
     plan = cn.plan(scores)
     smaller, refitting = clock(lambda: cn.prune(model, plan, inputs, compensate="least_squares"))
@@ -97,7 +98,12 @@ def refit_small(data: str) -> None:
     before = measure_accuracy(model, *test)
     for kept in KEPT:
         scores = cn.score(
-            model, inputs[scored], labels[scored], formulation="linearised", budget={"units": kept}, seed=SEED
+            model,
+            inputs[scored],
+            labels[scored],
+            formulation="linearised",
+            budget=cn.Budget(units=kept),
+            solver=cn.Solver(seed=SEED),
         )
         plan = cn.plan(scores)
         draws = [plan.random(seed) for seed in range(RANDOM_DRAWS)]

@@ -33,12 +33,13 @@ def describe_worth(network: str, choice: str) -> dict[str, Any]:
 def score(network: str, program: str, *, data: Path, weights: Path, folder: Path) -> dict[str, Any]:
     """What the program takes and gives. Its scores are kept in the folder, for `judge`."""
     import critical_neurons as cn
+    from critical_neurons_reproduction.score_settings import read_score_settings
     from preferring import choose_correct
     from timing import measure
 
     subject, _ = _load(network, data, weights, folder)
     rows = choose_correct(subject)
-    settings = {**PROGRAMS[program], "time_limit": SECONDS, "threads": 1}
+    settings = read_score_settings({**PROGRAMS[program], "time_limit": SECONDS})
     work = partial(cn.score, subject.model, subject.inputs[rows], subject.labels[rows], **settings)
     scores, taken = measure(work)
     scores.save(_name_scores(folder, network, program))

@@ -111,9 +111,9 @@ def solve(
     elif search == "gates":
         program = replace(program, branching=None)
     assert program.unpruned is not None
-    solution = cn.solve(program, solver=solver, time_limit=seconds)
+    solution = cn.solve(program, cn.Solver(solver, time_limit=seconds))
     assert solution.point is not None
-    scores = np.split(solution.point[program.blocks["score"]], np.cumsum(network.groups)[:-1])
+    scores = np.split(solution.point[program.blocks["score"]], np.cumsum(network.group_sizes)[:-1])
     return {
         "search": search,
         "solver": solver,
@@ -138,12 +138,9 @@ def judge(
     scores = cn.score(
         model,
         *images,
-        formulation="exact",
-        binary=True,
-        budget=BUDGET,
-        time_limit=seconds,
-        threads=1,
-        incumbent=plan,
+        formulation=cn.Exact(binary=True, incumbent=plan),
+        budget=cn.Budget(**BUDGET),
+        solver=cn.Solver(time_limit=seconds, threads=1),
     )
     given = scores.incumbent
     return {

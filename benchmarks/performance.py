@@ -301,7 +301,7 @@ def load_kept(place: Place, images: int) -> tuple[Any, Any]:
 
 
 def score_trained(place: Place, *, network: str, images: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-    return time_scoring(*load(place, network, images), **settings)
+    return time_scoring(*load(place, network, images), settings)
 
 
 def score_literal(place: Place, *, network: str, images: int, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -324,22 +324,26 @@ def score_untrained(place: Place, *, widths: list[int], images: int, settings: M
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise([inputs[0].size, *widths, 10]):
         layers += [nn.Linear(before, after), nn.ReLU()]
-    return time_scoring(nn.Sequential(*layers[:-1]), inputs, None, **settings)
+    return time_scoring(nn.Sequential(*layers[:-1]), inputs, None, settings)
 
 
 def score_classes(
     place: Place, *, network: str, images: int, jobs: int, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
+    return time_scoring(*load(place, network, images), settings, jobs=jobs)
+
+
+def time_scoring(
+    model: Any, inputs: Any, labels: Any, settings: Mapping[str, Any], *, jobs: int | None = None
+) -> dict[str, Any]:
+    """`jobs`: of so many processes, one program per class."""
     import critical_neurons as cn
+    from critical_neurons_reproduction.score_settings import read_score_settings
 
-    scored = load(place, network, images)
-    return time_scoring(*scored, **settings, by_class=True, workers=cn.Workers(jobs=jobs))
-
-
-def time_scoring(model: Any, inputs: Any, labels: Any, **settings: Any) -> dict[str, Any]:
-    import critical_neurons as cn
-
-    scores, taken = measure(partial(cn.score, model, inputs, labels, **settings))
+    told = read_score_settings(settings)
+    if jobs is not None:
+        told["formulation"] = cn.ByClass(told["formulation"], workers=cn.Workers(jobs=jobs))
+    scores, taken = measure(partial(cn.score, model, inputs, labels, **told))
     return {
         **taken,
         "objective": scores.objective,

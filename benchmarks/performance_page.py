@@ -66,7 +66,7 @@ relaxed, radius 0. Interior points are taken from 500 columns on.
 BY_CLASS = """\
 ## Growth with workers
 
-FC-3, fifty images of every class, one program per class (`by_class=True, workers=cn.Workers(jobs=...)`). Seconds are
+FC-3, fifty images of every class, one program per class (`cn.ByClass(workers=cn.Workers(jobs=...))`). Seconds are
 those of the clock, since several processes work; starting them, with torch to be imported, is included. Where as many
 processes are at work already as there are cores, workers compete.
 """

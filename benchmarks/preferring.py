@@ -20,13 +20,13 @@ from torch.nn import functional
 from torch_pruning.pruner import importance as tp
 
 import critical_neurons as cn
-from critical_neurons.core.network import Floats, Ints, Network, Wiring
-from critical_neurons.core.plan import group_units
+from critical_neurons.core.network import Network
+from critical_neurons.core.structure import Floats, Ints, Wiring
 from critical_neurons.removal.metrics import predict
 from critical_neurons.selection.elimination import NONE, Consumer, eliminate
-from critical_neurons.selection.layerwise_search import reads_units
 from critical_neurons.selection.statistics import Moments, gather_moments
 from critical_neurons_reproduction.baselines import measure_sensitivity
+from critical_neurons_reproduction.score_settings import read_score_settings
 
 BATCH_SIZE = 64
 
@@ -52,7 +52,7 @@ class Subject:
 
     @property
     def consumers(self) -> list[Wiring]:
-        return [wiring for wiring in self.network.wirings if reads_units(wiring)]
+        return [wiring for wiring in self.network.structure.wirings if wiring.reads_units]
 
     def copy_model(self) -> nn.Module:
         """To be changed, with gradients."""
@@ -142,7 +142,8 @@ def by_elimination(subject: Subject) -> Floats:
     """Greedy backward elimination, layer by layer in the whole network: the error of what consumers compute, once the
     unit has gone. Every output of theirs counts alike; in what `cn.search` does the loss decides."""
     values = np.zeros(subject.network.unit_count)
-    for units, blocks in group_units(subject.network.layers, subject.network.groups):
+    for group in subject.network.structure.groups:
+        units = group.units
         numbers = np.full(subject.network.unit_count + 1, NONE)
         numbers[units] = np.arange(len(units))
         consumers = []
@@ -158,7 +159,7 @@ def by_elimination(subject: Subject) -> Floats:
                     torch.from_numpy(numbers[_list_columns(subject, wiring)]),
                 )
             )
-        found = eliminate(consumers, len(units), blocks)
+        found = eliminate(consumers, len(units), group.blocks)
         values[units[found.order.numpy()]] = found.errors.numpy()
     return _normalise(subject, values)
 
@@ -173,7 +174,8 @@ def choose_correct(subject: Subject) -> list[int]:
 def by_program(subject: Subject) -> Floats:
     """The paper's program on one image of every class."""
     rows = choose_correct(subject)
-    scores = cn.score(subject.model, subject.inputs[rows], subject.labels[rows], **subject.program)
+    told = read_score_settings(subject.program, threads=None)
+    scores = cn.score(subject.model, subject.inputs[rows], subject.labels[rows], **told)
     return _normalise(subject, scores.per_unit)
 
 
@@ -242,10 +244,10 @@ def _list_columns(subject: Subject, wiring: Wiring) -> Ints:
 
 def _normalise(subject: Subject, values: Floats) -> Floats:
     shares = values.copy()
-    for units, _ in group_units(subject.network.layers, subject.network.groups):
-        mean = values[units].mean()
+    for group in subject.network.structure.groups:
+        mean = values[group.units].mean()
         if mean > 0:
-            shares[units] /= mean
+            shares[group.units] /= mean
     return shares
 
 

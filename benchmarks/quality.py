@@ -32,7 +32,8 @@ from torch import nn
 
 import critical_neurons as cn
 from critical_neurons.core.costs import count_cost
-from critical_neurons.core.network import Floats
+from critical_neurons.core.scores import spread_scores
+from critical_neurons.core.structure import Floats
 from critical_neurons.errors import CriticalNeuronsError
 from critical_neurons.io.builtin_models import MODELS, fc3
 from critical_neurons.io.models import load_model
@@ -411,8 +412,7 @@ def find_uniform_share(subject: Subject, scores: cn.Scores, macs: float) -> floa
 
 def frame_values(scores: cn.Scores, values: Floats) -> cn.Scores:
     """The same with other values, and no budget of their own."""
-    by_layer = {layer.name: values[layer.units] for layer in scores.layers if layer.scored}
-    return replace(scores, values_by_layer=by_layer, settings={})
+    return replace(scores, values_by_layer=spread_scores(scores.structure, values), settings={})
 
 
 def _list_ours(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -427,9 +427,8 @@ def _list_ours(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _share_of_macs(subject: Subject, plan: cn.Plan) -> float:
-    stays = plan.stays.astype(float)
-    wirings = subject.network.wirings
-    return round(count_cost(wirings, stays, "macs") / count_cost(wirings, stays * 0 + 1, "macs"), 6)
+    stays, structure = plan.stays.astype(float), subject.network.structure
+    return round(count_cost(structure, stays, "macs") / count_cost(structure, stays * 0 + 1, "macs"), 6)
 
 
 def tell_epoch(what: str, done: int, of: int) -> None:

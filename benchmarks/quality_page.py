@@ -69,7 +69,7 @@ METHODS = """\
   L2 norm of their weights for it.
 - **greedy elimination**: backward elimination on the inverse Gram matrix of what the next layer reads, by the plain
   error of its pre-activations, every layer by itself in the whole network.
-- **paper's program**: `cn.score(integer=False, input_radius=1e-5)` on one calibration image of every class, correctly
+- **paper's program**: `cn.Paper(integer=False, input_radius=1e-5)` on one calibration image of every class, correctly
   classified where there is one; linearised and at radius 0 for VGG-16 and ResNet-20, where the paper's form takes too
   long. Its scores rank the units.
 - **random**: mean over five draws, one for VGG-16 and ResNet-20.

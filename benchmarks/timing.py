@@ -70,7 +70,7 @@ def list_seams() -> dict[str, list[Seam]]:
     """Solvers are entered first, and leave what rows and tangents take to these."""
     from critical_neurons.api import score
     from critical_neurons.formulations.lazy_rows import PoolRows, ReluRows
-    from critical_neurons.formulations.softmax import SoftmaxTerm
+    from critical_neurons.formulations.loss_term import LossTerm
     from critical_neurons.solvers.auto import AutoSolver
     from critical_neurons.solvers.cvxpy_conic import ConicSolver
     from critical_neurons.solvers.highs import HighsSolver
@@ -82,7 +82,7 @@ def list_seams() -> dict[str, list[Seam]]:
         "encoding": [(score, "encode"), (score, "encode_literal")],
         "judging rows": [(ReluRows, "violations"), (PoolRows, "violations")],
         "building rows": [(ReluRows, "build"), (PoolRows, "build")],
-        "loss and tangents": [(SoftmaxTerm, "values"), (SoftmaxTerm, "cuts"), (SoftmaxTerm, "affine_forms")],
+        "loss and tangents": [(LossTerm, "values"), (LossTerm, "cuts"), (LossTerm, "affine_forms")],
         "solver": [(solver, "solve") for solver in (AutoSolver, BarrierSolver, ConicSolver, HighsSolver)],
     }
 

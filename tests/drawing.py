@@ -1,31 +1,43 @@
-"""Scores drawn at random for the zoo: selecting and adapting need no solver."""
+"""Structures, scores and plans made up: what only looks at them needs neither a model nor a solver."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from critical_neurons.core.network import Network
-from critical_neurons.core.scores import Scores
+from critical_neurons.core.plan import Plan
+from critical_neurons.core.scores import Scores, spread_scores
 from critical_neurons.core.solution import Status
+from critical_neurons.core.structure import NO_UNIT, Fingerprint, Floats, Layer, Structure, Wiring
 from tests.zoo import share_case
+
+OUTPUT = "it gives the network's output"
+
+
+def make_structure(layers: Sequence[Layer], group_sizes: Sequence[int], wirings: Sequence[Wiring] = ()) -> Structure:
+    """Without any costs or slices: nothing that it describes can be removed from a model."""
+    return Structure(
+        tuple(layers), tuple(group_sizes), (), tuple(wirings), (), (), Fingerprint("architecture", "weights")
+    )
+
+
+def make_output(name: str = "out", size: int = 3) -> Layer:
+    return Layer(name, "Linear", np.full(size, NO_UNIT), reason=OUTPUT)
 
 
 def draw_scores(name: str, seed: int = 0, *, levels: int = 0) -> Scores:
-    """One score per unit; with `levels` only so many different ones, so that many are equal."""
-    network = share_case(name).network
+    """Of the zoo, one score per unit; with `levels` only so many different ones, so that many are equal."""
+    structure = share_case(name).network.structure
     generator = np.random.default_rng(seed)
-    per_unit = generator.random(network.unit_count)
-    return make_scores(network, np.floor(per_unit * levels) / levels if levels else per_unit)
+    per_unit = generator.random(structure.unit_count)
+    return make_scores(structure, np.floor(per_unit * levels) / levels if levels else per_unit)
 
 
-def make_scores(network: Network, per_unit: np.ndarray) -> Scores:
+def make_scores(structure: Structure, per_unit: Floats) -> Scores:
     return Scores(
-        values_by_layer={layer.name: per_unit[layer.units] for layer in network.scored},
-        layers=network.layers,
-        groups=network.groups,
-        holds=network.holds,
-        wirings=network.wirings,
-        fingerprint=network.fingerprint,
+        values_by_layer=spread_scores(structure, per_unit),
+        structure=structure,
         status=Status.OPTIMAL,
         objective=0.0,
         bound=0.0,
@@ -36,3 +48,13 @@ def make_scores(network: Network, per_unit: np.ndarray) -> Scores:
         sizes={},
         logit_error=0.0,
     )
+
+
+def draw_plan(structure: Structure, seed: int = 0) -> Plan:
+    """Of every group between the least and all of its units, whichever."""
+    generator = np.random.default_rng(seed)
+    stays = np.ones(structure.unit_count + 1, dtype=bool)
+    for group in structure.groups:
+        count = group.blocks * generator.integers(group.least // group.blocks, len(group) // group.blocks + 1)
+        stays[group.units] = group.choose(generator.random(len(group)), count)
+    return Plan(structure, stays, {}, "drawn", {})

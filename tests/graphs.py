@@ -144,6 +144,19 @@ def concatenate(m: nn.Module, x: Tensor) -> Tensor:
     return F.relu6(torch.cat((m.one(x), F.relu(m.other(x))), dim=1))
 
 
+class Branched(nn.Module):
+    """A concatenation that is added to a stream: each of its parts has some of the stream's units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.one, self.other = nn.Linear(3, 5), nn.Linear(5, 2), nn.Linear(5, 3)
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        return self.head(F.relu(x + torch.cat([self.other(x), self.one(x)], 1)))
+
+
 class Pooled(nn.Module):
     """A residual block behind a max pool, whose stream is max pooled again on the way."""
 
@@ -155,3 +168,84 @@ class Pooled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool2d(F.relu(self.stem(x)), 2)
         return self.head(F.relu(x + self.branch(x)).flatten(1))
+
+
+class Padded(nn.Module):
+    """The shortcut of the CIFAR ResNets: every other position, and zeros beside the channels (option A)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first = nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 3, 3, stride=2, padding=1)
+        self.second, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 2)
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        out = self.second(F.relu(self.first(x))) + F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 1, 1))
+        return self.head(F.relu(self.last(F.relu(out))).mean((2, 3)))
+
+
+class Permuted(nn.Module):
+    """Channels behind the positions: flattened so, and linear layers on the last of several axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.mixed = nn.Conv2d(1, 3, 3), nn.Linear(4, 3)
+        self.tokens, self.head = nn.Linear(4, 2), nn.Linear(20, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.mixed(x))[:, 0].transpose(1, 2)
+        y = F.relu(self.tokens(y))
+        x = F.relu(self.convolution(x)).permute(0, 2, 3, 1)
+        return self.head(torch.cat([x.flatten(1), y.flatten(1), y.narrow(1, 1, 1)[:, 0]], 1))
+
+
+class Decoder(nn.Module):
+    """A transposed convolution, upsampling, a pixel shuffle and a flip of what a convolution has given in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.middle = nn.Conv2d(1, 2, 3, stride=2, padding=1), nn.Conv2d(2, 5, 3, padding=1)
+        self.up = nn.ConvTranspose2d(1, 2, 3, stride=2, padding=1, output_padding=1)
+        self.wider, self.last = nn.Upsample(scale_factor=2), nn.Conv2d(5, 2, 2, stride=2)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.down(x))
+        one, other = F.relu(self.middle(x)).split([1, 4], 1)
+        parts = [F.relu(self.up(one)), self.wider(x).flip(3), F.pixel_shuffle(other, 2)]
+        return self.head(F.relu(self.last(torch.cat(parts, 1))).flatten(1))
+
+
+class Leaky(nn.Module):
+    """Activation functions that let negative numbers through: on a residual stream, max pooled, with one slope per
+    channel, and clipped on both sides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm, self.branch = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 3, padding=1)
+        self.leaky, self.pool = nn.LeakyReLU(0.2), nn.MaxPool2d(2)
+        self.wide, self.slopes = nn.Conv2d(2, 3, 1), nn.PReLU(3)
+        self.hidden, self.clip, self.head = nn.Linear(12, 3), nn.Hardtanh(-0.5, 0.8), nn.Linear(3, 2)
+        with torch.no_grad():
+            self.slopes.weight.copy_(torch.tensor([0.3, -0.2, 0.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.leaky(self.norm(self.stem(x)))
+        x = self.pool(F.leaky_relu(x + self.branch(x), 0.4))
+        return self.head(self.clip(self.hidden(self.slopes(self.wide(x)).flatten(1))))
+
+
+class Maxima(nn.Module):
+    """The larger and the smaller of two branches, their difference, and absolute values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.one, self.other = nn.Linear(3, 4), nn.Linear(4, 3), nn.Linear(4, 3)
+        self.last, self.head = nn.Linear(3, 3), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).abs()
+        one, other = F.relu(self.one(x)), F.relu(self.other(x))
+        y = F.relu(self.last(torch.maximum(one, other) - torch.min(one, other)))
+        return self.head(torch.cat([torch.maximum(y, torch.zeros(())), -one], 1))

@@ -63,6 +63,6 @@ def end_process(tell):
 
 def score_class_by_class(model, inputs, labels, tell):
     """The scores, objectives and bounds, without what differs from run to run."""
-    scores = cn.score(model, inputs, labels, by_class=True, integer=False)
+    scores = cn.score(model, inputs, labels, formulation=cn.ByClass(cn.Paper(integer=False)))
     proved = [(part.status.value, part.objective, part.bound) for part in scores.parts]
     return {name: values.tolist() for name, values in scores.items()}, proved

@@ -24,18 +24,18 @@ from critical_neurons.errors import MissingExtraError
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
 inputs = torch.rand(3, 4)
-scores = cn.score(model, inputs, threads=1)
+scores = cn.score(model, inputs, solver=cn.Solver(threads=1))
 assert scores.status is cn.Status.OPTIMAL
-assert len(cn.score(model, inputs, torch.tensor([0, 1, 2]), by_class=True).parts) == 3
+assert len(cn.score(model, inputs, torch.tensor([0, 1, 2]), formulation=cn.ByClass()).parts) == 3
 for workers in (cn.Workers(2), cn.Workers(scheduler="tcp://127.0.0.1:1")):
     try:
-        cn.score(model, inputs, torch.tensor([0, 1, 2]), by_class=True, workers=workers)
+        cn.score(model, inputs, torch.tensor([0, 1, 2]), formulation=cn.ByClass(workers=workers))
     except MissingExtraError as error:
         print(error)
 plan = cn.plan(scores, units=0.5)
 assert cn.prune(model, plan, inputs)[0].out_features == 3
 assert cn.mask(model, plan)[0].out_features == 6
-assert "scored" in str(cn.inspect(model, inputs))
+assert "it gives the network's output" in str(cn.inspect(model, inputs))
 try:
     cn.score(model, inputs, solver="cvxpy:CLARABEL")
 except MissingExtraError as error:
@@ -91,6 +91,7 @@ def test_every_public_name_resolves():
         assert found.__name__ == name
         assert found.__module__.startswith("critical_neurons.")
     assert set(cn.__all__) == {
+        *("Bisection", "Budget", "ByClass", "Exact", "Lagrangian", "Linearised", "Paper", "Solver"),
         *("Bounds", "Comparison", "Compression", "Interval", "Network", "Objective", "Plan", "Program", "Scores"),
         *(
             "Solution",
@@ -103,7 +104,19 @@ def test_every_public_name_resolves():
             "budget_network",
             "compare",
         ),
-        *("compress", "encode", "export", "inspect", "load", "mask", "plan", "prune", "read_network", "reads"),
+        *(
+            "compress",
+            "encode",
+            "export",
+            "from_onnx",
+            "inspect",
+            "load",
+            "mask",
+            "plan",
+            "prune",
+            "read_network",
+            "reads",
+        ),
         *("save", "score", "search", "solve"),
     }
 

@@ -11,11 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from critical_neurons.core.network import Floats, Ints, Network
+from critical_neurons.core.network import Network
+from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.readers import read_network
 from tests.graphs import (
+    Branched,
+    Decoder,
     DenseNet,
     Joined,
+    Leaky,
+    Maxima,
+    Padded,
+    Permuted,
     Pooled,
     PreActivationResNet,
     ResNet,
@@ -318,6 +325,7 @@ GRAPHS: dict[str, Specimen] = {
     "sum of three": Specimen(lambda: Joined(add_three), (3,)),
     "addition to itself": Specimen(lambda: Joined(add_to_itself), (3,)),
     "addition behind relus": Specimen(lambda: Joined(add_behind_relus, normed=True), (3,)),
+    "concatenation on a stream": Specimen(Branched, (3,)),
     "concatenation": Specimen(lambda: Joined(concatenate, 8), (3,), gain=3.0),
     "grouped convolutions": Specimen(
         lambda: nn.Sequential(
@@ -347,6 +355,11 @@ GRAPHS: dict[str, Specimen] = {
         ),
         IMAGE,
     ),
+    "shortcut of slices and zeros": Specimen(Padded, (1, 4, 4)),
+    "channels behind positions": Specimen(Permuted, IMAGE),
+    "decoder": Specimen(Decoder, IMAGE),
+    "leaky relus": Specimen(Leaky, LARGE),
+    "maxima": Specimen(Maxima, (3,)),
 }
 """Branches, and layers that share or group their units."""
 
@@ -395,7 +408,9 @@ CORE = (
     *("mlp", "mlp without biases", "batch norm behind the relu", "stride, padding and dilation", "groups", "nest"),
     *("convolution in one dimension", "constants of every channel", "clamps", "softmax"),
     *("resnet", "mobilenet", "densenet", "sum of three", "addition behind relus", "grouped convolutions"),
-    *("batch norm behind the relu, then padding", "vgg", "max pool of a relu6", "max pool on a stream"),
+    *("shortcut of slices and zeros", "channels behind positions", "decoder", "leaky relus", "maxima"),
+    *("concatenation on a stream", "batch norm behind the relu, then padding"),
+    *("vgg", "max pool of a relu6", "max pool on a stream"),
 )
 """Those that differ in substance. The others differ from one of these in how they are written, which concerns reading
 and removal alone."""
@@ -405,6 +420,10 @@ UNSCORED = {
     "view by number": "convolution",
     "batch norm behind the relu, then padding": "0",
     "constants of every channel": "one",
+    "shortcut of slices and zeros": "second",
+    "channels behind positions": "mixed",
+    "decoder": "up",
+    "leaky relus": "wide",
 }
 """A hidden layer in front of a ReLU that has to go without scores."""
 

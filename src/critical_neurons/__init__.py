@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from critical_neurons.api.compare import compare
     from critical_neurons.api.compress import Compression, compress
     from critical_neurons.api.export import export
+    from critical_neurons.api.from_onnx import from_onnx
     from critical_neurons.api.inspect import inspect
     from critical_neurons.api.load import load
     from critical_neurons.api.mask import mask
@@ -23,12 +24,15 @@ if TYPE_CHECKING:
     from critical_neurons.api.search import search
     from critical_neurons.api.solve import solve
     from critical_neurons.core.bounds import Bounds, Interval
+    from critical_neurons.core.budget import Budget
     from critical_neurons.core.comparison import Comparison
+    from critical_neurons.core.formulation import Bisection, ByClass, Exact, Lagrangian, Linearised, Paper
     from critical_neurons.core.network import Network
     from critical_neurons.core.plan import Plan
     from critical_neurons.core.program import Program
     from critical_neurons.core.scores import Scores
     from critical_neurons.core.solution import Solution, Status, Step
+    from critical_neurons.core.solver import Solver
     from critical_neurons.core.workers import Workers
     from critical_neurons.formulations import Objective, budget_network, encode
     from critical_neurons.formulations.bound_propagation import bound_network
@@ -36,16 +40,24 @@ if TYPE_CHECKING:
     from critical_neurons.readers import read_network, reads
 
 _HOMES = {
+    "Bisection": "core.formulation",
     "Bounds": "core.bounds",
+    "Budget": "core.budget",
+    "ByClass": "core.formulation",
     "Comparison": "core.comparison",
     "Compression": "api.compress",
+    "Exact": "core.formulation",
     "Interval": "core.bounds",
+    "Lagrangian": "core.formulation",
+    "Linearised": "core.formulation",
     "Network": "core.network",
     "Objective": "formulations",
+    "Paper": "core.formulation",
     "Plan": "core.plan",
     "Program": "core.program",
     "Scores": "core.scores",
     "Solution": "core.solution",
+    "Solver": "core.solver",
     "Status": "core.solution",
     "Step": "core.solution",
     "Workers": "core.workers",
@@ -57,6 +69,7 @@ _HOMES = {
     "compress": "api.compress",
     "encode": "formulations",
     "export": "api.export",
+    "from_onnx": "api.from_onnx",
     "inspect": "api.inspect",
     "load": "api.load",
     "mask": "api.mask",
@@ -71,16 +84,24 @@ _HOMES = {
 }
 
 __all__ = [
+    "Bisection",
     "Bounds",
+    "Budget",
+    "ByClass",
     "Comparison",
     "Compression",
+    "Exact",
     "Interval",
+    "Lagrangian",
+    "Linearised",
     "Network",
     "Objective",
+    "Paper",
     "Plan",
     "Program",
     "Scores",
     "Solution",
+    "Solver",
     "Status",
     "Step",
     "Workers",
@@ -92,6 +113,7 @@ __all__ = [
     "compress",
     "encode",
     "export",
+    "from_onnx",
     "inspect",
     "load",
     "mask",

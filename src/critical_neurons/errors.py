@@ -35,6 +35,10 @@ class ExportError(CriticalNeuronsError, RuntimeError):
     """A model that cannot be exported, or whose export does not behave like it."""
 
 
+class ConversionError(CriticalNeuronsError, RuntimeError):
+    """An ONNX network that cannot be converted, or whose conversion does not behave like it."""
+
+
 class SolverError(CriticalNeuronsError, RuntimeError):
     """A solver that failed, or cannot solve this kind of program."""
 
@@ -65,3 +69,8 @@ class OutputError(CriticalNeuronsError, OSError):
 
 class WorkersError(CriticalNeuronsError, RuntimeError):
     """Workers that cannot be reached, were lost, or would give other results."""
+
+
+def first_line(error: BaseException) -> str:
+    """What another library has to say, in a line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 import critical_neurons as cn
-from critical_neurons.api import search
 from critical_neurons.api.compress import HELD_OUT_SHARE, PAPER
 from critical_neurons.api.plan import FINE_STEPS, ROUGH_STEPS
 from critical_neurons.cli.digits import small_network, split_digits, train_small_network
 from critical_neurons.core.batch import digest_rows
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.removal.metrics import count_macs, count_parameters, measure_accuracy
-from critical_neurons.selection import gate_descent, layerwise_search
+from critical_neurons.selection import layerwise_search
 
-QUICK = {"scoring": {}, "onnx": False}
+QUICK = {"formulation": "linearised", "onnx": False}
 """One small program: for tests of what follows the choice of units."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few_ways():
-    """A search that tries less: what is made of its answer is tested here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "DRAWS", 1)
-        patch.setattr(search, "ROUNDS", 1)
-        yield
+compress = partial(cn.compress, effort="quick")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +39,7 @@ def model(digits):
 @pytest.fixture(scope="module")
 def halved(model, digits):
     told, details = [], []
-    found = cn.compress(
+    found = compress(
         model, *digits[0], macs=0.5, test=digits[1], onnx=False, progress=told.append, detail=details.append
     )
     return found, (told, details)
@@ -55,18 +50,18 @@ def test_the_share_is_met_and_little_is_lost(halved, model, digits):
     assert count_macs(found.model, digits[0][0]) <= 0.5 * count_macs(model, digits[0][0])
     comparison = found.comparison
     assert comparison.data == "test"
-    assert comparison.images == len(digits[1][1])
+    assert comparison.inputs == len(digits[1][1])
     assert comparison.after.accuracy == measure_accuracy(found.model, *digits[1])
     assert comparison.after.accuracy > comparison.before.accuracy - 0.05
     assert told == ["Searching", "Planning", "Removing and refitting", "Comparing"]
-    assert any(text.endswith(" eliminations tried") for text in details)
+    assert any(text.endswith(" layers chosen from") for text in details)
     assert any(text.endswith(" modules refitted") for text in details)
     assert details[-1] == "Measuring latency in torch, batch of 64"
 
 
 def test_it_is_the_search_on_all_inputs(halved, model, digits):
     found, _ = halved
-    scores = cn.search(model, digits[0][0], macs=0.5)
+    scores = cn.search(model, digits[0][0], macs=0.5, effort="quick")
     assert np.array_equal(found.scores.per_unit, scores.per_unit)
     assert np.array_equal(found.plan.stays, cn.plan(scores).stays)
     expected = cn.prune(model, cn.plan(scores), digits[0][0], compensate="least_squares")
@@ -75,15 +70,14 @@ def test_it_is_the_search_on_all_inputs(halved, model, digits):
 
 
 def test_a_search_needs_no_labels(halved, model, digits):
-    found = cn.compress(model, digits[0][0], macs=0.5, test=digits[1], onnx=False)
+    found = compress(model, digits[0][0], macs=0.5, test=digits[1], onnx=False)
     assert np.array_equal(found.plan.stays, halved[0].plan.stays)
     assert found.comparison.data == "test"
 
 
-def test_the_search_knows_what_is_refitted(model, digits, monkeypatch):
-    monkeypatch.setattr(gate_descent, "STEPS", 20)
+def test_the_search_knows_what_is_refitted(model, digits):
     told = []
-    found = cn.compress(model, *digits[0], units=0.5, compensate="none", progress=told.append, onnx=False)
+    found = compress(model, *digits[0], units=0.5, compensate="none", progress=told.append, onnx=False)
     assert (found.scores.settings["method"], found.scores.settings["compensate"]) == ("gates", "none")
     assert told == ["Searching", "Planning", "Removing", "Comparing"]
     masked = cn.mask(model, found.plan)
@@ -93,7 +87,7 @@ def test_the_search_knows_what_is_refitted(model, digits, monkeypatch):
 
 def test_refitting_pays(model, digits):
     refitted, plain = (
-        cn.compress(model, *digits[0], macs=0.5, **given, test=digits[1], **QUICK)
+        compress(model, *digits[0], macs=0.5, **given, test=digits[1], **QUICK)
         for given in ({}, {"compensate": "none"})
     )
     assert np.array_equal(refitted.plan.stays, plain.plan.stays)
@@ -102,9 +96,9 @@ def test_refitting_pays(model, digits):
 
 def test_the_settings_of_the_paper(model, digits):
     inputs, labels = digits[0]
-    found = cn.compress(model, inputs, labels, macs=0.5, paper=True, onnx=False)
+    found = compress(model, inputs, labels, macs=0.5, paper=True, onnx=False)
     settings = found.scores.settings
-    assert {name: settings[name] for name in PAPER} == PAPER
+    assert settings["formulation"] == PAPER
     assert settings["budget"] is None
     assert sorted(settings["labels"]) == list(range(10))
     digests = digest_rows(inputs.numpy())
@@ -119,16 +113,18 @@ def test_the_settings_of_the_paper(model, digits):
 def test_the_settings_of_the_paper_can_be_overridden(model, digits):
     inputs, labels = digits[0]
     wrong = (labels + 1) % 10  # no input is classified correctly: any is taken
-    found = cn.compress(
+    found = compress(
         *(model, inputs, wrong),
         units=0.5,
         paper=True,
         compensate="least_squares",
         onnx=False,
-        scoring={"formulation": "linearised", "input_radius": 0.0, "loss_weight": 2.0},
+        formulation=cn.Linearised(loss_weight=2.0),
+        solver=cn.Solver(gap=1e-3),
     )
     settings = found.scores.settings
-    assert (settings["formulation"], settings["loss_weight"], settings["integer"]) == ("linearised", 2.0, False)
+    assert (settings["formulation"], settings["solver"]) == (cn.Linearised(loss_weight=2.0), cn.Solver(gap=1e-3))
+    assert settings["budget"] is None
     assert sorted(settings["labels"]) == list(range(10))
     assert len(found.model.calibrated_on) == len(set(digest_rows(inputs.numpy())))
 
@@ -143,9 +139,9 @@ def test_the_result_can_be_saved(halved, tmp_path, digits):
 
 def test_accuracy_on_what_was_used_is_called_calibration(model, digits):
     inputs, labels = digits[0]
-    alone = cn.compress(model, inputs, labels, units=0.7, **QUICK)
+    alone = compress(model, inputs, labels, units=0.7, **QUICK)
     assert alone.comparison.data == "calibration"
-    mixed = cn.compress(model, inputs, labels, params=0.7, test=(inputs[:50], labels[:50]), **QUICK)
+    mixed = compress(model, inputs, labels, params=0.7, test=(inputs[:50], labels[:50]), **QUICK)
     assert mixed.comparison.data == "calibration"
     assert count_parameters(mixed.model) <= 0.7 * count_parameters(model)
 
@@ -154,7 +150,7 @@ def test_max_drop_is_judged_on_what_was_held_out(model, digits, monkeypatch):
     gathered, gather = [], layerwise_search.gather_moments
     monkeypatch.setattr(layerwise_search, "gather_moments", lambda *given: gathered.append(given) or gather(*given))
     inputs, labels = digits[0]
-    found = cn.compress(model, inputs, labels, max_drop=0.02, test=digits[1], onnx=False)
+    found = compress(model, inputs, labels, max_drop=0.02, test=digits[1], onnx=False)
     drop = found.plan.provenance["drop"]
     assert drop["before"] - drop["after"] <= 0.02 + 1e-9
     assert drop["evaluations"] <= ROUGH_STEPS + 1 + FINE_STEPS
@@ -174,7 +170,7 @@ def test_a_judge_of_ones_own(model, digits):
         judged.append(candidate)
         return count_parameters(candidate) / 1000
 
-    found = cn.compress(model, *digits[0], max_drop=0.99, evaluate=count, compensate="none", **QUICK)
+    found = compress(model, *digits[0], max_drop=0.99, evaluate=count, compensate="none", **QUICK)
     assert count_parameters(judged[0]) == count_parameters(model)
     assert len(judged) == 1 + found.plan.provenance["drop"]["evaluations"]
     assert count_parameters(model) - count_parameters(found.model) <= 990
@@ -188,7 +184,7 @@ def test_ctrl_c_while_the_solver_works_leaves_the_best_so_far(model, digits):
         if len(told) == 2:
             raise KeyboardInterrupt
 
-    found = cn.compress(model, *digits[0], macs=0.5, detail=interrupt, **QUICK)
+    found = compress(model, *digits[0], macs=0.5, detail=interrupt, **QUICK)
     assert found.scores.status is cn.Status.FEASIBLE
     assert len(found.scores.history) == 2
     assert count_macs(found.model, digits[0][0]) <= 0.5 * count_macs(model, digits[0][0])
@@ -203,21 +199,21 @@ def test_ctrl_c_while_the_most_is_looked_for_leaves_the_best_so_far(model, digit
             raise KeyboardInterrupt
         return 1.0
 
-    found = cn.compress(model, digits[0][0], max_drop=0.1, evaluate=judge, test=digits[1], onnx=False)
+    found = compress(model, digits[0][0], max_drop=0.1, evaluate=judge, test=digits[1], onnx=False)
     assert "interrupted" in found.plan.rule
     assert count_macs(found.model, digits[0][0]) == min(judged[:3])
 
 
 def test_what_a_drop_was_judged_on_is_no_test_data(model, digits):
     inputs, labels = digits[0]
-    found = cn.compress(model, inputs, labels, max_drop=0.05, **QUICK)
+    found = compress(model, inputs, labels, max_drop=0.05, **QUICK)
     seen = found.model.calibrated_on
     assert len(seen) == len(set(digest_rows(inputs.numpy())))
     assert cn.compare(model, found.model, inputs[:40], labels[:40], onnx=False, repeats=1).data == "calibration"
 
 
 def test_layers_that_must_stay_leave_a_drop_to_the_others(model, digits):
-    found = cn.compress(model, *digits[0], max_drop=0.05, ignore=["0", "3"], onnx=False)
+    found = compress(model, *digits[0], max_drop=0.05, ignore=["0", "3"], onnx=False)
     assert set(found.plan.removed) == {"8"}
 
 
@@ -225,7 +221,7 @@ def test_layers_that_must_stay_leave_a_drop_to_the_others(model, digits):
     "settings", [{"keep": "3"}, {"min_units": 6}, {"round_to": 4}, {"keep": ["0"], "min_units": 3, "round_to": 4}]
 )
 def test_shares_are_met_and_no_room_is_left_whatever_must_stay(model, digits, settings):
-    found = cn.compress(model, *digits[0], macs=0.6, **settings, onnx=False)
+    found = compress(model, *digits[0], macs=0.6, **settings, onnx=False)
     widths, step = {name: len(kept) for name, kept in found.plan.kept.items()}, settings.get("round_to", 1)
     limit = 0.6 * count_macs(model, digits[0][0])
     assert count_macs(found.model, digits[0][0]) == count_small_network(widths) <= limit
@@ -246,7 +242,7 @@ def count_small_network(widths):
 
 
 def test_a_span(model, digits):
-    found = cn.compress(model, *digits[0], units=0.5, start="3", stop="8", onnx=False)
+    found = compress(model, *digits[0], units=0.5, start="3", stop="8", onnx=False)
     assert set(found.scores) == {"3"}
     assert (found.plan.span.start, found.plan.span.stop) == ("3", "8")
     assert found.model[3].out_channels == 16
@@ -259,68 +255,67 @@ def test_parameters_that_refitting_adds_are_counted(digits):
         *(torch.nn.Linear(64, 48, bias=False), torch.nn.ReLU(), torch.nn.Linear(48, 48, bias=False), torch.nn.ReLU()),
         torch.nn.Linear(48, 10, bias=False),
     )
-    found = cn.compress(free, *digits[0], params=0.5, onnx=False)
+    found = compress(free, *digits[0], params=0.5, onnx=False)
     assert found.model[3].bias is not None
     assert count_parameters(found.model) <= 0.5 * count_parameters(free)
 
 
 def test_test_data_in_batches(model, digits):
     pairs = list(zip(digits[1][0].split(200), digits[1][1].split(200), strict=True))
-    found = cn.compress(model, *digits[0], macs=0.6, test=pairs, **QUICK)
-    assert (found.comparison.images, found.comparison.data) == (len(digits[1][1]), "test")
+    found = compress(model, *digits[0], macs=0.6, test=pairs, **QUICK)
+    assert (found.comparison.inputs, found.comparison.data) == (len(digits[1][1]), "test")
 
 
-def test_settings_of_the_scoring(model, digits):
-    found = cn.compress(
-        model, *digits[0], units=0.8, scoring={"formulation": "paper", "budget": None, "loss_weight": 1.0}, onnx=False
-    )
-    assert found.scores.settings["formulation"] == "paper"
-    assert found.scores.settings["loss_weight"] == 1.0
+def test_a_program_is_under_the_budget_asked_for(model, digits):
+    found = compress(model, *digits[0], units=0.8, seed=3, **QUICK)
+    settings = found.scores.settings
+    assert (settings["formulation"], settings["budget"]) == (cn.Linearised(), cn.Budget(units=0.8))
+    assert settings["solver"] == cn.Solver(seed=3)
     assert found.plan.rule.startswith("at most 0.8 of the units kept")
 
 
 def test_what_a_user_may_get_wrong(model, digits):
     inputs, labels = digits[0]
     with pytest.raises(InvalidSettingError, match="give one of units=, params=, macs= and max_drop="):
-        cn.compress(model, inputs, labels)
+        compress(model, inputs, labels)
     with pytest.raises(InvalidSettingError, match="give one of"):
-        cn.compress(model, inputs, labels, macs=0.5, units=0.5)
+        compress(model, inputs, labels, macs=0.5, units=0.5)
     for settings in (
-        {"macs": 0.5},
         {"macs": 0.5, "test": digits[1], "paper": True},
-        {"macs": 0.5, "test": digits[1], "scoring": {}},
+        {"macs": 0.5, "test": digits[1], "formulation": "linearised"},
         {"max_drop": 0.1, "test": digits[1]},
     ):
         with pytest.raises(InvalidInputError, match="labels: none"):
-            cn.compress(model, inputs, **settings)
+            compress(model, inputs, **settings)
     told = []
     for settings, message in (
         ({"max_drop": 1.5}, "max_drop=1.5. Accepted: a share of accuracy"),
         ({"macs": 0.5, "compensate": "all"}, "compensate: found 'all'"),
         ({"macs": 0.5, "keep": "conv"}, "keep: no layer conv"),
         ({"macs": 0.5, "round_to": 0}, "round_to=0"),
+        ({"macs": 1.5}, "macs: found 1.5. Accepted: a share"),
+        ({"macs": 0.5, "solver": "highs"}, "solver: of a program, but units are searched for"),
+        ({"macs": 0.5, "formulation": "milp"}, "formulation: found 'milp'"),
+        ({"macs": 0.5, "formulation": cn.Paper(rescale=0.0)}, "budget: it takes the place .* leave out rescale"),
+        ({"macs": 0.5, "formulation": "exact", "stop": "0"}, "stop: the exact formulation"),
     ):
         with pytest.raises(InvalidSettingError, match=message):
-            cn.compress(model, inputs, labels, **settings, progress=told.append)
+            compress(model, inputs, labels, **settings, progress=told.append)
     with pytest.raises(InvalidInputError, match="calibration: found 7 inputs"):
-        cn.compress(model, inputs[:7], labels[:7], macs=0.5, progress=told.append)
+        compress(model, inputs[:7], labels[:7], macs=0.5, progress=told.append)
     for given, settings in (
         ((inputs, labels + 10), {"macs": 0.5}),
         ((inputs, labels + 10), {"max_drop": 0.1}),
         ((inputs, labels), {"macs": 0.5, "test": (inputs, labels + 10)}),
     ):
         with pytest.raises(InvalidInputError, match="Accepted: 0 to 9, one for each of the network's 10 outputs"):
-            cn.compress(model, *given, **settings, progress=told.append)
+            compress(model, *given, **settings, progress=told.append)
     assert told == []  # nothing was begun
-    with pytest.raises(InvalidSettingError, match="scoring: colour, start is no setting of score, or is given to"):
-        cn.compress(model, inputs, labels, macs=0.5, scoring={"colour": 1, "start": "0"})
     with pytest.raises(InvalidInputError, match="test: found inputs of shape"):
-        cn.compress(model, inputs, labels, macs=0.5, test=(inputs[:, :, :4], labels))
-    with pytest.raises(InvalidInputError, match="without labels"):
-        cn.compress(model, inputs, labels, macs=0.5, test=inputs)
+        compress(model, inputs, labels, macs=0.5, test=(inputs[:, :, :4], labels))
     with pytest.raises(InvalidInputError, match="held out to judge by"):
-        cn.compress(model, inputs[:20], labels[:20], max_drop=0.1)
+        compress(model, inputs[:20], labels[:20], max_drop=0.1)
     with pytest.raises(InvalidSettingError, match="macs cannot fall to"):
-        cn.compress(model, inputs, labels, macs=1e-6, **QUICK)
+        compress(model, inputs, labels, macs=1e-6, **QUICK)
     with pytest.raises(InvalidSettingError, match="the budget cannot be met"):
-        cn.compress(model, inputs, labels, macs=1e-6)
+        compress(model, inputs, labels, macs=1e-6)

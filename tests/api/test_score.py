@@ -18,6 +18,7 @@ from torch import nn
 import critical_neurons as cn
 from critical_neurons.core.solution import relative_gap
 from critical_neurons.errors import CriticalNeuronsError, InvalidInputError, InvalidSettingError, UnreadableModelError
+from tests.settings import settle
 
 RECOMPUTED = 1e-5
 """Largest relative difference between the optimum found here or by the solver and the objective of rounded scores."""
@@ -138,13 +139,13 @@ def assert_consistent(scores):
     if scores.bound is not None:
         assert scores.bound <= scores.objective + ROUNDING * max(1.0, abs(scores.objective))
     if scores.status is cn.Status.OPTIMAL:
-        assert scores.gap <= scores.settings["gap"]
+        assert scores.gap <= scores.settings["solver"].gap
     for before, after in pairwise(scores.history):
         assert before.seconds <= after.seconds
         assert before.rows <= after.rows
         assert before.cuts <= after.cuts
         assert before.bound is None or after.bound >= before.bound
-        tolerance = scores.settings["gap"] * max(1.0, abs(after.objective))
+        tolerance = scores.settings["solver"].gap * max(1.0, abs(after.objective))
         assert before.objective is None or after.objective <= before.objective + tolerance
 
 
@@ -153,7 +154,7 @@ def assert_consistent(scores):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_objective_is_that_of_the_scores(sizes, objective, seed):
     model, (inputs, labels) = make_mlp(*sizes, seed=seed), draw(4, sizes[0], seed)
-    scores = cn.score(model, inputs, labels, objective=objective, loss_weight=2.0, rescale=1.5, **QUICK)
+    scores = cn.score(model, inputs, labels, **settle(objective=objective, loss_weight=2.0, rescale=1.5, **QUICK))
     recursion = Recursion(model, inputs)
     values = list(scores.values())
     assert [len(value) for value in values] == recursion.sizes
@@ -174,7 +175,7 @@ def test_the_objective_is_that_of_the_scores(sizes, objective, seed):
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
 def test_without_loss_the_program_is_linear_and_ties_go_to_the_smallest_total(objective, seed):
     model, (inputs, labels) = make_mlp(4, 8, 6, 3, seed=seed), draw(4, 4, seed)
-    scores = cn.score(model, inputs, labels, objective=objective, loss_weight=0.0, gap=TIGHT, **QUICK)
+    scores = cn.score(model, inputs, labels, **settle(objective=objective, loss_weight=0.0, gap=TIGHT, **QUICK))
     recursion = Recursion(model, inputs)
     weights = np.concatenate([np.full(n, 1 / n if objective == "balanced" else 1 / 14) for n in recursion.sizes])
     owner = np.repeat([0, 1], recursion.sizes)
@@ -190,7 +191,7 @@ def test_without_loss_the_program_is_linear_and_ties_go_to_the_smallest_total(ob
     assert best.status == 0
     assert scores.objective == pytest.approx(best.fun, rel=RECOMPUTED, abs=RECOMPUTED)
     assert scores.bound <= best.fun + RECOMPUTED
-    slack = scores.settings["gap"] * max(1.0, abs(best.fun))
+    slack = scores.settings["solver"].gap * max(1.0, abs(best.fun))
     smallest = linprog(
         np.append(np.ones(14), 0.0),
         np.vstack([rows, epigraph, np.eye(15)[14:]]),
@@ -205,12 +206,14 @@ def test_without_loss_the_program_is_linear_and_ties_go_to_the_smallest_total(ob
 
 def test_the_printed_objective_leaves_ties_that_are_broken():
     """The largest layer drops out of the printed sparsity term; only the tie-break moves its scores."""
-    scores = cn.score(MODEL, INPUTS, LABELS, objective="paper", **QUICK)
+    scores = cn.score(MODEL, INPUTS, LABELS, **settle(objective="paper", **QUICK))
     assert (scores["0"] == 0).sum() > 0
 
 
 def test_the_balanced_objective_ignores_the_rescale():
-    plain, rescaled, far = (cn.score(MODEL, INPUTS, LABELS, rescale=c, gap=TIGHT, **QUICK) for c in (2.0, 0.0, -3.0))
+    plain, rescaled, far = (
+        cn.score(MODEL, INPUTS, LABELS, **settle(rescale=c, gap=TIGHT, **QUICK)) for c in (2.0, 0.0, -3.0)
+    )
     for other in (rescaled, far):
         for name in plain:
             assert other[name] == pytest.approx(plain[name], abs=TIED)
@@ -248,7 +251,7 @@ def shrink_activations(model, inputs, scores):
 @pytest.mark.parametrize("objective", ["balanced", "authors", "paper"])
 def test_the_objective_of_convolutions(objective, rescale):
     model, inputs, labels = make_convolutional()
-    scores = cn.score(model, inputs, labels, objective=objective, rescale=rescale, loss_weight=0.5, **QUICK)
+    scores = cn.score(model, inputs, labels, **settle(objective=objective, rescale=rescale, loss_weight=0.5, **QUICK))
     logits = shrink_activations(model, inputs, scores.values())
     expected = compute_objective(
         list(scores.values()),
@@ -266,13 +269,15 @@ def test_the_objective_of_convolutions(objective, rescale):
 
 def test_the_rescale_decides_which_layer_the_authors_objective_leaves_out():
     """With c = 2 that is the linear layer, with c = 0 a convolution."""
-    none, two = (cn.score(*make_convolutional(), objective="authors", rescale=c, **QUICK) for c in (0.0, 2.0))
+    none, two = (
+        cn.score(*make_convolutional(), **settle(objective="authors", rescale=c, **QUICK)) for c in (0.0, 2.0)
+    )
     assert none["5"].mean() < two["5"].mean() - 0.1
     assert none["2"].mean() > two["2"].mean() + 0.1
 
 
 def test_inputs_of_every_kind():
-    expected = cn.score(MODEL, INPUTS, LABELS, **QUICK)
+    expected = cn.score(MODEL, INPUTS, LABELS, **settle(**QUICK))
     dataset = torch.utils.data.TensorDataset(INPUTS, LABELS)
     kinds = {
         "arrays": (INPUTS.numpy(), LABELS.numpy()),
@@ -284,7 +289,7 @@ def test_inputs_of_every_kind():
         "generator": (((INPUTS[at : at + 1], LABELS[at : at + 1]) for at in range(5)), None),
     }
     for kind, (inputs, labels) in kinds.items():
-        found = cn.score(MODEL, inputs, labels, **QUICK)
+        found = cn.score(MODEL, inputs, labels, **settle(**QUICK))
         assert same_bits(found, expected), kind
         assert found.objective == expected.objective, kind
         assert found.settings["labels"] == LABELS.tolist()
@@ -295,9 +300,9 @@ def test_without_labels_the_predictions_are_used():
     with torch.no_grad():
         predictions = MODEL(INPUTS).argmax(dim=1)
     assert predictions.tolist() != LABELS.tolist()
-    expected = cn.score(MODEL, INPUTS, predictions, **QUICK)
+    expected = cn.score(MODEL, INPUTS, predictions, **settle(**QUICK))
     for inputs in (INPUTS, [INPUTS[:2], INPUTS[2:]]):
-        scores = cn.score(MODEL, inputs, **QUICK)
+        scores = cn.score(MODEL, inputs, **settle(**QUICK))
         assert same_bits(scores, expected)
         assert scores.settings["labels"] == predictions.tolist()
         assert scores.settings["labels_from"] == "model"
@@ -305,7 +310,7 @@ def test_without_labels_the_predictions_are_used():
 
 def test_single_and_double_precision_models():
     single = make_mlp(4, 8, 6, 3).float()
-    scores = cn.score(single, INPUTS.float(), LABELS, **QUICK)
+    scores = cn.score(single, INPUTS.float(), LABELS, **settle(**QUICK))
     assert scores["0"].dtype == np.float64
     assert scores.logit_error <= ROUNDING
 
@@ -316,7 +321,7 @@ def test_single_and_double_precision_models():
     ids=str,
 )
 def test_the_same_call_gives_the_same_bits(settings):
-    one, other = (cn.score(MODEL, INPUTS, LABELS, **QUICK, **settings) for _ in range(2))
+    one, other = (cn.score(MODEL, INPUTS, LABELS, **settle(**QUICK, **settings)) for _ in range(2))
     assert same_bits(one, other)
     assert (one.objective, one.bound) == (other.objective, other.bound)
     assert one.sizes == other.sizes
@@ -326,15 +331,14 @@ def test_the_same_call_gives_the_same_bits(settings):
 
 def test_what_scores_carry():
     seen = []
-    scores = cn.score(MODEL, INPUTS, LABELS, loss_weight=3.0, progress=seen.append, seed=7, **GATED)
+    scores = cn.score(MODEL, INPUTS, LABELS, **settle(loss_weight=3.0, progress=seen.append, seed=7, **GATED))
     assert seen == list(scores.history)
     assert set(scores.sizes) == {"columns", "rows", "rows_used", "gates", "cuts"}
     assert scores.sizes["gates"] > 0
     assert scores.sizes["columns"] == 14 + 2 * scores.sizes["gates"] + 1 + 5
     assert scores.sizes["rows_used"] <= 2 * scores.sizes["rows"]
-    assert scores.settings["loss_weight"] == 3.0
-    assert scores.settings["input_radius"] == 0.05
-    assert scores.settings["seed"] == 7
+    assert scores.settings["formulation"] == cn.Paper(loss_weight=3.0, input_radius=0.05)
+    assert scores.settings["solver"] == cn.Solver(seed=7, **QUICK)
     assert scores.settings["versions"]["torch"] == torch.__version__
     assert scores.logit_error <= ROUNDING
     assert 0 < scores.seconds < 30
@@ -347,7 +351,7 @@ def test_integer_and_relaxed():
     differences = []
     for radius in (0.02, 0.05, 0.1):
         integer, relaxed = (
-            cn.score(model, inputs, labels, input_radius=radius, integer=integer, **QUICK)
+            cn.score(model, inputs, labels, **settle(input_radius=radius, integer=integer, **QUICK))
             for integer in (True, False)
         )
         assert integer.status is relaxed.status is cn.Status.OPTIMAL
@@ -362,7 +366,9 @@ def test_integer_and_relaxed():
 
 
 def test_without_a_radius_there_are_no_gates():
-    integer, relaxed = (cn.score(MODEL, INPUTS, LABELS, integer=integer, **QUICK) for integer in (True, False))
+    integer, relaxed = (
+        cn.score(MODEL, INPUTS, LABELS, **settle(integer=integer, **QUICK)) for integer in (True, False)
+    )
     assert integer.sizes["gates"] == 0
     assert same_bits(integer, relaxed)
 
@@ -370,28 +376,28 @@ def test_without_a_radius_there_are_no_gates():
 @pytest.mark.parametrize("shift", [-4.0, 4.0])
 @pytest.mark.parametrize("radius", [0.0, 0.05])
 def test_inputs_outside_the_unit_box(shift, radius):
-    scores = cn.score(MODEL, INPUTS + shift, LABELS, input_radius=radius, **QUICK)
+    scores = cn.score(MODEL, INPUTS + shift, LABELS, **settle(input_radius=radius, **QUICK))
     assert scores.status is cn.Status.OPTIMAL
     assert scores.logit_error <= ROUNDING
     assert_consistent(scores)
 
 
 def test_ignored_layers_have_no_scores():
-    scores = cn.score(MODEL, INPUTS, LABELS, ignore=("0",), **QUICK)
+    scores = cn.score(MODEL, INPUTS, LABELS, **settle(ignore=("0",), **QUICK))
     assert list(scores) == ["2"]
     recursion = Recursion(MODEL, INPUTS)
     logits = recursion.run([np.ones(8), scores["2"]])[1]
     expected = compute_objective([scores["2"]], logits, LABELS.numpy(), objective="balanced")
     assert scores.objective == pytest.approx(expected, rel=RECOMPUTED)
-    assert same_bits(scores, cn.score(MODEL, INPUTS, LABELS, ignore="0", **QUICK))
+    assert same_bits(scores, cn.score(MODEL, INPUTS, LABELS, **settle(ignore="0", **QUICK)))
     assert cn.plan(scores, units=0.5).layers[0].reason == "ignored, as asked"
 
 
 def test_by_class():
     labels = torch.tensor([2, 0, 2, 0, 0])
-    scores = cn.score(MODEL, INPUTS, labels, by_class=True, **QUICK)
+    scores = cn.score(MODEL, INPUTS, labels, **settle(by_class=True, **QUICK))
     assert len(scores.parts) == 2
-    alone = [cn.score(MODEL, INPUTS[labels == label], labels[labels == label], **QUICK) for label in (0, 2)]
+    alone = [cn.score(MODEL, INPUTS[labels == label], labels[labels == label], **settle(**QUICK)) for label in (0, 2)]
     for part, one in zip(scores.parts, alone, strict=True):
         assert same_bits(part, one)
         assert part.objective == one.objective
@@ -406,13 +412,13 @@ def test_by_class():
 
 def test_by_class_remembers_all_labels():
     labels = [2, 0, 2, 0, 0]
-    scores = cn.score(MODEL, INPUTS, labels, by_class=True, **QUICK)
+    scores = cn.score(MODEL, INPUTS, labels, **settle(by_class=True, **QUICK))
     assert sorted(scores.settings["labels"]) == sorted(labels)
 
 
 def test_solvers_agree():
-    ours = cn.score(MODEL, INPUTS, LABELS, integer=False, **GATED)
-    theirs = cn.score(MODEL, INPUTS, LABELS, integer=False, solver="cvxpy:CLARABEL", **GATED)
+    ours = cn.score(MODEL, INPUTS, LABELS, **settle(integer=False, **GATED))
+    theirs = cn.score(MODEL, INPUTS, LABELS, **settle(integer=False, solver="cvxpy:CLARABEL", **GATED))
     assert theirs.objective == pytest.approx(ours.objective, rel=1e-3)
     assert theirs.bound is None
     assert theirs.gap is None
@@ -421,7 +427,13 @@ def test_solvers_agree():
 
 def test_threads_may_change_from_call_to_call():
     results = [
-        cn.score(MODEL, INPUTS, LABELS, threads=threads, input_radius=0.05, time_limit=30.0)
+        cn.score(
+            MODEL,
+            INPUTS,
+            LABELS,
+            formulation=cn.Paper(input_radius=0.05),
+            solver=cn.Solver(threads=threads, time_limit=30.0),
+        )
         for threads in (1, 2, None, 1)
     ]
     assert all(scores.status is cn.Status.OPTIMAL for scores in results)
@@ -435,7 +447,7 @@ def test_a_net_of_convolutions():
         *(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3)),
     )
     images = torch.rand(4, 1, 4, 4)
-    scores = cn.score(model, images, **QUICK)
+    scores = cn.score(model, images, **settle(**QUICK))
     assert {name: len(values) for name, values in scores.items()} == {"0": 3, "5": 4}
     assert scores.status is cn.Status.OPTIMAL
     assert scores.logit_error <= ROUNDING
@@ -447,7 +459,7 @@ def test_a_net_of_convolutions():
 def test_the_time_limit_is_honoured(seconds, by_class):
     model, inputs, labels = SLOW
     started = time.monotonic()
-    scores = cn.score(model, inputs, labels, time_limit=seconds, by_class=by_class, **SLOW_SETTINGS)
+    scores = cn.score(model, inputs, labels, **settle(time_limit=seconds, by_class=by_class, **SLOW_SETTINGS))
     assert time.monotonic() - started <= seconds + OVERTIME
     if seconds < 1e-3:
         assert all(np.array_equal(values, np.ones_like(values)) for values in scores.values())
@@ -471,7 +483,7 @@ class Interruption:
 
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_an_interrupt_returns_the_best_so_far(at):
-    scores = cn.score(MODEL, INPUTS, LABELS, progress=Interruption(at), **GATED)
+    scores = cn.score(MODEL, INPUTS, LABELS, **settle(progress=Interruption(at), **GATED))
     assert scores.status is cn.Status.FEASIBLE
     assert len(scores.history) == at
     assert scores.objective == pytest.approx(scores.history[-1].objective, rel=RECOMPUTED)
@@ -482,9 +494,9 @@ def test_an_interrupt_returns_the_best_so_far(at):
 
 def test_an_interrupt_keeps_the_classes_done():
     labels = torch.tensor([0, 1, 2, 0, 1])
-    whole = cn.score(MODEL, INPUTS, labels, by_class=True, **GATED)
+    whole = cn.score(MODEL, INPUTS, labels, **settle(by_class=True, **GATED))
     first = len(whole.parts[0].history)
-    scores = cn.score(MODEL, INPUTS, labels, by_class=True, progress=Interruption(first + 1), **GATED)
+    scores = cn.score(MODEL, INPUTS, labels, **settle(by_class=True, progress=Interruption(first + 1), **GATED))
     assert len(scores.parts) == 2
     assert same_bits(scores.parts[0], whole.parts[0])
     assert scores.parts[0].status is cn.Status.OPTIMAL
@@ -498,38 +510,30 @@ def test_an_interrupt_keeps_the_classes_done():
 def test_classes_solved_earlier_are_not_solved_again(tmp_path):
     """But those are that Ctrl-C stopped, and those of other settings."""
     labels = torch.tensor([0, 1, 2, 0, 1])
-    whole = cn.score(MODEL, INPUTS, labels, by_class=True, **GATED)
+    whole = cn.score(MODEL, INPUTS, labels, **settle(by_class=True, **GATED))
     first = len(whole.parts[0].history)
-    cn.score(MODEL, INPUTS, labels, by_class=True, progress=Interruption(first + 1), **GATED).save(
+    cn.score(MODEL, INPUTS, labels, **settle(by_class=True, progress=Interruption(first + 1), **GATED)).save(
         tmp_path / "s.json"
     )
     earlier, told = cn.Scores.load(tmp_path / "s.json"), []
-    scores = cn.score(MODEL, INPUTS, labels, by_class=True, earlier=earlier, progress=told.append, **GATED)
+    scores = cn.score(MODEL, INPUTS, labels, **settle(by_class=True, earlier=earlier, progress=told.append, **GATED))
     assert {step.label for step in told} == {1, 2}
     assert scores.parts[0] is earlier.parts[0]
     assert same_bits(scores, whole)
     assert scores.notes == ()
     assert str(told[0]).startswith("1 of 3 classes done; class 1: ")
     other = {**GATED, "loss_weight": 3.0}
-    cn.score(MODEL, INPUTS, labels, by_class=True, earlier=earlier, progress=told.append, **other)
+    cn.score(MODEL, INPUTS, labels, **settle(by_class=True, earlier=earlier, progress=told.append, **other))
     assert {step.label for step in told} == {0, 1, 2}
-
-
-@pytest.mark.parametrize("given", [{"workers": cn.Workers(2)}, {"earlier": True}])
-def test_workers_and_earlier_go_with_classes(given):
-    if "earlier" in given:
-        given = {"earlier": cn.score(MODEL, INPUTS, LABELS, **QUICK)}
-    with pytest.raises(InvalidSettingError, match="workers and earlier: go with by_class=True"):
-        cn.score(MODEL, INPUTS, LABELS, **given)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT there")
 def test_ctrl_c_while_the_solver_works():
     code = """
-from tests.api.test_score import SLOW, SLOW_SETTINGS, cn
+from tests.api.test_score import SLOW, SLOW_SETTINGS, cn, settle
 model, inputs, labels = SLOW
 report = lambda step: print("step", flush=True)
-scores = cn.score(model, inputs, labels, time_limit=120, progress=report, **SLOW_SETTINGS)
+scores = cn.score(model, inputs, labels, **settle(time_limit=120, progress=report, **SLOW_SETTINGS))
 print(scores.status.name, scores.objective)
 """
     command, root = [sys.executable, "-c", code], Path(__file__).parents[2]
@@ -565,7 +569,7 @@ BAD_BATCHES = {
     "too few labels": ((INPUTS, [0, 1]), "labels: found shape (2,) for 5 data points"),
     "labels in a column": ((INPUTS, LABELS[:, None]), "labels: found shape (5, 1)"),
     "one-hot labels": ((INPUTS, torch.eye(3)[LABELS]), "labels: found shape (5, 3)"),
-    "labels with a point": ((INPUTS, LABELS.double()), "labels: found float64. Accepted: integers"),
+    "labels with a point": ((INPUTS, LABELS.double()), "or integers, the index of the right class"),
     "some labels": (([(INPUTS, LABELS), INPUTS], None), "some of the batches have labels and some have none"),
     "a path": (("data.npz", None), "inputs"),
     "a list with labels": (([INPUTS], LABELS), "inputs: found list"),
@@ -579,7 +583,7 @@ BAD_BATCHES = {
 def test_bad_batches(case):
     (inputs, labels), message = BAD_BATCHES[case]
     with pytest.raises(InvalidInputError) as caught:
-        cn.score(MODEL, inputs, labels, **QUICK)
+        cn.score(MODEL, inputs, labels, **settle(**QUICK))
     assert message in str(caught.value)
     assert isinstance(caught.value, ValueError)
 
@@ -614,13 +618,13 @@ BAD_SETTINGS = {
 def test_bad_settings(case):
     settings, message = BAD_SETTINGS[case]
     with pytest.raises(InvalidSettingError) as caught:
-        cn.score(MODEL, INPUTS, LABELS, **settings)
+        cn.score(MODEL, INPUTS, LABELS, **settle(**settings))
     assert message in str(caught.value)
 
 
 def test_numbers_of_numpy_are_numbers():
-    plain = cn.score(MODEL, INPUTS, LABELS, loss_weight=2.0, seed=3, **QUICK)
-    numpys = cn.score(MODEL, INPUTS, LABELS, loss_weight=np.float32(2.0), seed=np.int64(3), **QUICK)
+    plain = cn.score(MODEL, INPUTS, LABELS, **settle(loss_weight=2.0, seed=3, **QUICK))
+    numpys = cn.score(MODEL, INPUTS, LABELS, **settle(loss_weight=np.float32(2.0), seed=np.int64(3), **QUICK))
     assert same_bits(plain, numpys)
 
 
@@ -631,7 +635,7 @@ BAD_MODELS = {
         InvalidInputError,
         "no ReLU stands between it and 1",
     ),
-    "one logit": (make_mlp(4, 3, 1), UnreadableModelError, "at least two classes"),
+    "one output, no labels": (make_mlp(4, 3, 1), InvalidInputError, "the model has one output, and none are given"),
     "half precision": (make_mlp(4, 3, 2).half(), UnreadableModelError, "half precision"),
     "no model": ("resnet18", UnreadableModelError, "found str, expected a torch.nn.Module"),
 }
@@ -641,7 +645,7 @@ BAD_MODELS = {
 def test_bad_models(case):
     model, error, message = BAD_MODELS[case]
     with pytest.raises(error) as caught:
-        cn.score(model, INPUTS, **QUICK)
+        cn.score(model, INPUTS, **settle(**QUICK))
     assert message in str(caught.value)
     assert isinstance(caught.value, CriticalNeuronsError)
 
@@ -654,6 +658,6 @@ def test_settings_are_checked_before_the_data():
         yield
 
     with pytest.raises(InvalidSettingError):
-        cn.score(MODEL, loader(), loss_weight=-1.0)
+        cn.score(MODEL, loader(), formulation=cn.Paper(loss_weight=-1.0))
     with pytest.raises(InvalidSettingError):
         cn.score(MODEL, loader(), solver="nobody")

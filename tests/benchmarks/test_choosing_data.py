@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,9 +15,9 @@ import critical_neurons as cn
 from choices import CHOICES, CLASSES, QUESTIONS, SIZES, Choice
 from choosing_data import CASES, TABLE, Trial, list_cells, run_cells, search_by_class
 from choosing_data_page import CONFIDENCE, Difference, build_page, collect, judge, write_page
-from critical_neurons.api import search as searching
 from critical_neurons.cli.options import MOST_PER_CLASS
 from critical_neurons.removal.refit.stream import LEAST_INPUTS
+from critical_neurons.selection import effort, gate_descent
 from critical_neurons_reproduction.datasets import Dataset, Part
 from critical_neurons_reproduction.experiments.cells import Schedule
 from critical_neurons_reproduction.experiments.workspace import Runs
@@ -170,8 +171,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Cell], Stor
     cells = [cell for cell in list_cells(case, [Choice(40), Choice(80, "any")]) if "least_squares" in cell.name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "hugging_face")
-        patch.setattr(searching, "DRAWS", 2)
-        patch.setattr(searching, "ROUNDS", 1)
+        fast = replace(effort.THOROUGH, draws=2, rounds=1, steps=gate_descent.Steps(40, 0))
+        patch.setattr(effort, "THOROUGH", fast)
         runs = Runs(folder / "runs", write_blocks(folder / "data"), Schedule(epochs=2), folder / "cache")
         assert run_cells(case, cells, store, runs) == []
         (failed,) = run_cells(case, list_cells(case, [Choice(BLOCKS)])[:1], store, runs)

@@ -13,6 +13,7 @@ from torch import nn
 
 import critical_neurons as cn
 from critical_neurons.formulations.lazy_rows import ReluRows
+from critical_neurons_reproduction.score_settings import read_score_settings
 from critical_neurons_reproduction.store import Cell, Store
 from performance import CAP, Case, Place, list_cases, run_apart, run_cases
 from performance_page import LIMITS, TABLE, build_page, collect, list_bars, write_page
@@ -62,7 +63,7 @@ def test_a_part_within_another_counts_for_itself():
 def test_scoring_is_followed_and_nothing_stays_changed():
     original = ReluRows.build
     inputs = torch.rand(4, 12, generator=torch.Generator().manual_seed(0))
-    scores, taken = measure(partial(cn.score, make_model(), inputs, integer=False, threads=1))
+    scores, taken = measure(partial(cn.score, make_model(), inputs, **read_score_settings({"integer": False})))
     assert scores.status is cn.Status.OPTIMAL
     assert {"reading", "bounding", "encoding", "judging rows", "solver"} <= set(taken["parts"])
     assert sum(taken["parts"].values()) == pytest.approx(taken["processor_seconds"], abs=0.01)

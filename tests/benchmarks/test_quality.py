@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
-from critical_neurons.api import search as searching
 from critical_neurons.io.builtin_models import lenet5, vgg16
-from critical_neurons.selection import gate_descent
+from critical_neurons.selection import effort, gate_descent
 from critical_neurons_reproduction.experiments.cells import Schedule
 from critical_neurons_reproduction.experiments.workspace import Runs
 from critical_neurons_reproduction.store import Cell, Record, Store
@@ -141,9 +140,8 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "hugging_face")
-        patch.setattr(searching, "DRAWS", 2)
-        patch.setattr(searching, "ROUNDS", 1)
-        patch.setattr(gate_descent, "STEPS", 40)
+        fast = replace(effort.THOROUGH, draws=2, rounds=1, steps=gate_descent.Steps(40, 0))
+        patch.setattr(effort, "THOROUGH", fast)
         runs = Runs(folder / "runs", write_blocks(folder / "data"), Schedule(epochs=2), folder / "cache")
         for case in cases:
             cells = list_cells(case, "validation")

@@ -10,6 +10,7 @@ import pytest
 import critical_neurons as cn
 from critical_neurons.core.network import MaxPool, Relu
 from critical_neurons.errors import InvalidSettingError
+from tests.settings import settle
 from tests.zoo import ZOO, share_case
 
 SAME = 1e-5
@@ -50,11 +51,11 @@ def test_bounds_of_the_library_pass(name, settings):
 def test_bounds_given_are_the_bounds_used(settings, steps):
     case = share_case("mlp without biases")
     own = cn.bound_network(case.network, case.inputs, **steps)
-    given = cn.score(case.model, case.inputs, case.labels, bounds=own, **settings, **QUICK)
-    made = cn.score(case.model, case.inputs, case.labels, **settings, **QUICK)
+    given = cn.score(case.model, case.inputs, case.labels, **settle(bounds=own, **settings, **QUICK))
+    made = cn.score(case.model, case.inputs, case.labels, **settle(**settings, **QUICK))
     assert given.objective == pytest.approx(made.objective, abs=SAME)
-    assert given.settings["bounds"] == "user"
-    assert made.settings["bounds"] == "interval"
+    assert (given.settings["bounds_from"], made.settings["bounds_from"]) == ("user", "program")
+    assert given.settings["formulation"] == made.settings["formulation"]
 
 
 def test_wider_bounds_of_the_exact_program_leave_its_optimum():
@@ -65,8 +66,10 @@ def test_wider_bounds_of_the_exact_program_leave_its_optimum():
         index: cn.Interval(interval.lower - 0.3, interval.upper + 0.5) for index, interval in own.before_relu.items()
     }
     settings = {"formulation": "exact", "binary": True, **QUICK}
-    loose = cn.score(case.model, case.inputs, case.labels, bounds=replace(own, before_relu=wider), **settings)
-    tight = cn.score(case.model, case.inputs, case.labels, bounds="backward", **settings)
+    loose = cn.score(
+        case.model, case.inputs, case.labels, **settle(bounds=replace(own, before_relu=wider), **settings)
+    )
+    tight = cn.score(case.model, case.inputs, case.labels, **settle(bounds="backward", **settings))
     assert loose.objective == pytest.approx(tight.objective, abs=SAME)
     assert loose.sizes["gates"] > tight.sizes["gates"]
 
@@ -81,7 +84,7 @@ def test_wider_bounds_of_the_paper_program_change_it():
 
 def refuse(bounds, message, case, **settings):
     with pytest.raises(InvalidSettingError) as caught:
-        cn.score(case.model, case.inputs, case.labels, bounds=bounds, **settings, **QUICK)
+        cn.score(case.model, case.inputs, case.labels, **settle(bounds=bounds, **settings, **QUICK))
     assert message in str(caught.value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,26 +11,30 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
-from critical_neurons.core.network import NO_UNIT, Hold
-from critical_neurons.core.plan import LayerPlan, Plan
+from critical_neurons.core.plan import Plan
+from critical_neurons.core.structure import NO_UNIT, Layer
 from critical_neurons.errors import InvalidFileError, InvalidSettingError, OutputError, PlanMismatchError
+from tests.drawing import make_output, make_structure
 
 A_SCORES = np.array([0.9, 0.1, 0.5, 0.5, 0.2, 0.8])
 
 
-def make_plan():
-    return Plan(
-        (
-            LayerPlan("features.0", np.arange(6), np.array([0, 2, 5]), "score < 0.5 removed"),
-            LayerPlan("hidden", np.full(4, NO_UNIT), np.arange(4), "ignored, as asked"),
-            LayerPlan("out", np.full(3, NO_UNIT), np.arange(3), "it gives the network's output"),
-        ),
-        (6,),
-        (Hold("features.1", np.arange(6)),),
-        "score < 0.5 removed",
-        "0123456789abcdef",
-        {"status": "optimal", "gap": 1e-5, "objective": 0.1 + 0.2},
-    )
+STRUCTURE = make_structure(
+    (
+        Layer("features.0", "Conv2d", np.arange(6)),
+        Layer("hidden", "Linear", np.full(4, NO_UNIT), reason="ignored, as asked"),
+        make_output(),
+    ),
+    (6,),
+)
+
+
+def make_plan(structure=STRUCTURE, removed=(1, 3, 4)):
+    stays = np.ones(structure.unit_count + 1, dtype=bool)
+    stays[list(removed)] = False
+    rule = "score < 0.5 removed"
+    provenance = {"status": "optimal", "gap": 1e-5, "objective": 0.1 + 0.2}
+    return Plan(structure, stays, dict.fromkeys(["features.0"], rule), rule, provenance)
 
 
 def test_kept_and_removed():
@@ -49,16 +54,22 @@ def test_printing_shows_every_layer_kept_of_total_and_why():
     assert repr(make_plan()) == "Plan(score < 0.5 removed: 3 of 6 units removed)"
 
 
+SHARED = make_structure(
+    (
+        Layer("stem", "Linear", np.array([0, 1, 2])),
+        Layer("branch", "Linear", np.array([2, 1, 0])),
+        Layer("hidden", "Linear", np.array([3, 4])),
+        make_output(),
+    ),
+    (3, 2),
+)
+
+
 def test_printed_totals_count_shared_units_once():
-    shared = (
-        LayerPlan("stem", np.array([0, 1, 2]), np.array([1, 2]), "drawn"),
-        LayerPlan("branch", np.array([2, 1, 0]), np.array([0, 1]), "drawn"),
-        LayerPlan("hidden", np.array([3, 4]), np.array([1]), "drawn"),
-        LayerPlan("out", np.full(3, NO_UNIT), np.arange(3), "it gives the network's output"),
-    )
-    plan = Plan(shared, (3, 2), (), "drawn", "", {})
-    assert str(plan).splitlines()[-1].split() == ["units", "3", "of", "5", "drawn"]
-    assert repr(plan) == "Plan(drawn: 2 of 5 units removed)"
+    plan = make_plan(SHARED, removed=(0, 3))
+    assert str(plan).splitlines()[-1].split()[:4] == ["units", "3", "of", "5"]
+    assert repr(plan) == "Plan(score < 0.5 removed: 2 of 5 units removed)"
+    assert plan.kept["branch"].tolist() == [0, 1]
 
 
 def test_random_keeps_the_counts_and_draws_without_replacement():
@@ -71,8 +82,7 @@ def test_random_keeps_the_counts_and_draws_without_replacement():
         assert set(units.tolist()) <= set(range(6))
         assert np.array_equal(drawn.kept["hidden"], np.arange(4))
         assert np.array_equal(drawn.kept["out"], np.arange(3))
-        assert drawn.holds == plan.holds
-        assert [layer.units.tolist() for layer in drawn.layers] == [layer.units.tolist() for layer in plan.layers]
+        assert drawn.structure is plan.structure
 
 
 def test_preferred_units_stay_as_many_as_before():
@@ -139,7 +149,7 @@ def test_plans_survive_saving(tmp_path):
 
 def test_plans_of_scores_survive_saving(tmp_path):
     model, inputs = mlp(), torch.rand(3, 4)
-    plan = cn.plan(cn.score(model, inputs, threads=1), units=0.5)
+    plan = cn.plan(cn.score(model, inputs, solver=cn.Solver(threads=1)), units=0.5)
     plan.save(tmp_path / "plan.json")
     again = Plan.load(tmp_path / "plan.json")
     assert again.to_dict() == plan.to_dict()
@@ -148,23 +158,39 @@ def test_plans_of_scores_survive_saving(tmp_path):
 
 
 FILE = """
-{"format": "critical_neurons plan", "version": 1,
+{"format": "critical_neurons plan", "version": 2,
  "layers": [
-  {"name": "0", "units": [0, 1, 2], "kept": [0, 2], "reason": "at most 0.7 of the units kept, by layer", "blocks": 1},
-  {"name": "3", "units": [-1, -1], "kept": [0, 1], "reason": "it gives the network's output", "blocks": 1}],
- "groups": [3], "holds": [{"module": "0", "units": [0, 1, 2]}],
- "rule": "at most 0.7 of the units kept, by layer", "architecture": "7d97788dd6cca40f",
- "provenance": {"status": "optimal", "objective": 1.492432706479564, "weights": "1f4e7c4d6d55d155"}}
+  {"name": "0", "kept": [0, 2], "total": 3, "reason": "at most 0.7 of the units kept, by layer"},
+  {"name": "3", "kept": [0, 1], "total": 2, "reason": "it gives the network's output"}],
+ "rule": "at most 0.7 of the units kept, by layer",
+ "provenance": {"status": "optimal", "objective": 1.492432706479564, "weights": "1f4e7c4d6d55d155"},
+ "span": {"start": null, "stop": null},
+ "structure": {
+  "layers": [
+   {"name": "0", "kind": "Linear", "units": [[0, 1, 3]], "reason": "", "blocks": 1},
+   {"name": "3", "kind": "Linear", "units": [[-1, 0, 2]], "reason": "it gives the network's output", "blocks": 1}],
+  "groups": [3],
+  "slices": [{"tensor": "0.weight", "axis": 0, "units": [[0, 1, 3]]},
+             {"tensor": "3.weight", "axis": 1, "units": [[0, 1, 3]]}],
+  "wirings": [
+   {"module": "0", "inputs": [[-1, 0, 2]], "outputs": [[0, 1, 3]], "constants": {}, "kernel": 1, "positions": 1,
+    "groups": 1, "biased": true, "alone": true},
+   {"module": "3", "inputs": [[0, 1, 3]], "outputs": [[-1, 0, 2]], "constants": {"1": 0.5, "2": -0.25}, "kernel": 1,
+    "positions": 1, "groups": 1, "biased": true, "alone": true}],
+  "params": [{"module": "0", "amount": 6, "axes": [[[0, 1, 3]]]}, {"module": "3", "amount": 2, "axes": []}],
+  "macs": [{"module": "0", "amount": 6, "axes": [[[0, 1, 3]]]}],
+  "fingerprint": {"architecture": "7d97788dd6cca40f", "weights": "1f4e7c4d6d55d155"}, "notes": []}}
 """
-"""As version 1 was first written."""
+"""As version 2 was first written."""
 
 
-def test_files_of_version_1_still_load(tmp_path):
+def test_files_of_version_2_load(tmp_path):
     path = tmp_path / "plan.json"
     path.write_text(FILE)
     plan = Plan.load(path)
-    assert plan.to_dict() == {**json.loads(FILE), "span": {"start": None, "stop": None}}
+    assert plan.to_dict() == json.loads(FILE)
     assert plan.removed["0"].tolist() == [1]
+    assert plan.structure.wirings[1].constants.tolist() == [0.0, 0.5, -0.25]
 
 
 DAMAGE = {
@@ -175,14 +201,28 @@ DAMAGE = {
     "a list": lambda text: "[]",
     "without layers": lambda text: edit(text, lambda data: data.pop("layers")),
     "layers of another type": lambda text: edit(text, lambda data: data.update(layers=3)),
-    "field missing": lambda text: edit(text, lambda data: data["layers"][0].pop("units")),
+    "field missing": lambda text: edit(text, lambda data: data["layers"][0].pop("reason")),
     "field too many": lambda text: edit(text, lambda data: data["layers"][0].update(more=1)),
     "unit outside": lambda text: edit(text, lambda data: data["layers"][0].update(kept=[0, 6])),
     "unit twice": lambda text: edit(text, lambda data: data["layers"][0].update(kept=[0, 0])),
     "negative unit": lambda text: edit(text, lambda data: data["layers"][0].update(kept=[-1, 2])),
     "units out of order": lambda text: edit(text, lambda data: data["layers"][0].update(kept=[2, 0])),
     "half a unit": lambda text: edit(text, lambda data: data["layers"][0].update(kept=[0.5, 2])),
+    "no unit left": lambda text: edit(text, lambda data: data["layers"][0].update(kept=[])),
+    "another size": lambda text: edit(text, lambda data: data["layers"][0].update(total=7)),
+    "layer missing": lambda text: edit(text, lambda data: data["layers"].pop()),
+    "without a structure": lambda text: edit(text, lambda data: data.pop("structure")),
+    "a structure with fewer units": lambda text: edit(text, lambda data: data["structure"].update(groups=[5])),
+    "a structure with more units": lambda text: edit(text, lambda data: data["structure"].update(groups=[7])),
 }
+
+
+def test_files_that_tear_shared_units_apart_are_refused(tmp_path):
+    path = tmp_path / "plan.json"
+    make_plan(SHARED, removed=(0, 3)).save(path)
+    path.write_text(edit(path.read_text(), lambda data: data["layers"][1].update(kept=[0, 1, 2])))
+    with pytest.raises(InvalidFileError, match="branch: it keeps channels that it shares with removed ones"):
+        Plan.load(path)
 
 
 def edit(text, change):
@@ -205,7 +245,7 @@ def test_other_versions_are_refused(tmp_path):
     path = tmp_path / "plan.json"
     make_plan().save(path)
     path.write_text(edit(path.read_text(), lambda data: data.update(version=99)))
-    with pytest.raises(InvalidFileError, match="format version 99; this release reads version 1"):
+    with pytest.raises(InvalidFileError, match="format version 99, of another release; this one reads version 2"):
         Plan.load(path)
 
 
@@ -231,7 +271,7 @@ OTHERS = {
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_plan_of_another_network_is_refused(other):
     inputs = torch.rand(3, 4)
-    plan = cn.plan(cn.score(mlp(), inputs, threads=1), units=0.5)
+    plan = cn.plan(cn.score(mlp(), inputs, solver=cn.Solver(threads=1)), units=0.5)
     for use in (lambda model: cn.prune(model, plan, inputs), lambda model: cn.mask(model, plan)):
         with pytest.raises(PlanMismatchError, match="made for another network"):
             use(OTHERS[other]())
@@ -239,37 +279,65 @@ def test_a_plan_of_another_network_is_refused(other):
 
 def test_a_plan_fits_the_same_network_with_other_weights():
     inputs = torch.rand(3, 4)
-    plan = cn.plan(cn.score(mlp(), inputs, threads=1), units=0.5)
+    plan = cn.plan(cn.score(mlp(), inputs, solver=cn.Solver(threads=1)), units=0.5)
     other = mlp()
     with torch.no_grad():
         other[0].weight += 1
     assert cn.prune(other, plan, inputs)[0].out_features == 2
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        pytest.param(cn.mask, id="mask"),
-        pytest.param(lambda model, plan: cn.prune(model, plan, torch.rand(3, 4)), id="prune"),
-    ],
-)
-def test_a_plan_that_touches_the_output_layer_is_refused(use):
-    plan = cn.plan(cn.score(mlp(), torch.rand(3, 4), threads=1), units=0.5)
-    data = plan.to_dict()
-    data["layers"][1]["kept"] = [0]
-    with pytest.raises(PlanMismatchError, match="2: "):
-        use(mlp(), Plan.from_dict(data))
+def test_a_file_that_touches_the_output_layer_is_refused(tmp_path):
+    plan = cn.plan(cn.score(mlp(), torch.rand(3, 4), solver=cn.Solver(threads=1)), units=0.5)
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    path.write_text(edit(path.read_text(), lambda data: data["layers"][1].update(kept=[0])))
+    with pytest.raises(
+        InvalidFileError, match="2: it removes channels that must stay: it gives the network's output"
+    ):
+        Plan.load(path)
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        pytest.param(cn.mask, id="mask"),
-        pytest.param(lambda model, plan: cn.prune(model, plan, torch.rand(3, 4)), id="prune"),
-        pytest.param(lambda model, plan: cn.save(model, "never written", plan=plan), id="save"),
-    ],
-)
+BLOCKS = make_structure((Layer("0", "Conv2d", np.arange(6), blocks=2), make_output()), (6,))
+
+
+WRONG_SIZES = [
+    (make_plan(removed=[NO_UNIT]), "found no entry for each of 6 units and a last, True"),
+    (replace(make_plan(), stays=np.ones(6, dtype=bool)), "found no entry for each of 6 units"),
+]
+NOT_REMOVABLE = [
+    (make_plan(removed=range(6)), r"features\.0: it removes all units; a layer is never emptied"),
+    (make_plan(SHARED, removed=(3, 4)), "hidden: it removes all units"),
+    (make_plan(BLOCKS, removed=(0, 3, 4)), "0: it keeps 2, 1 channels of its blocks"),
+    (make_plan(BLOCKS, removed=(0, 1, 2)), "0: it keeps 0, 3 channels of its blocks"),
+]
+MASK = pytest.param(cn.mask, id="mask")
+PRUNE = pytest.param(lambda model, plan: cn.prune(model, plan, torch.rand(3, 4)), id="prune")
+SAVE = pytest.param(lambda model, plan: cn.save(model, "never written", plan=plan), id="save")
+
+
+@pytest.mark.parametrize(("plan", "message"), WRONG_SIZES)
+@pytest.mark.parametrize("use", [MASK, PRUNE, SAVE])
+def test_plans_of_another_size_are_refused(use, plan, message):
+    with pytest.raises(PlanMismatchError, match=message):
+        use(mlp(), plan)
+
+
+@pytest.mark.parametrize(("plan", "message"), NOT_REMOVABLE)
+@pytest.mark.parametrize("use", [PRUNE, SAVE])
+def test_plans_that_cannot_be_carried_out_are_refused(use, plan, message):
+    with pytest.raises(PlanMismatchError, match=message):
+        use(mlp(), plan)
+
+
+def test_all_units_of_a_layer_can_be_masked():
+    model, inputs = mlp(), torch.rand(3, 4)
+    structure = cn.inspect(model, inputs)
+    masked = cn.mask(model, make_plan(structure, removed=range(5)))
+    assert torch.equal(masked(inputs), model[2].bias.expand(3, 3))
+
+
+@pytest.mark.parametrize("use", [MASK, PRUNE, SAVE])
 def test_scores_in_place_of_a_plan_are_told(use):
-    scores = cn.score(mlp(), torch.rand(3, 4), threads=1)
+    scores = cn.score(mlp(), torch.rand(3, 4), solver=cn.Solver(threads=1))
     with pytest.raises(InvalidSettingError, match=r"plan: found Scores\. Accepted: a Plan, as cn\.plan\(scores"):
         use(mlp(), scores)

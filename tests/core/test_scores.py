@@ -14,44 +14,37 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
-from critical_neurons.core.network import NO_UNIT, Fingerprint, Hold, Layer, Wiring
 from critical_neurons.core.scores import Scores, average_scores
 from critical_neurons.core.solution import Status, Step, relative_gap
+from critical_neurons.core.structure import NO_UNIT, Fingerprint, Layer, Wiring
 from critical_neurons.errors import CriticalNeuronsError, InvalidFileError, OutputError
-from critical_neurons.readers import fingerprint
+from critical_neurons.structure import fingerprint
+from tests.drawing import make_output, make_structure
 
 AWKWARD = [0.1 + 0.2, 1 / 3, 5e-324, np.nextafter(1.0, 0.0), 0.0, 1.0]
 """Numbers that a careless format would round."""
 
 
+STRUCTURE = replace(
+    make_structure(
+        (Layer("a", "Conv2d", np.arange(6), blocks=2), Layer("b.0", "Linear", np.arange(6, 8)), make_output()),
+        (6, 2),
+        (Wiring("a", np.arange(6, 8), np.arange(6), np.array([0.1 + 0.2, 0.0]), kernel=9, groups=2),),
+    ),
+    fingerprint=Fingerprint("0123", "4567"),
+)
+
+
 def make_scores(**changes):
     scores = Scores(
         values_by_layer={"a": np.array(AWKWARD), "b.0": np.array([0.25, 2 / 3])},
-        layers=(
-            Layer("a", "Conv2d", np.arange(6), blocks=2),
-            Layer("b.0", "Linear", np.arange(6, 8)),
-            Layer("out", "Linear", np.full(3, NO_UNIT), reason="it gives the network's output"),
-        ),
-        groups=(6, 2),
-        holds=(Hold("norm", np.arange(6)), Hold("b.0", np.arange(6, 8))),
-        wirings=(
-            Wiring(
-                "a",
-                np.full(2, NO_UNIT),
-                np.arange(6),
-                np.array([True, False]),
-                np.array([0.1 + 0.2, 0.0]),
-                kernel=9,
-                groups=2,
-            ),
-        ),
-        fingerprint=Fingerprint("0123", "4567"),
+        structure=STRUCTURE,
         status=Status.OPTIMAL,
         objective=-0.1 * 3,
         bound=-0.31,
         gap=0.01,
         seconds=1 / 7,
-        settings={"loss_weight": 5.0, "ignore": [], "labels": [0, 1]},
+        settings={"formulation": cn.Paper(), "budget": cn.Budget(macs=0.5), "ignore": [], "labels": [0, 1]},
         history=(Step(0.1, None, -np.pi, 3, 4), Step(0.2, 1 / 3, None, 5, 6)),
         sizes={"columns": 10, "rows": 20},
         logit_error=1e-15,
@@ -68,8 +61,10 @@ def assert_equal(left, right):
         assert left[name].dtype == right[name].dtype == np.float64
         assert left[name].tobytes() == right[name].tobytes()
     assert left.per_unit.tobytes() == right.per_unit.tobytes()
-    for one, other in zip([*left.layers, *left.holds], [*right.layers, *right.holds], strict=True):
+    for one, other in zip(left.layers, right.layers, strict=True):
         assert one.units.dtype == other.units.dtype == np.int64
+    for one, other in zip(left.structure.wirings, right.structure.wirings, strict=True):
+        assert one.constants.tobytes() == other.constants.tobytes()
     assert left.fingerprint == right.fingerprint
     assert left.status is right.status
     assert left.history == right.history
@@ -98,7 +93,9 @@ def test_averaged_scores_survive_saving_with_their_parts(tmp_path):
 def test_solved_scores_survive_saving(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
-    scores = cn.score(model, torch.rand(4, 4), torch.tensor([0, 1, 2, 0]), by_class=True, threads=1)
+    scores = cn.score(
+        model, torch.rand(4, 4), torch.tensor([0, 1, 2, 0]), formulation=cn.ByClass(), solver=cn.Solver(threads=1)
+    )
     scores.save(tmp_path / "scores.json")
     again = Scores.load(tmp_path / "scores.json")
     assert_equal(again, scores)
@@ -110,39 +107,54 @@ def test_the_file_is_json_with_format_version_settings_and_fingerprint(tmp_path)
     make_scores().save(tmp_path / "scores.json")
     data = json.loads((tmp_path / "scores.json").read_text())
     assert data["format"] == "critical_neurons scores"
-    assert data["version"] == 1
-    assert data["settings"]["loss_weight"] == 5.0
-    assert data["fingerprint"] == {"architecture": "0123", "weights": "4567"}
+    assert data["version"] == 2
+    assert data["settings"]["formulation"]["loss_weight"] == 5.0
+    assert data["settings"]["budget"] == {"macs": 0.5}
+    assert data["structure"]["fingerprint"] == {"architecture": "0123", "weights": "4567"}
 
 
 FILE = """
-{"format": "critical_neurons scores", "version": 1, "scores": {"0": [0.0, 0.25, 1.0]},
- "layers": [
-  {"name": "0", "kind": "Linear", "units": [0, 1, 2], "reason": "", "blocks": 1},
-  {"name": "3", "kind": "Linear", "units": [-1, -1], "reason": "it gives the network's output", "blocks": 1}],
- "groups": [3], "holds": [{"module": "0", "units": [0, 1, 2]}],
- "wirings": [
-  {"module": "0", "inputs": [-1, -1], "outputs": [0, 1, 2], "shifted": [false, false], "constants": [0.0, 0.0],
-   "kernel": 1, "positions": 1, "groups": 1, "extras": 1},
-  {"module": "3", "inputs": [0, 1, 2], "outputs": [-1, -1], "shifted": [true, true, true],
-   "constants": [0.0, 0.5, -0.25], "kernel": 1, "positions": 1, "groups": 1, "extras": 1}],
- "fingerprint": {"architecture": "7d97788dd6cca40f", "weights": "1f4e7c4d6d55d155"}, "status": "optimal",
+{"format": "critical_neurons scores", "version": 2, "scores": {"0": [0.0, 0.25, 1.0]},
+ "structure": {
+  "layers": [
+   {"name": "0", "kind": "Linear", "units": [[0, 1, 3]], "reason": "", "blocks": 1},
+   {"name": "3", "kind": "Linear", "units": [[-1, 0, 2]], "reason": "it gives the network's output", "blocks": 1}],
+  "groups": [3],
+  "slices": [{"tensor": "0.weight", "axis": 0, "units": [[0, 1, 3]]},
+             {"tensor": "3.weight", "axis": 1, "units": [[0, 1, 3]]}],
+  "wirings": [
+   {"module": "0", "inputs": [[-1, 0, 2]], "outputs": [[0, 1, 3]], "constants": {}, "kernel": 1, "positions": 1,
+    "groups": 1, "biased": true, "alone": true},
+   {"module": "3", "inputs": [[0, 1, 3]], "outputs": [[-1, 0, 2]], "constants": {"1": 0.5, "2": -0.25}, "kernel": 1,
+    "positions": 1, "groups": 1, "biased": true, "alone": true}],
+  "params": [{"module": "0", "amount": 6, "axes": [[[0, 1, 3]]]}, {"module": "3", "amount": 2, "axes": []}],
+  "macs": [{"module": "0", "amount": 6, "axes": [[[0, 1, 3]]]}],
+  "fingerprint": {"architecture": "7d97788dd6cca40f", "weights": "1f4e7c4d6d55d155"}, "notes": []},
+ "status": "optimal",
  "objective": 1.492432706479564, "bound": 1.492432706479564, "gap": 0.0, "seconds": 0.06424445099946752,
- "settings": {"loss_weight": 5.0, "budget": null, "labels": [0, 1]},
+ "settings": {
+  "formulation": {"name": "paper", "loss_weight": {"loss_increase": 0.01}, "objective": "balanced", "rescale": 2.0,
+    "loss": "auto",
+   "integer": true, "bounds": "interval", "input_radius": 0.0},
+  "by_class": false, "budget": null,
+  "solver": {"name": "auto", "options": {}, "time_limit": 300.0, "gap": 0.0001, "threads": null, "seed": 0},
+  "labels": [0, 1]},
  "history": [{"seconds": 0.0069, "objective": 1.492432706479564, "bound": 1.49, "rows": 0, "cuts": 4}],
  "sizes": {"columns": 6, "rows": 7, "rows_used": 1, "gates": 0, "cuts": 4}, "logit_error": 0.0, "notes": [],
  "parts": []}
 """
-"""As version 1 was first written."""
+"""As version 2 was first written."""
 
 
-def test_files_of_version_1_still_load(tmp_path):
+def test_files_of_version_2_load(tmp_path):
     path = tmp_path / "scores.json"
     path.write_text(FILE)
     scores = Scores.load(path)
     assert scores.to_dict() == json.loads(FILE)
     assert scores["0"].tolist() == [0.0, 0.25, 1.0]
-    assert scores.wirings[1].shifted.dtype == bool
+    assert scores.structure.wirings[1].constants.tolist() == [0.0, 0.5, -0.25]
+    assert scores.settings["formulation"] == cn.Paper(loss_weight=cn.Lagrangian(0.01))
+    assert scores.settings["solver"] == cn.Solver()
 
 
 def edit(text, change):
@@ -164,7 +176,18 @@ DAMAGE = {
     "field missing": lambda text: edit(text, lambda data: data.pop("history")),
     "words for numbers": lambda text: edit(text, lambda data: data["scores"].update(a=["high"] * 6)),
     "scores of another type": lambda text: edit(text, lambda data: data.update(scores=3)),
+    "unknown formulation": lambda text: edit(text, lambda data: data["settings"]["formulation"].update(name="mine")),
+    "unknown setting": lambda text: edit(text, lambda data: data["settings"]["formulation"].update(colour=1)),
+    "setting of another type": lambda text: edit(
+        text, lambda data: data["settings"]["formulation"].update(binary=True)
+    ),
+    "bad setting": lambda text: edit(text, lambda data: data["settings"]["formulation"].update(rescale="two")),
+    "two budgets": lambda text: edit(text, lambda data: data["settings"]["budget"].update(units=0.5)),
+    "budget in words": lambda text: edit(text, lambda data: data["settings"].update(budget="macs")),
     "part damaged": lambda text: edit(text, lambda data: data.update(parts=[{}])),
+    "without a structure": lambda text: edit(text, lambda data: data.pop("structure")),
+    "a structure with fewer units": lambda text: edit(text, lambda data: data["structure"].update(groups=[6])),
+    "a structure with more units": lambda text: edit(text, lambda data: data["structure"].update(groups=[6, 3])),
     "score that is no number": lambda text: edit(text, lambda data: data["scores"]["a"].__setitem__(0, float("nan"))),
 }
 
@@ -180,12 +203,12 @@ def test_damaged_files_are_refused(damage, tmp_path):
     assert isinstance(caught.value, CriticalNeuronsError)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 1, "2", None])
 def test_other_versions_are_refused(version, tmp_path):
     path = tmp_path / "scores.json"
     make_scores().save(path)
     path.write_text(edit(path.read_text(), lambda data: data.update(version=version)))
-    with pytest.raises(InvalidFileError, match=r"format version .*; this release reads version 1"):
+    with pytest.raises(InvalidFileError, match=r"format version .*, of another release; this one reads version 2"):
         Scores.load(path)
 
 
@@ -253,9 +276,20 @@ def test_the_table_of_all_units(tmp_path):
     assert len(lines) == sum(layer.size for layer in scores.layers)
 
 
+def test_channels_that_must_stay_have_no_score_in_the_table(tmp_path):
+    layer = Layer("a", "Conv2d", np.array([0, NO_UNIT, 1]))
+    structure = make_structure((layer,), (2,))
+    make_scores(structure=structure, values_by_layer={"a": np.array([0.5, 1.0, 0.25])}).to_csv(tmp_path / "a.csv")
+    assert [(line["unit"], line["score"]) for line in read_csv(tmp_path / "a.csv")] == [
+        ("0", "0.5"),
+        ("", ""),
+        ("1", "0.25"),
+    ]
+
+
 def test_the_table_quotes_what_has_to_be(tmp_path):
     odd = Layer('a "b", c', "Linear", np.full(1, NO_UNIT), reason="it feeds d, which\nis wide: é")
-    make_scores(layers=(odd,)).to_csv(tmp_path / "scores.csv")
+    make_scores(structure=make_structure((odd,), ())).to_csv(tmp_path / "scores.csv")
     assert read_csv(tmp_path / "scores.csv") == [
         {"layer": odd.name, "channel": "0", "unit": "", "score": "", "reason": odd.reason}
     ]
@@ -317,10 +351,10 @@ def test_units_that_layers_share_have_one_score():
     layers = (
         Layer("a", "Conv2d", np.array([0, 1, 2])),
         Layer("b", "Conv2d", np.array([2, 2, 0, 0, 1, 1])),
-        Layer("out", "Linear", np.full(2, NO_UNIT), reason="it gives the network's output"),
+        make_output(),
     )
     values = {"a": np.array([0.1, 0.2, 0.3]), "b": np.array([0.3, 0.3, 0.1, 0.1, 0.2, 0.2])}
-    scores = make_scores(layers=layers, groups=(3,), values_by_layer=values)
+    scores = make_scores(structure=make_structure(layers, (3,)), values_by_layer=values)
     assert scores.per_unit.tolist() == [0.1, 0.2, 0.3]
 
 

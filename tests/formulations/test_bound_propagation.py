@@ -132,14 +132,15 @@ def test_backward_substitution_sees_what_stands_twice():
 
 
 def test_one_score_stands_at_every_position():
-    """A feature map that is 3 here and 2 there, the difference read: s (3 - 2) in [0, 1], not in [-2, 3]."""
+    """A feature map that is 3 here and 2 there, the difference read: s (3 - 2) in [0, 1], not in [-2, 3]. A second
+    one, which nobody reads: a layer with a single unit has no score."""
     model = nn.Sequential(
-        *(nn.Conv1d(1, 1, 1, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(2, 1, bias=False), nn.ReLU()),
+        *(nn.Conv1d(1, 2, 1, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(4, 1, bias=False), nn.ReLU()),
         nn.Linear(1, 2),
     ).double()
     with torch.no_grad():
         model[0].weight.fill_(1.0)
-        model[3].weight.copy_(torch.tensor([[1.0, -1.0]]))
+        model[3].weight.copy_(torch.tensor([[1.0, -1.0, 0.0, 0.0]]))
     inputs = np.array([[[3.0, 2.0]]])
     network = read_network(model, torch.from_numpy(inputs))
     for method, ends in (("interval", (-2.0, 3.0)), ("backward", (0.0, 1.0))):

@@ -99,4 +99,4 @@ def test_programs_too_large_go_without(monkeypatch):
     monkeypatch.setattr(reduced_space, "MOST_NUMBERS", 10)
     program = encode_exact("mlp")
     assert program.branching.hulls is None
-    assert cn.solve(program, threads=1).status is cn.Status.OPTIMAL
+    assert cn.solve(program, cn.Solver(threads=1)).status is cn.Status.OPTIMAL

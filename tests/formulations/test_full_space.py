@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from critical_neurons.core.network import NO_POSITION, NO_UNIT, Affine, Concat, Input, MaxPool, Relu, Sum
+from critical_neurons.core.network import NO_POSITION, Affine, Concat, Input, MaxPool, Relu, Sum
+from critical_neurons.core.structure import NO_UNIT
 from critical_neurons.formulations import full_space as literal_module
 from critical_neurons.formulations.bound_propagation import bound_network
 from critical_neurons.formulations.full_space import encode_literal
@@ -89,7 +90,7 @@ def test_rows_are_those_of_equation_two(name):
     assert h_rest.size == z_rest.size == 0
     values = program.rows.matrix @ point
     slack = np.minimum(values - program.rows.lower, program.rows.upper - values)
-    assert np.allclose(slack[len(case.network.groups) :], np.concatenate(expected), rtol=0, atol=ROUNDING)
+    assert np.allclose(slack[len(case.network.group_sizes) :], np.concatenate(expected), rtol=0, atol=ROUNDING)
     assert np.allclose(program.term.model.logits(point), logits, rtol=0, atol=ROUNDING)
 
 

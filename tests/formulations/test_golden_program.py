@@ -57,10 +57,10 @@ def test_eliminated_program(programs):
     ]
     start = [1, 1, 0, 0, -1, np.log1p(np.exp(-2.0))]
     assert_program(program, expected, integer=[3], start=start, least=[1 / 3, 0], bounded=range(4))
-    matrix, offset, labels = program.term.affine_forms()
+    matrix, offset, loss = program.term.affine_forms()
     assert np.allclose(matrix.toarray(), [[4.5, 0, 2, 0, 0, 0], [0, 0, 4, 0, 0, 0]], rtol=0, atol=EXACT)
     assert np.allclose(offset, [-1.5, 1.0], rtol=0, atol=EXACT)
-    assert labels.tolist() == [0]
+    assert loss.labels.tolist() == [0]
 
 
 def test_relaxed_program(case):
@@ -92,11 +92,11 @@ def test_literal_program(programs):
     ]
     start = [1, 1, 3, 0, 1, 0, -1, np.log1p(np.exp(-2.0))]
     assert_program(program, expected, integer=[5], start=start, least=[0, 0], bounded=[0, 1, 4, 5])
-    matrix, offset, labels = program.term.affine_forms()
+    matrix, offset, loss = program.term.affine_forms()
     logits = [[0, 0, 1, 1, 0, 0, 0, 0], [0, 0, 0, 2, 0, 0, 0, 0]]
     assert np.allclose(matrix.toarray(), logits, rtol=0, atol=EXACT)
     assert np.allclose(offset, [0.0, 1.0], rtol=0, atol=EXACT)
-    assert labels.tolist() == [0]
+    assert loss.labels.tolist() == [0]
 
 
 @pytest.mark.parametrize("name", ["encode_paper", "encode_literal"])

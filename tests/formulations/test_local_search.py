@@ -58,7 +58,7 @@ def test_the_best_mask_is_found(few, monkeypatch):
 
 def test_a_budget_is_kept_from_any_start():
     case = share_case("mlp")
-    goal = cn.budget_network(case.network, "units", 0.5, by_layer=True)
+    goal = cn.budget_network(case.network, cn.Budget(units=0.5))
     search = MaskSearch(case.network, case.inputs, case.labels, goal)
     found = search.improve(np.ones(case.network.unit_count), LONG, 0)
     masks = all_masks(case)

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from critical_neurons.core.network import NO_UNIT, Relu
+from critical_neurons.core.network import Relu
+from critical_neurons.core.structure import NO_UNIT
 from critical_neurons.formulations.bound_propagation import bound_network
 from critical_neurons.formulations.shrinkage import find_shrinks
 from critical_neurons.readers import read_network
@@ -162,9 +163,11 @@ def test_a_depthwise_convolution_passes_on_what_is_lost():
 
 
 class Pooled(nn.Module):
+    """With two channels that are the same: a single one would have no score."""
+
     def __init__(self, pool, offset):
         super().__init__()
-        self.stem, self.other, self.head = nn.Conv2d(1, 1, 1), nn.Conv2d(1, 1, 2), nn.Linear(1, 2)
+        self.stem, self.other, self.head = nn.Conv2d(1, 2, 1), nn.Conv2d(1, 2, 2), nn.Linear(2, 2)
         self.pool = pool
         with torch.no_grad():
             for module, weight, bias in ((self.stem, 1.0, 0.0), (self.other, 0.0, offset)):
@@ -179,10 +182,10 @@ class Pooled(nn.Module):
 def test_pools_pass_on_what_is_lost(pool, lost):
     """Behind the pool the stream has what it has lost; the branch adds 1."""
     first, second = shrinks_of(Pooled(pool, 1.0), IMAGE)
-    assert first == [[[1.0, 2.0], [4.0, 0.0]]]
-    assert second == [[[pytest.approx(lost + 1.0 - lost)]]]
+    assert first == [[[1.0, 2.0], [4.0, 0.0]]] * 2
+    assert second == [[[pytest.approx(lost + 1.0 - lost)]]] * 2
     first, second = shrinks_of(Pooled(pool, -10.0), IMAGE)
-    assert second == [[[pytest.approx(-lost)]]]
+    assert second == [[[pytest.approx(-lost)]]] * 2
 
 
 @pytest.mark.parametrize("radius", [0.0, 0.05])

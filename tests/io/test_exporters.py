@@ -11,14 +11,10 @@ from torch import nn
 
 import critical_neurons as cn
 from critical_neurons.errors import ExportError, InvalidInputError, MissingExtraError, OutputError
-from critical_neurons.io.exporters import (
-    check_export,
-    convert_to_onnx,
-    export_onnx,
-    export_pt2,
-    open_onnx,
-    quantise_onnx,
-)
+from critical_neurons.io.exporters import check_export, convert_to_onnx, export_onnx, export_pt2
+from critical_neurons.io.onnx_runtime import open_onnx, quantise_onnx
+from critical_neurons.removal.rows import find_tensors
+from tests.any_models import build_any, make_inputs, run
 
 INT8_TOLERANCE = 0.1
 """Largest difference of outputs around one between a small network and its int8 version."""
@@ -117,6 +113,45 @@ class TestPt2:
         assert os.listdir(tmp_path) == []
 
 
+class Classify(nn.Module):
+    def forward(self, x):
+        return x.argmax(1)
+
+
+class TestAnything:
+    def test_names_in_onnx(self, tmp_path):
+        """Inputs as in the forward, outputs as in the dict unless an input is called so."""
+        cn.export(build_any("dicts"), tmp_path / "dicts.onnx", make_inputs("dicts"))
+        session = onnxruntime.InferenceSession(tmp_path / "dicts.onnx", providers=["CPUExecutionProvider"])
+        assert [(each.name, each.shape) for each in session.get_inputs()] == [
+            ("x", ["batch", 5]),
+            ("mask", ["batch", 5]),
+        ]
+        assert [each.name for each in session.get_outputs()] == ["output_x", "found.0"]
+        cn.export(build_any("recurrent"), tmp_path / "tuple.onnx", make_inputs("recurrent"))
+        session = onnxruntime.InferenceSession(tmp_path / "tuple.onnx", providers=["CPUExecutionProvider"])
+        assert [each.name for each in session.get_inputs()] == ["input"]
+        assert [each.name for each in session.get_outputs()] == ["output_0", "output_1"]
+
+    def test_several_inputs_in_order_or_by_name(self, tmp_path):
+        model, inputs = build_any("two inputs"), make_inputs("two inputs")
+        named = {"category": inputs[1], "numbers": inputs[0]}
+        for place, given in enumerate((inputs, named)):
+            cn.export(model, tmp_path / f"{place}.onnx", given)
+            found = open_onnx(tmp_path / f"{place}.onnx")(given)
+            assert torch.allclose(found, run(model, inputs), atol=1e-5)
+
+    @pytest.mark.parametrize("name", ["dicts", "raw parameters", "tied", "u-net"])
+    def test_with_torch_export(self, name, tmp_path):
+        model, inputs = build_any(name), make_inputs(name)
+        cn.export(model, tmp_path / "model.pt2", inputs)
+        module = torch.export.load(tmp_path / "model.pt2").module()
+        found, expected = (list(find_tensors(run(each, inputs))) for each in (module, model))
+        assert all(torch.allclose(*pair, atol=1e-6) for pair in zip(found, expected, strict=True))
+        if name == "dicts":
+            assert run(module, inputs).keys() == {"x", "found", "count"}
+
+
 @pytest.mark.parametrize("ending", ["onnx", "pt2"])
 class TestBoth:
     @pytest.mark.parametrize("model", [FixedBatch(), Branching()])
@@ -146,13 +181,24 @@ class TestCheck:
         with pytest.raises(ExportError, match=r"shape \(3, 3\) for 1 inputs, the model \(1, 3\)"):
             check_export(build(), lambda rows: torch.zeros(3, 3), INPUTS)
 
-    def test_models_that_return_more_than_outputs(self):
-        class Pair(nn.Module):
-            def forward(self, x):
-                return x, x
+    def test_every_output_is_compared(self):
+        model, inputs = build_any("dicts"), make_inputs("dicts")
 
-        with pytest.raises(ExportError, match=r"the model returns a tuple\. Accepted: a tensor"):
-            check_export(Pair(), build(), INPUTS)
+        def worse(rows):
+            found = run(model, rows)
+            return {**found, "found": [found["found"][0] + 0.01]}
+
+        assert check_export(model, lambda rows: run(model, rows), inputs) == 0.0
+        with pytest.raises(ExportError, match=r"found\.0: the export gives other outputs than the model"):
+            check_export(model, worse, inputs)
+        with pytest.raises(ExportError, match=r"the export gives 1 tensors, the model 2\."):
+            check_export(model, lambda rows: run(model, rows)["x"], inputs)
+
+    def test_whole_numbers_are_compared(self):
+        model = nn.Sequential(nn.Flatten(), Classify())
+        assert check_export(model, model, INPUTS) == 0.0
+        with pytest.raises(ExportError, match=r"difference 1\.00e\+00"):
+            check_export(model, lambda rows: model(rows) + 1, INPUTS)
 
     def test_inputs_a_file_does_not_take(self, content):
         with pytest.raises(ExportError, match=r"running in onnxruntime failed: .*INVALID_ARGUMENT"):

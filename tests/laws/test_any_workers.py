@@ -44,5 +44,7 @@ def test_cluster(here, tmp_path):
 @pytest.mark.parametrize("name", ["vgg", "max pool on a stream"])
 def test_programs_that_are_sent_rather_than_models(name, here):
     case = share_case(name)
-    scores = cn.score(case.model, case.inputs, case.labels, by_class=True, integer=False, workers=Workers(2))
+    scores = cn.score(
+        case.model, case.inputs, case.labels, formulation=cn.ByClass(cn.Paper(integer=False), workers=Workers(2))
+    )
     assert {each: values.tolist() for each, values in scores.items()} == here[name][0]

@@ -23,15 +23,26 @@ def count_params(model, inputs):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def count_uses(module, read, given):
+    """The positions at which every weight is used: a transposed convolution spreads each input over the kernel."""
+    match module:
+        case nn.Linear():
+            return given[0, ..., 0].numel()
+        case nn.ConvTranspose2d():
+            return read[0, 0].numel()
+        case _:
+            return given[0, 0].numel()
+
+
 def count_macs(model, inputs):
     """Every weight of a layer times the positions it is used at, seen on the way through the real module."""
     seen = []
     hooks = [
         module.register_forward_hook(
-            lambda module, args, output: seen.append(module.weight.numel() * output[0, 0].numel())
+            lambda module, args, output: seen.append(module.weight.numel() * count_uses(module, args[0], output))
         )
         for module in model.modules()
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.ConvTranspose2d)
     ]
     with torch.no_grad():
         model(inputs[:1])
@@ -61,7 +72,7 @@ def test_what_is_left_is_within_the_share(name, measure, round_to):
         if share < read_least(caught.value) + PRINTED:
             continue
         plan = cn.plan(scores, **{measure: share}, round_to=round_to)
-        left = count(remove_units(case.model, case.network, plan), inputs)
+        left = count(remove_units(case.model, plan.structure, plan.stays), inputs)
         assert left <= share * whole
         assert f"({left / whole:.4g})" in plan.rule
 
@@ -79,4 +90,4 @@ def test_with_layers_kept_the_others_meet_it_or_the_least_is_told(name, measure)
         assert least < 1 + 2 * PRINTED
         plan = cn.plan(scores, **{measure: min(least, 1.0)}, keep=layer.name)
         assert layer.name not in plan.removed
-        assert count(remove_units(case.model, case.network, plan), inputs) <= least * whole
+        assert count(remove_units(case.model, plan.structure, plan.stays), inputs) <= least * whole

@@ -7,7 +7,8 @@ import torch
 
 import critical_neurons as cn
 from critical_neurons.core.batch import digest_rows
-from tests.laws.test_masked_is_removed import SCORED, draw_plan
+from tests.drawing import draw_plan
+from tests.laws.test_masked_is_removed import SCORED
 from tests.zoo import build_model, draw_inputs
 
 
@@ -15,7 +16,7 @@ from tests.zoo import build_model, draw_inputs
 @pytest.mark.parametrize("name", SCORED)
 def test_compensated_networks_have_the_same_structure(name, method):
     model, inputs = build_model(name), draw_inputs(name, 64, seed=3)
-    plan = draw_plan(model, inputs, seed=0)
+    plan = draw_plan(cn.inspect(model, inputs), seed=0)
     plain = cn.prune(model, plan, inputs[:2])
     refitted = cn.prune(model, plan, inputs[:2], compensate=method, calibration=inputs)
     shapes = {name: values.shape for name, values in refitted.state_dict().items()}
@@ -32,7 +33,7 @@ def test_compensated_networks_have_the_same_structure(name, method):
 @pytest.mark.parametrize("name", SCORED)
 def test_compensated_networks_are_saved_and_loaded(name, tmp_path):
     model, inputs = build_model(name), draw_inputs(name, 64, seed=3)
-    plan = draw_plan(model, inputs, seed=0)
+    plan = draw_plan(cn.inspect(model, inputs), seed=0)
     refitted = cn.prune(model, plan, inputs[:2], compensate="least_squares", calibration=inputs)
     cn.save(refitted, tmp_path / "smaller", plan=plan)
     again = cn.load(tmp_path / "smaller", lambda: build_model(name))

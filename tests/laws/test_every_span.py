@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import critical_neurons as cn
-from critical_neurons.core.plan import LayerPlan, Plan
+from critical_neurons.core.plan import Plan
 from critical_neurons.core.span import Span
 from critical_neurons.errors import InvalidSettingError
-from critical_neurons.readers import run_model
+from critical_neurons.readers import read_network, run_model
 from tests.zoo import CHAINS, ZOO, share_case
 
 SAME_LOGITS = 1e-9
@@ -28,7 +29,7 @@ def list_spans(name):
 def read(case, span):
     """The network of the span, if it is a single path."""
     try:
-        return cn.inspect(case.model, case.inputs, start=span.start, stop=span.stop)
+        return read_network(case.model, torch.from_numpy(case.inputs), start=span.start, stop=span.stop)
     except InvalidSettingError as error:
         if "single path" in str(error):
             return None
@@ -65,13 +66,7 @@ def test_masked_is_removed(name):
         if network is None or not network.scored or any(layer.blocks > 1 for layer in network.scored):
             continue
         stays = np.append(np.arange(network.unit_count) % 2 == 0, True)
-        layers = tuple(
-            LayerPlan(layer.name, layer.units, np.flatnonzero(stays[layer.units]), layer.reason or "drawn")
-            for layer in network.layers
-        )
-        architecture = network.fingerprint.architecture
-        plan = Plan(layers, network.groups, network.holds, "drawn", architecture, {}, network.span)
-        cn.prune(case.model, plan, case.inputs)
+        cn.prune(case.model, Plan(network.structure, stays, {}, "drawn", {}, network.span), case.inputs)
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -80,7 +75,7 @@ def test_linearised_a_tail_of_readable_layers_is_its_own_expansion(name):
     case = share_case(name)
     layers = [layer.name for layer in case.network.layers]
     for at, stop in enumerate(layers):
-        if not cn.inspect(case.model, case.inputs, stop=stop).scored:
+        if not read(case, Span(stop=stop)).scored:
             continue
         found = cn.score(case.model, case.inputs, case.labels, formulation="linearised", stop=stop)
         expected = cn.score(case.model, case.inputs, case.labels, formulation="linearised", ignore=layers[at:])

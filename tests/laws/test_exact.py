@@ -1,6 +1,5 @@
 """The exact program with scores 0 or 1 is the masked network: its optimum is the best of all masks, one by one."""
 
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -9,10 +8,12 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
-from critical_neurons.core.network import NO_UNIT, Affine, Concat, Floats, Input, MaxPool, Relu, Sum, pool_maximum
+from critical_neurons.core.network import Affine, Concat, Input, MaxPool, Relu, Sum, pool_maximum
+from critical_neurons.core.plan import Plan
+from critical_neurons.core.structure import Floats
 from critical_neurons.formulations.bound_propagation import bound_network
-from critical_neurons.removal.remove import units_that_stay
 from tests.drawing import draw_scores
+from tests.settings import settle
 from tests.zoo import ZOO, Case, share_case
 
 AGREEMENT = 1e-5
@@ -26,21 +27,17 @@ TINY = [
 ]
 
 
-def mask_by(case: Case, scores: Floats, everything: cn.Plan) -> nn.Module:
-    """The model with the units of score 0 held at zero."""
-    layers = tuple(
-        replace(layer, kept=np.flatnonzero(scores[layer.units] == 1)) if (layer.units != NO_UNIT).all() else layer
-        for layer in everything.layers
-    )
-    return cn.mask(case.model, replace(everything, layers=layers))
+def mask_by(case: Case, scores: Floats) -> nn.Module:
+    """The model without the units of score 0."""
+    return cn.mask(case.model, Plan(case.network.structure, np.append(scores == 1, True), {}, "by hand", {}))
 
 
-def masked_objective(case: Case, scores: Floats, everything: cn.Plan) -> float:
+def masked_objective(case: Case, scores: Floats) -> float:
     """Sparsity plus weighted loss of the masked model, by torch and a few lines of arithmetic."""
     with torch.no_grad():
-        logits = mask_by(case, scores, everything)(torch.from_numpy(case.inputs))
+        logits = mask_by(case, scores)(torch.from_numpy(case.inputs))
     softmax = nn.functional.cross_entropy(logits, torch.from_numpy(case.labels)).item()
-    means = [part.mean() - RESCALE for part in np.split(scores, np.cumsum(case.network.groups)[:-1])]
+    means = [part.mean() - RESCALE for part in np.split(scores, np.cumsum(case.network.group_sizes)[:-1])]
     sparsity = means[0] if len(means) == 1 else sum(means) - min(means)
     return float(sparsity + LOSS_WEIGHT * softmax)
 
@@ -48,23 +45,22 @@ def masked_objective(case: Case, scores: Floats, everything: cn.Plan) -> float:
 @pytest.mark.parametrize("name", TINY)
 def test_optimum_is_the_best_mask(name: str) -> None:
     case = share_case(name)
-    scores = cn.score(case.model, case.inputs, case.labels, formulation="exact", binary=True, gap=1e-5)
-    everything = cn.plan(scores, units=1.0)
+    scores = cn.score(
+        case.model, case.inputs, case.labels, formulation=cn.Exact(binary=True), solver=cn.Solver(gap=1e-5)
+    )
     masks = (np.array(bits, dtype=np.float64) for bits in product([0, 1], repeat=case.network.unit_count))
-    best = min(masked_objective(case, mask, everything) for mask in masks)
+    best = min(masked_objective(case, mask) for mask in masks)
     assert scores.status is cn.Status.OPTIMAL
     assert scores.objective == pytest.approx(best, rel=AGREEMENT, abs=AGREEMENT)
     assert scores.bound is not None
     assert scores.bound <= best + AGREEMENT
-    assert masked_objective(case, scores.per_unit, everything) == pytest.approx(
-        scores.objective, rel=AGREEMENT, abs=AGREEMENT
-    )
+    assert masked_objective(case, scores.per_unit) == pytest.approx(scores.objective, rel=AGREEMENT, abs=AGREEMENT)
 
 
-def masked_loss(case: Case, scores: Floats, everything: cn.Plan) -> float:
+def masked_loss(case: Case, scores: Floats) -> float:
     """What is minimised under a budget."""
     with torch.no_grad():
-        logits = mask_by(case, scores, everything)(torch.from_numpy(case.inputs))
+        logits = mask_by(case, scores)(torch.from_numpy(case.inputs))
     return nn.functional.cross_entropy(logits, torch.from_numpy(case.labels)).item()
 
 
@@ -73,21 +69,20 @@ def test_a_plan_given_is_judged_and_never_returned_worse(name: str) -> None:
     """Without time it is returned itself; with time the best mask is, and the bound holds for all masks."""
     case = share_case(name)
     plan = cn.plan(draw_scores(name), units=HALF)
-    given = units_that_stay(case.network, plan)[:-1].astype(np.float64)
-    budget = cn.budget_network(case.network, "units", HALF, by_layer=True)
+    given = plan.stays[:-1].astype(np.float64)
+    budget = cn.budget_network(case.network, cn.Budget(units=HALF))
     masks = np.array(list(product([0.0, 1.0], repeat=case.network.unit_count)))
     limits, measure = None, masked_objective
     if np.all(budget.weights @ given <= budget.limits):  # a plan leaves a unit to every layer, a budget may not
         masks = masks[np.all(masks @ budget.weights.T <= budget.limits, axis=1)]
-        limits, measure = {"units": HALF}, masked_loss
+        limits, measure = cn.Budget(units=HALF), masked_loss
     settings = {"formulation": "exact", "binary": True, "threads": 1, "gap": 1e-5, "incumbent": plan}
     at_once, solved = (
-        cn.score(case.model, case.inputs, case.labels, budget=limits, time_limit=seconds, **settings)
+        cn.score(case.model, case.inputs, case.labels, **settle(budget=limits, time_limit=seconds, **settings))
         for seconds in (1e-9, 60.0)
     )
-    everything = cn.plan(solved, units=1.0)
-    own = measure(case, given, everything)
-    best = min(measure(case, mask, everything) for mask in masks)
+    own = measure(case, given)
+    best = min(measure(case, mask) for mask in masks)
     for scores in (at_once, solved):
         assert scores.incumbent is not None
         assert scores.bound is not None
@@ -105,8 +100,8 @@ def test_budgets_allow_most_plans() -> None:
     allowed = 0
     for name in TINY[::2]:
         network = share_case(name).network
-        budget = cn.budget_network(network, "units", HALF, by_layer=True)
-        given = units_that_stay(network, cn.plan(draw_scores(name), units=HALF))[:-1]
+        budget = cn.budget_network(network, cn.Budget(units=HALF))
+        given = cn.plan(draw_scores(name), units=HALF).stays[:-1]
         allowed += bool(np.all(budget.weights @ given <= budget.limits))
     assert allowed > len(TINY[::2]) / 2
 
@@ -124,6 +119,19 @@ def test_windows_are_undecided_somewhere() -> None:
         case.network, bound_network(case.network, case.inputs, pruned=True), case.labels, formulation="exact"
     )
     assert np.any((program.rows.lower == 1) & (program.rows.upper == 1))
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_gated_activations_are_the_masked_network(name: str) -> None:
+    """What programs mean by a score of 0, an activation of zero, is what removal does, whatever stands behind it."""
+    case = share_case(name)
+    generator = np.random.default_rng(1)
+    for _ in range(5):
+        scores = generator.integers(0, 2, case.network.unit_count).astype(np.float64)
+        logits = torch.from_numpy(case.network.evaluate(case.inputs, scores)[-1])
+        with torch.no_grad():
+            masked = mask_by(case, scores)(torch.from_numpy(case.inputs))
+        assert (ZOO[name].finish(logits) - masked).abs().max() <= SOUND * max(1.0, float(masked.abs().max()))
 
 
 @pytest.mark.parametrize("name", ZOO)

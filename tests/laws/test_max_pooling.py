@@ -101,11 +101,13 @@ def test_relaxations_are_ordered_where_the_loss_counts_most(rectifier, seed, rad
 
 @pytest.mark.parametrize("label", [0, 1], ids=["the higher the better", "the lower the better"])
 def test_an_undecided_clip_is_not_a_winner(label):
-    """While its two ReLUs are relaxed their difference may leave [0, 1], though all its rivals are dead."""
-    model = nn.Sequential(nn.Conv1d(1, 1, 1), nn.Hardtanh(0.0, 1.0), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(1, 2))
+    """While its two ReLUs are relaxed their difference may leave [0, 1], though all its rivals are dead. Beside it
+    there is a channel of zeros: that of a layer with one cannot be removed."""
+    model = nn.Sequential(nn.Conv1d(1, 2, 1), nn.Hardtanh(0.0, 1.0), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(2, 2))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(1.0 if parameter.ndim > 1 else 0.0)
+        model[0].weight[1] = 0.0
         model[4].weight[1] = -1.0
     inputs = torch.tensor([[[0.9, -3.0]]], dtype=torch.float64)
     case = Case(model, read_network(model.double(), inputs), inputs.numpy(), np.array([label]))

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import critical_neurons as cn
-from critical_neurons.core.network import NO_UNIT, Relu
-from critical_neurons.core.plan import choose_highest, group_units
+from critical_neurons.core.network import Relu
+from critical_neurons.core.structure import NO_UNIT
 from critical_neurons.formulations.affine import AffineNetwork
 from critical_neurons.formulations.bound_propagation import bound_network
 from critical_neurons.formulations.objective import Objective
@@ -86,7 +86,17 @@ def rectify_again(m, number, base, stream):
     return base, F.relu(F.relu(stream + m.branches[number](base)))
 
 
+def add_leaky(m, number, base, stream):
+    return base, F.leaky_relu(stream + m.branches[number](base), 0.3)
+
+
+def take_absolute(m, number, base, stream):
+    return base, (stream - m.branches[number](base)).abs()
+
+
 STREAMS = {
+    "leaky relus": (linear, add_leaky, (3,), 4),
+    "absolute values": (convolution, take_absolute, (1, 4, 4), 64),
     "linear layers": (linear, add, (3,), 4),
     "the stream twice": (linear, add_twice, (3,), 4),
     "relu6": (linear, add_up_to_six, (3,), 4),
@@ -226,6 +236,7 @@ COUPLED = {
     "pre-activation resnet": [{"stem", "block1.second", "block2.second"}, {"block1.first"}, {"block2.first"}],
     "mobilenet": [{"0", "3"}, {"6", "9"}, {"11"}],
     "densenet": [{"stem"}, {"first"}, {"second"}, {"transition"}],
+    "concatenation on a stream": [{"stem", "one", "other"}],
     "concatenation": [{"stem"}, {"one"}, {"other"}],
     "sum of three": [{"stem", "one", "other"}],
     "addition to itself": [{"stem"}, {"one"}, {"other"}],
@@ -237,12 +248,9 @@ COUPLED = {
 @pytest.mark.parametrize("name", COUPLED)
 def test_layers_that_share_units(name):
     network = share_case(name).network
-    together = [
-        {layer.name for layer in network.scored if np.isin(layer.units, units).any()}
-        for units, _ in group_units(network.layers, network.groups)
-    ]
+    together = [set(group.layers) for group in network.structure.groups]
     assert together == COUPLED[name]
-    assert network.groups == tuple(
+    assert network.group_sizes == tuple(
         len(np.unique([u for layer in network.scored if layer.name in names for u in layer.units]))
         for names in together
     )
@@ -251,13 +259,13 @@ def test_layers_that_share_units(name):
 @pytest.mark.parametrize("name", ["resnet", "mobilenet", "sum of three"])
 def test_every_member_s_name_gives_the_shared_scores(name):
     model, inputs = build_model(name), draw_inputs(name, 3)
-    scores = cn.score(model, inputs, threads=1)
+    scores = cn.score(model, inputs, solver=cn.Solver(threads=1))
     network = cn.inspect(model, inputs)
     assert set(scores) == set().union(*COUPLED[name])
     for layer in network.scored:
         assert np.array_equal(scores[layer.name], scores.per_unit[layer.units])
         company = [other for other in network.scored if other is not layer and layer.units[0] in other.units]
-        said = f"scored together with {', '.join(other.name for other in company)}" if company else "scored"
+        said = f"yes, together with {', '.join(other.name for other in company)}" if company else "yes"
         assert any(line.startswith(f"{layer.name} ") and line.endswith(said) for line in str(network).splitlines())
     assert len(scores.per_unit) == network.unit_count < sum(layer.size for layer in network.scored)
     assert np.ptp(scores.per_unit) > 0.1
@@ -276,7 +284,7 @@ def test_shared_units_count_once_in_the_objective(name, objective):
     case = share_case(name)
     network, bounds = case.network, bound_network(case.network, case.inputs)
     program = encode_paper(network, bounds, case.labels, Objective(objective))
-    sizes = network.groups
+    sizes = network.group_sizes
     weights = {
         "balanced": [1 / size for size in sizes],
         "authors": [1 / (size * kernel) for size, kernel in zip(sizes, KERNELS[name], strict=True)],
@@ -293,7 +301,7 @@ def test_shared_units_count_once_in_the_objective(name, objective):
 )
 def test_grouped_convolutions_lose_as_many_units_in_every_block(rule):
     model, inputs = build_model("grouped convolutions"), draw_inputs("grouped convolutions", 3)
-    scores = cn.score(model, inputs, threads=1, loss_weight=0.05)
+    scores = cn.score(model, inputs, formulation=cn.Paper(loss_weight=0.05), solver=cn.Solver(threads=1))
     plan = cn.plan(scores, **rule)
     assert plan.removed
     for chosen in (plan, plan.random(seed=1), plan.critical(scores)):
@@ -303,12 +311,6 @@ def test_grouped_convolutions_lose_as_many_units_in_every_block(rule):
         smaller = cn.prune(model, chosen, inputs)
         assert smaller[2].in_channels == len(chosen.kept["0"])
         assert smaller[2].groups == 2
-
-
-def test_the_highest_are_chosen_block_by_block():
-    values = np.array([0.9, 0.8, 0.7, 0.1, 0.3, 0.2])
-    assert choose_highest(values, 4, blocks=2).tolist() == [True, True, False, False, True, True]
-    assert choose_highest(values, 4).tolist() == [True, True, True, False, True, False]
 
 
 def test_every_relu_of_a_stream_gates_the_same_units():

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import critical_neurons as cn
-from critical_neurons.removal.remove import units_that_stay
 from critical_neurons_reproduction.baselines import plan_by_activation, plan_by_norm, plan_by_sensitivity
 from tests.zoo import ZOO, Case, share_case
 
@@ -29,10 +28,10 @@ def test_counts_are_the_same_and_blocks_and_shared_units_agree(name: str) -> Non
         assert {layer: len(kept) for layer, kept in chosen.kept.items()} == {
             layer: len(kept) for layer, kept in plan.kept.items()
         }, baseline
-        units_that_stay(case.network, chosen)  # checks blocks and shared units
+        chosen.check()
         again = choose(plan, case)
         assert all(np.array_equal(again.kept[layer], kept) for layer, kept in chosen.kept.items()), baseline
     assert all(torch.equal(value, weights[key]) for key, value in case.model.state_dict().items())
     over_layers = plan_by_sensitivity(plan, case.model, case.inputs, case.labels, kept=0.2)
-    units_that_stay(case.network, over_layers)
+    over_layers.check()
     assert all(len(kept) for kept in over_layers.kept.values())

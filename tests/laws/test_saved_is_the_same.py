@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import critical_neurons as cn
 from critical_neurons.io.exporters import EXPORT_TOLERANCE
+from critical_neurons.removal.rows import find_tensors, match_model
+from tests.any_models import ANY, build_any, halve, make_inputs, run
 from tests.zoo import ZOO, share_case
 
 EXPORTED = ["mlp with batch norm and dropout", "padding same", "resnet", "mobilenet", "densenet"]
@@ -40,6 +42,23 @@ def test_saved_and_loaded(name: str, tmp_path: Path) -> None:
     assert plan.removed
     with torch.no_grad():
         assert torch.equal(loaded(inputs), smaller(inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("name", ANY)
+def test_anything_saved_and_loaded(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Whatever a model takes and gives, and whatever of it is sliced."""
+    model, inputs = build_any(name), make_inputs(name)
+    plan = halve(model, inputs)
+    smaller = cn.prune(model, plan, inputs).to(dtype)
+    cn.save(smaller, tmp_path / "out", plan=plan)
+    loaded = cn.load(tmp_path / "out", lambda: build_any(name, seed=7))
+    assert repr(loaded) == repr(smaller)
+    assert plan.removed
+    rows = match_model(inputs, smaller)
+    pairs = list(zip(find_tensors(run(loaded, rows)), find_tensors(run(smaller, rows)), strict=True))
+    assert pairs
+    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 @pytest.mark.parametrize("ending", ["onnx", "pt2"])

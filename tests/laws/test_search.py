@@ -8,19 +8,12 @@ import torch
 
 import critical_neurons as cn
 from critical_neurons.core.costs import count_cost, count_new_biases
-from critical_neurons.core.plan import group_units
-from critical_neurons.selection import gate_descent
+from tests.drawing import make_scores
 from tests.laws.test_masked_is_removed import SCORED
 from tests.zoo import build_model, draw_inputs
 
 COMPENSATIONS = ["none", "least_squares"]
-FEW_STEPS = 20
 ROUNDING = 1e-9
-
-
-@pytest.fixture(autouse=True)
-def few_steps(monkeypatch):
-    monkeypatch.setattr(gate_descent, "STEPS", FEW_STEPS)
 
 
 def draw(name, count=40):
@@ -31,9 +24,9 @@ def draw(name, count=40):
 @pytest.mark.parametrize("name", SCORED)
 def test_as_many_units_stay_as_a_plan_would_keep(name, compensate):
     model, inputs = draw(name)
-    scores = cn.search(model, inputs, units=0.6, compensate=compensate)
-    plan, any_scores = cn.plan(scores), cn.score(model, inputs[:2], formulation="linearised")
-    expected = cn.plan(any_scores, units=0.6)
+    scores = cn.search(model, inputs, units=0.6, compensate=compensate, effort="quick")
+    plan, structure = cn.plan(scores), cn.inspect(model, inputs[:2])
+    expected = cn.plan(make_scores(structure, np.ones(structure.unit_count)), units=0.6)
     assert {layer: len(kept) for layer, kept in plan.kept.items()} == {
         layer: len(kept) for layer, kept in expected.kept.items()
     }
@@ -49,11 +42,11 @@ def test_as_many_units_stay_as_a_plan_would_keep(name, compensate):
 def test_budgets_over_all_layers_are_met(name, measure, compensate):
     model, inputs = draw(name)
     share = find_share(cn.inspect(model, inputs[:2]), measure)
-    scores = cn.search(model, inputs, **{measure: share}, compensate=compensate)
+    scores = cn.search(model, inputs, **{measure: share}, compensate=compensate, effort="quick")
     kept = cn.plan(scores).stays.astype(float)
-    whole, left = (count_cost(scores.wirings, each, measure) for each in (np.ones_like(kept), kept))
+    whole, left = (count_cost(scores.structure, each, measure) for each in (np.ones_like(kept), kept))
     if compensate != "none" and measure == "params":
-        left += count_new_biases(scores.wirings, kept, everywhere=True)
+        left += count_new_biases(scores.structure.wirings, kept, everywhere=True)
     assert left <= share * whole + ROUNDING
     assert np.array_equal(scores.per_unit >= 0.5, kept[:-1] == 1)
 
@@ -62,17 +55,29 @@ def test_budgets_over_all_layers_are_met(name, measure, compensate):
 @pytest.mark.parametrize("name", SCORED)
 def test_a_share_of_all_units_is_met(name, compensate):
     model, inputs = draw(name)
-    scores = cn.search(model, inputs, units=0.6, scope="global", compensate=compensate)
+    scores = cn.search(model, inputs, units=0.6, scope="global", compensate=compensate, effort="quick")
     assert np.array_equal(scores.per_unit >= 0.5, cn.plan(scores).stays[:-1])
 
 
-def find_share(network, measure):
+def find_share(structure, measure):
     """Half of what can go, counted as with a bias for every layer."""
-    least, whole = np.ones(network.unit_count + 1), np.ones(network.unit_count + 1)
-    for units, blocks in group_units(network.layers, network.groups):
-        least[units] = blocks / len(units)
-    floor = count_cost(network.wirings, least, measure) + count_new_biases(network.wirings, least, everywhere=True)
-    return min(1.0, (1 + floor / count_cost(network.wirings, whole, measure)) / 2)
+    least, whole = np.ones(structure.unit_count + 1), np.ones(structure.unit_count + 1)
+    for group in structure.groups:
+        least[group.units] = group.least / len(group)
+    floor = count_cost(structure, least, measure) + count_new_biases(structure.wirings, least, everywhere=True)
+    return min(1.0, (1 + floor / count_cost(structure, whole, measure)) / 2)
+
+
+@pytest.mark.parametrize("compensate", COMPENSATIONS)
+@pytest.mark.parametrize("name", ["mlp", "resnet", "grouped convolutions"])
+def test_budgets_are_met_with_all_effort(name, compensate):
+    model, inputs = draw(name)
+    share = find_share(cn.inspect(model, inputs[:2]), "macs")
+    scores = cn.search(model, inputs, macs=share, compensate=compensate, effort="thorough")
+    kept = cn.plan(scores).stays.astype(float)
+    whole, left = (count_cost(scores.structure, each, "macs") for each in (np.ones_like(kept), kept))
+    assert left <= share * whole + ROUNDING
+    assert np.array_equal(scores.per_unit >= 0.5, kept[:-1] == 1)
 
 
 @pytest.mark.parametrize("compensate", COMPENSATIONS)
@@ -80,7 +85,9 @@ def find_share(network, measure):
 def test_a_search_is_deterministic_and_leaves_the_model_alone(name, compensate):
     model, inputs = draw(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    first, second = (cn.search(model, inputs, units=0.6, compensate=compensate, seed=4) for _ in range(2))
+    first, second = (
+        cn.search(model, inputs, units=0.6, compensate=compensate, effort="quick", seed=4) for _ in range(2)
+    )
     assert np.array_equal(first.per_unit, second.per_unit)
     assert first.objective == second.objective
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())

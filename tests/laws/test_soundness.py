@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from critical_neurons.core.network import NO_UNIT, Affine, Concat, Input, MaxPool, Relu, Sum, pool_maximum
-from critical_neurons.core.settings import BoundsName
+from critical_neurons.core.formulation import BoundsName
+from critical_neurons.core.network import Affine, Concat, Input, MaxPool, Relu, Sum, pool_maximum
+from critical_neurons.core.structure import NO_UNIT
 from critical_neurons.formulations.bound_propagation import bound_network
 from tests.zoo import ZOO, Case, draw_inputs, share_case
 

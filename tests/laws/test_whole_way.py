@@ -18,9 +18,10 @@ LITTLE_LOSS = 0.05
 @pytest.mark.parametrize("name", ZOO)
 def test_inspect_score_plan_prune(name):
     model, inputs = build_model(name), draw_inputs(name, 2)
-    network = cn.inspect(model, inputs)
-    assert len(str(network).splitlines()) == len(network.layers) + len(network.notes)
-    scores = cn.score(model, inputs, threads=1, loss_weight=LITTLE_LOSS)
+    structure, network = cn.inspect(model, inputs), cn.read_network(model, inputs)
+    assert len(str(structure).splitlines()) == len(structure.layers) + len(structure.notes)
+    assert {layer.name for layer in network.scored} <= {layer.name for layer in structure.scored}
+    scores = cn.score(model, inputs, formulation=cn.Paper(loss_weight=LITTLE_LOSS), solver=cn.Solver(threads=1))
     assert scores.status is cn.Status.OPTIMAL
     assert scores.logit_error <= LOGIT_TOLERANCE
     assert list(scores) == [layer.name for layer in network.scored]
@@ -31,15 +32,14 @@ def test_inspect_score_plan_prune(name):
         expected, found = cn.mask(model, plan)(fresh), smaller(fresh)
     assert (expected - found).abs().max() <= SAME_OUTPUTS * max(1.0, float(expected.abs().max()))
     assert sum(p.numel() for p in smaller.parameters()) < sum(p.numel() for p in model.parameters())
-    stays = plan.stays
-    for layer in plan.layers:
-        assert np.array_equal(np.flatnonzero(stays[layer.units]), layer.kept)
+    for layer in plan.structure.layers:
+        assert np.array_equal(np.flatnonzero(plan.stays[layer.units]), plan.kept[layer.name])
 
 
 @pytest.mark.parametrize("name", [*GRAPHS, *MAX_POOLED])
 def test_plans_and_scores_survive_saving(name, tmp_path):
     model, inputs = build_model(name), draw_inputs(name, 2)
-    scores = cn.score(model, inputs, threads=1)
+    scores = cn.score(model, inputs, solver=cn.Solver(threads=1))
     scores.save(tmp_path / "scores.json")
     plan = cn.plan(cn.Scores.load(tmp_path / "scores.json"), units=0.6)
     plan.save(tmp_path / "plan.json")

@@ -90,8 +90,8 @@ class TestAllKinds:
         """To the last bit, in the order of the classes."""
         model, inputs, labels = digits_model
         told = []
-        found = cn.score(model, inputs, labels, by_class=True, workers=workers, progress=told.append)
-        alone = cn.score(model, inputs, labels, by_class=True)
+        found = cn.score(model, inputs, labels, formulation=cn.ByClass(workers=workers), progress=told.append)
+        alone = cn.score(model, inputs, labels, formulation=cn.ByClass())
         assert without_seconds(found) == without_seconds(alone)
         assert [part.settings["labels"][0] for part in found.parts] == [0, 1, 2]
         assert {step.label for step in told} <= {0, 1, 2}

@@ -18,6 +18,7 @@ from critical_neurons.core.span import Span
 from critical_neurons.errors import InvalidInputError, InvalidSettingError, UnreadableModelError
 from critical_neurons.formulations import encode_literal
 from critical_neurons.readers import forward_pass, read_network, run_model
+from tests.settings import settle
 
 SAME_LOGITS = 1e-9
 """Largest difference between the model's own logits and those of its program with every score at 1."""
@@ -113,9 +114,9 @@ def encode_span(model, inputs, labels, encode=cn.encode, radius=0.0, **span):
     return passage, encode(network, bounds, labels.numpy(), cn.Objective(), tail=passage.tail)
 
 
-def refuse(model, inputs, error=InvalidSettingError, **settings):
+def refuse(model, inputs, error=InvalidSettingError, labels=None, **settings):
     with pytest.raises(error) as caught:
-        cn.score(model, inputs, **settings, **QUICK)
+        cn.score(model, inputs, labels, **settle(**settings, **QUICK))
     return str(caught.value)
 
 
@@ -136,7 +137,7 @@ class Forward(nn.Module):
 
 
 def test_what_is_read_of_a_model_that_cannot_be_read():
-    network = cn.inspect(HYBRID, IMAGES, **BODY)
+    network = read_network(HYBRID, IMAGES, **BODY)
     assert network.input_shape == (3, 6, 6)
     assert network.span == Span("body", "body")
     assert [(layer.name, layer.reason) for layer in network.layers] == [
@@ -205,14 +206,14 @@ SETTINGS = {
     "with a radius": {"input_radius": 1e-3, "integer": False},
     "by class": {"by_class": True},
     "linearised": {"formulation": "linearised"},
-    "budget": {"formulation": "linearised", "budget": {"macs": 0.5}},
-    "searched loss weight": {"formulation": "linearised", "loss_weight": "auto", "units": 0.5},
+    "budget": {"formulation": "linearised", "budget": cn.Budget(macs=0.5)},
+    "searched loss weight": {"formulation": "linearised", "loss_weight": cn.Bisection(0.5)},
 }
 
 
 @pytest.mark.parametrize("case", SETTINGS)
 def test_scores_plans_and_smaller_models(case, tmp_path):
-    scores = cn.score(HYBRID, IMAGES, LABELS, **BODY, **SETTINGS[case], **QUICK)
+    scores = cn.score(HYBRID, IMAGES, LABELS, **settle(**BODY, **SETTINGS[case], **QUICK))
     assert list(scores) == ["body.0", "body.4"]
     assert scores.logit_error <= SAME_LOGITS
     assert scores.settings["start"] == scores.settings["stop"] == "body"
@@ -231,17 +232,17 @@ def test_scores_plans_and_smaller_models(case, tmp_path):
 
 
 def test_scores_of_spans_survive_saving(tmp_path):
-    scores = cn.score(HYBRID, IMAGES, LABELS, **BODY, **FAST)
+    scores = cn.score(HYBRID, IMAGES, LABELS, **settle(**BODY, **FAST))
     scores.save(tmp_path / "scores.json")
     plan = cn.plan(cn.Scores.load(tmp_path / "scores.json"), macs=0.5)
     assert plan.span == Span("body", "body")
     assert plan.rule.startswith("at most 0.5 of the macs of the span kept")
 
 
-def test_a_plan_written_before_there_were_spans_is_of_the_whole_model():
-    plan = cn.plan(cn.score(build(lambda: mlp(4, 5, 3)), draw(3, 4), **FAST), units=0.5)
+def test_a_plan_without_a_span_is_of_the_whole_model():
+    plan = cn.plan(cn.score(build(lambda: mlp(4, 5, 3)), draw(3, 4), **settle(**FAST)), units=0.5)
     data = json.loads(json.dumps(plan.to_dict()))
-    assert data.pop("span") == {"start": None, "stop": None}
+    assert data["span"] == {"start": None, "stop": None}
     assert cn.Plan.from_dict(data).span.whole
 
 
@@ -252,8 +253,8 @@ def test_a_start_alone_is_the_rest_of_the_model_on_what_comes_before():
     with torch.no_grad():
         middle = model[:2](inputs)
     for settings in ({}, {"input_radius": 0.05}, {"formulation": "exact", "binary": True}):
-        found = cn.score(model, inputs, labels, start="2", **settings, **QUICK)
-        expected = cn.score(rest, middle, labels, **settings, **QUICK)
+        found = cn.score(model, inputs, labels, **settle(start="2", **settings, **QUICK))
+        expected = cn.score(rest, middle, labels, **settle(**settings, **QUICK))
         assert list(found) == ["2", "4"]
         for ours, theirs in zip(found.values(), expected.values(), strict=True):
             assert np.array_equal(ours, theirs)
@@ -267,8 +268,8 @@ def test_a_stop_before_an_affine_end_changes_nothing(stop, ignore, solver):
     model = build(lambda: mlp(4, 6, 7, 5, 3))
     inputs, labels = draw(5, 4), torch.tensor([0, 1, 2, 0, 1])
     settings = {"solver": solver, **QUICK}
-    found = cn.score(model, inputs, labels, stop=stop, **settings)
-    expected = cn.score(model, inputs, labels, ignore=ignore, **settings)
+    found = cn.score(model, inputs, labels, **settle(stop=stop, **settings))
+    expected = cn.score(model, inputs, labels, **settle(ignore=ignore, **settings))
     assert list(found) == list(expected)
     rough = 1e-3 if solver != "highs" else SAME_OBJECTIVE
     assert found.objective == pytest.approx(expected.objective, rel=rough)
@@ -279,7 +280,7 @@ def test_solvers_agree_on_a_span():
     inputs, labels = draw(5, 4), torch.tensor([0, 1, 2, 0, 1])
     settings = {"start": "1", "stop": "5", "input_radius": 0.05, "integer": False, **QUICK}
     ours, theirs = (
-        cn.score(model, inputs, labels, solver=solver, **settings) for solver in ("highs", "cvxpy:CLARABEL")
+        cn.score(model, inputs, labels, **settle(solver=solver, **settings)) for solver in ("highs", "cvxpy:CLARABEL")
     )
     assert theirs.objective == pytest.approx(ours.objective, rel=1e-3)
     assert theirs.logit_error <= SAME_LOGITS
@@ -301,8 +302,8 @@ def test_a_final_softmax_behind_the_span_is_left_out():
     plain = build(lambda: mlp(4, 5, 5, 3))
     ended = nn.Sequential(*plain, nn.Softmax(dim=1))
     inputs, labels = draw(5, 4), torch.tensor([0, 1, 2, 0, 1])
-    expected = cn.score(plain, inputs, labels, stop="2", **QUICK)
-    found = cn.score(ended, inputs, labels, stop="2", **QUICK)
+    expected = cn.score(plain, inputs, labels, **settle(stop="2", **QUICK))
+    found = cn.score(ended, inputs, labels, **settle(stop="2", **QUICK))
     assert found.objective == pytest.approx(expected.objective, rel=SAME_OBJECTIVE)
     assert any("softmax" in note for note in found.notes)
     assert "Leave stop out" in refuse(ended, inputs, stop="5")
@@ -311,8 +312,8 @@ def test_a_final_softmax_behind_the_span_is_left_out():
 def test_probabilities_of_a_head_that_is_not_read_are_taken_back_to_logits():
     hidden = build(lambda: Hybrid(softmax=True))
     assert all(torch.equal(a, b) for a, b in zip(hidden.parameters(), HYBRID.parameters(), strict=True))
-    expected = cn.score(HYBRID, IMAGES, LABELS, **BODY, **FAST)
-    found = cn.score(hidden, IMAGES, LABELS, **BODY, **FAST)
+    expected = cn.score(HYBRID, IMAGES, LABELS, **settle(**BODY, **FAST))
+    found = cn.score(hidden, IMAGES, LABELS, **settle(**BODY, **FAST))
     assert found.objective == pytest.approx(expected.objective, rel=SAME_OBJECTIVE)
     assert "the model returns probabilities: the program works on their logarithms" in found.notes
 
@@ -325,12 +326,13 @@ def test_names_of_functions_and_containers():
         return model.last(torch.sigmoid(x))
 
     model, inputs = build(lambda: Forward(forward)), draw(5, 4)
-    network = cn.inspect(model, inputs, start="relu", stop="relu_2")
+    network = read_network(model, inputs, start="relu", stop="relu_2")
     assert [layer.name for layer in network.scored] == ["b"]
-    assert cn.score(model, inputs, start="relu", stop="relu_2", **QUICK).logit_error <= SAME_LOGITS
+    assert cn.score(model, inputs, **settle(start="relu", stop="relu_2", **QUICK)).logit_error <= SAME_LOGITS
     nested = build(lambda: nn.Sequential(nn.Tanh(), nn.Sequential(mlp(4, 5, 4), nn.ReLU()), nn.Linear(4, 3)))
-    assert [layer.name for layer in cn.inspect(nested, inputs, start="1").layers] == ["1.0.0", "1.0.2", "2"]
-    assert [layer.name for layer in cn.inspect(nested, inputs, start="1", stop="1.0").layers] == ["1.0.0", "1.0.2"]
+    for read in (read_network, cn.inspect):
+        assert [layer.name for layer in read(nested, inputs, start="1").layers] == ["1.0.0", "1.0.2", "2"]
+        assert [layer.name for layer in read(nested, inputs, start="1", stop="1.0").layers] == ["1.0.0", "1.0.2"]
 
 
 def test_a_residual_block_within_the_span_is_a_single_path():
@@ -340,9 +342,9 @@ def test_a_residual_block_within_the_span_is_a_single_path():
         return model.last(torch.sigmoid(x))
 
     model, inputs = build(lambda: Forward(forward)), draw(5, 4)
-    network = cn.inspect(model, inputs, start="b", stop="relu_1")
+    network = read_network(model, inputs, start="b", stop="relu_1")
     assert [layer.name for layer in network.scored] == ["b"]
-    assert cn.score(model, inputs, start="b", stop="relu_1", **QUICK).logit_error <= SAME_LOGITS
+    assert cn.score(model, inputs, **settle(start="b", stop="relu_1", **QUICK)).logit_error <= SAME_LOGITS
 
 
 PASTS = {
@@ -388,7 +390,7 @@ def test_sizes_may_go_past_an_end():
         return model
 
     model, inputs = build(make), draw(3, 4)
-    assert list(cn.score(model, inputs, start="b", stop="c", **QUICK)) == ["b"]
+    assert list(cn.score(model, inputs, **settle(start="b", stop="c", **QUICK))) == ["b"]
 
 
 WRONG_NAMES = {
@@ -421,7 +423,7 @@ def test_a_module_inside_a_layer_of_torch_is_not_called_by_itself():
             return self.attention(x, x, x)[0].flatten(1)
 
     model, inputs = build(Attentive), draw(3, 4)
-    assert list(cn.score(model, inputs, stop="first", **QUICK)) == ["first.0"]
+    assert list(cn.score(model, inputs, **settle(stop="first", **QUICK))) == ["first.0"]
     message = refuse(model, inputs, start="attention.out_proj")
     assert message.startswith("start: 'attention.out_proj' is not called by itself in the forward.")
 
@@ -432,19 +434,19 @@ def test_a_branch_that_does_not_reach_the_output_is_no_span():
     assert "the model's output" not in refuse(model, draw(3, 4), start="a")
 
 
-UNREADABLE = "If it lies before or behind all that is to be scored, name the part in between with start= and stop=."
+UNREADABLE = (
+    "If it lies before or behind all that is to be scored, name the part in between with start= and stop=. "
+    "cn.search and cn.compress need no program and work all the same."
+)
 
 
 def test_errors_about_what_cannot_be_read_name_the_way_out():
     gelu = nn.Sequential(nn.Linear(4, 4), nn.GELU(), *mlp(4, 5, 3)).double()
     assert refuse(gelu, draw(3, 4), UnreadableModelError).endswith(UNREADABLE)
-    assert list(cn.score(gelu, draw(3, 4), start="2", **QUICK)) == ["2"]
+    assert list(cn.score(gelu, draw(3, 4), **settle(start="2", **QUICK))) == ["2"]
     message = refuse(HYBRID, IMAGES, UnreadableModelError)
     assert "Hybrid: the forward of stem cannot be traced by torch.fx" in message
     assert message.endswith(UNREADABLE)
-    tokens = nn.Sequential(nn.Linear(4, 4), nn.Flatten(), *mlp(8, 5, 3)).double()
-    assert refuse(tokens, draw(3, 2, 4), UnreadableModelError).endswith(UNREADABLE)
-    assert list(cn.score(tokens, draw(3, 2, 4), start="1", **QUICK)) == ["2"]
 
 
 def test_what_lies_inside_must_be_read():
@@ -472,18 +474,18 @@ def test_a_call_that_torch_fx_cannot_write_down_is_made_part_of_the_module_aroun
             return 2 * x
 
     model, inputs = build(lambda: nn.Sequential(Around(), *mlp(4, 5, 3))), draw(3, 4)
-    assert list(cn.score(model, inputs, start="1", **QUICK)) == ["1"]
+    assert list(cn.score(model, inputs, **settle(start="1", **QUICK))) == ["1"]
     assert "the forward of 0 cannot be traced" in refuse(model, inputs, UnreadableModelError, start="0.choice")
 
 
 def test_exact_goes_with_a_start_but_not_with_a_stop():
     model, inputs = build(lambda: nn.Sequential(nn.Tanh(), *mlp(4, 3, 3))), draw(3, 4)
-    assert cn.score(model, inputs, start="1", formulation="exact", **QUICK).bound is not None
-    assert "formulation='exact'" in refuse(model, inputs, stop="2", formulation="exact")
+    assert cn.score(model, inputs, **settle(start="1", formulation="exact", **QUICK)).bound is not None
+    assert "stop: the exact formulation" in refuse(model, inputs, stop="2", formulation="exact")
     network = read_network(model, inputs, start="1", stop="3")
     passage = run_model(model, inputs.numpy(), network.span)
     bounds = cn.bound_network(network, passage.inputs, pruned=True)
-    with pytest.raises(InvalidSettingError, match="formulation='exact'"):
+    with pytest.raises(InvalidSettingError, match="stop: the exact formulation"):
         cn.encode(network, bounds, np.zeros(3, int), formulation="exact", tail=passage.tail)
 
 
@@ -547,7 +549,7 @@ def test_what_comes_before_must_give_a_tensor_of_numbers_per_data_point(case):
 def test_layers_that_share_weights_with_what_lies_outside_are_refused():
     before = build(lambda: Forward(lambda m, x: m.last(F.relu(m.b(F.relu(torch.tanh(m.b(x))))))))
     with pytest.raises(UnreadableModelError, match="b: this module is called more than once"):
-        cn.inspect(before, draw(3, 4), start="relu")
+        read_network(before, draw(3, 4), start="relu")
     after = build(lambda: Forward(lambda m, x: m.last(torch.tanh(m.a(m.c(F.relu(m.b(F.relu(m.a(x))))))))))
     assert "a lies outside the span and shares weights with a" in refuse(after, draw(3, 4), stop="c")
     tied = build(lambda: Forward(lambda m, x: m.last(torch.tanh(m.c(F.relu(m.b(F.relu(m.a(x)))))))))
@@ -559,7 +561,7 @@ def test_weights_computed_by_hooks_may_lie_outside():
     stem = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
     model = nn.Sequential(stem, *mlp(4, 5, 3)).double()
     assert "parametrised" in refuse(model, draw(3, 4), UnreadableModelError)
-    scores = cn.score(model, draw(3, 4), start="1", **QUICK)
+    scores = cn.score(model, draw(3, 4), **settle(start="1", **QUICK))
     assert cn.prune(model, cn.plan(scores, units=0.5), draw(3, 4))[1].out_features == 2
 
 
@@ -568,7 +570,7 @@ def test_modules_at_the_ends_may_work_in_place():
         lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(True), *mlp(4, 5, 4), nn.ReLU(True), nn.Linear(4, 3))
     )
     inputs = draw(4, 4)
-    scores = cn.score(model, inputs, start="1", stop="4", **QUICK)
+    scores = cn.score(model, inputs, **settle(start="1", stop="4", **QUICK))
     assert scores.logit_error <= SAME_LOGITS
     assert list(scores) == ["2"]
 
@@ -576,7 +578,7 @@ def test_modules_at_the_ends_may_work_in_place():
 def test_the_model_stays_as_it_is():
     model = copy.deepcopy(HYBRID).float().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    scores = cn.score(model, IMAGES, LABELS, **BODY, **FAST)
+    scores = cn.score(model, IMAGES, LABELS, **settle(**BODY, **FAST))
     cn.prune(model, cn.plan(scores, units=0.5), IMAGES)
     assert model.training
     assert model.stem.training
@@ -585,8 +587,8 @@ def test_the_model_stays_as_it_is():
 
 
 def test_spans_work_under_no_grad_and_inference_mode():
-    expected = cn.score(HYBRID, IMAGES, LABELS, **BODY, **FAST)
+    expected = cn.score(HYBRID, IMAGES, LABELS, **settle(**BODY, **FAST))
     for mode in (torch.no_grad(), torch.inference_mode()):
         with mode:
-            found = cn.score(HYBRID, IMAGES, LABELS, **BODY, **FAST)
+            found = cn.score(HYBRID, IMAGES, LABELS, **settle(**BODY, **FAST))
         assert all(np.array_equal(found[name], expected[name]) for name in expected)

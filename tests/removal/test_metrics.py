@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 
+import critical_neurons as cn
 from critical_neurons.core.costs import count_cost
 from critical_neurons.errors import InvalidInputError
 from critical_neurons.parallel.threads import on_threads
@@ -19,8 +20,10 @@ from critical_neurons.removal.metrics import (
     measure_accuracy,
     measure_activations,
     predict,
+    predict_by,
     time_in_turns,
 )
+from tests.any_models import build_any, make_inputs, run
 from tests.zoo import ZOO, share_case
 
 FLOAT = 4
@@ -45,11 +48,11 @@ class Functional(nn.Module):
 
 @pytest.mark.parametrize("name", ZOO)
 def test_multiply_adds_are_those_the_plan_counts(name):
-    """Two counts that know nothing of each other: one from a run, one from the wirings."""
+    """Two counts that know nothing of each other: torch's, and that of the structure."""
     case = share_case(name)
-    everything = np.ones(case.network.unit_count + 1)
+    structure = cn.inspect(case.model, case.inputs)
     counted = count_macs(case.model, torch.from_numpy(case.inputs))
-    assert counted == count_cost(case.network.wirings, everything, "macs") > 0
+    assert counted == count_cost(structure, np.ones(structure.unit_count + 1), "macs") > 0
     assert count_parameters(case.model) == sum(values.numel() for values in case.model.parameters())
 
 
@@ -58,6 +61,28 @@ def test_multiply_adds_by_hand():
     convolution = nn.Conv2d(4, 6, 3, groups=2)
     assert count_macs(convolution, torch.rand(7, 4, 5, 5)) == 6 * 3 * 3 * (2 * 3 * 3)
     assert count_macs(Functional(), torch.rand(2, 2, 5, 5)) == 2 * 2 * 9 * 25
+
+
+def test_multiply_adds_of_several_inputs():
+    assert count_macs(build_any("two inputs"), make_inputs("two inputs")) == 5 * 8 + 16 * 3
+    assert count_macs(build_any("dicts"), make_inputs("dicts")) == 5 * 8 + 8 * 5 + 8 * 4
+
+
+def test_multiply_adds_inside_fused_calls():
+    """Attention and recurrent layers are one call each where they are run; they are counted all the same."""
+    length, width = 7, 8
+    attention = nn.TransformerEncoderLayer(width, 2, 16, batch_first=True).eval()
+    weights = length * (4 * width * width + 2 * width * 16)
+    assert count_macs(attention, torch.rand(2, length, width)) == weights + 2 * length * length * width
+    assert count_macs(nn.LSTM(5, 6, batch_first=True), torch.rand(2, length, 5)) == length * 4 * 6 * (5 + 6)
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert torch.backends.mkldnn.enabled
+
+
+def test_activations_of_several_inputs():
+    """Eight-byte integers stay what they are."""
+    outputs = 8 + 8 + 16  # the tanh, what is looked up, both side by side
+    assert measure_activations(build_any("two inputs"), make_inputs("two inputs")) == FLOAT * (5 + outputs) + 8
 
 
 def test_activations_by_hand():
@@ -86,6 +111,16 @@ def test_accuracy_and_predictions():
     assert count_classes(model, outputs) == 2
 
 
+def test_predictions_of_any_inputs():
+    for name in ("two inputs", "grouped"):
+        model, inputs = build_any(name), make_inputs(name)
+        expected = run(model, inputs).argmax(1)
+        assert torch.equal(predict(model, inputs, batch_size=4), expected)
+        assert measure_accuracy(model, inputs, expected) == 1
+    wrapped = predict_by(lambda rows: {"logits": rows}, torch.eye(3), batch_size=2)
+    assert wrapped.tolist() == [0, 1, 2]
+
+
 def test_the_model_stays_as_it_is():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)).train()
     model[2].eval()
@@ -102,6 +137,12 @@ def test_inputs_and_outputs_that_do_not_fit():
         predict(mlp(), torch.rand(2, 3))
     with pytest.raises(InvalidInputError, match=r"it returns shape \(2, 4, 4\)\. Accepted: a tensor of outputs"):
         predict(nn.Identity(), torch.rand(2, 4, 4))
+    with pytest.raises(
+        InvalidInputError, match=r"it returns shape \(10, 5\), \(10, 4\)\. Accepted: a tensor of outputs"
+    ):
+        predict(build_any("dicts"), make_inputs("dicts"))
+    with pytest.raises(InvalidInputError, match=r"does not run on shape \(10, 5\), \(10,\): .*unexpected keyword"):
+        predict(build_any("two inputs"), dict(zip("xy", make_inputs("two inputs"), strict=True)))
 
 
 class TestTime:

@@ -71,9 +71,10 @@ def test_shared_units_are_judged_by_all_their_layers():
     of them the first."""
     case = share_case("resnet", seed=1)
     plan = cn.plan(cn.score(case.model, case.inputs, case.labels, formulation="linearised"), units=0.5)
-    groups = [layer for layer in case.network.scored if "together" in case.network.describe(layer)]
+    structure = case.network.structure
+    groups = [layer for layer in structure.scored if "together" in structure.describe(layer)]
     shared = [layer for layer in groups if np.isin(layer.units, groups[0].units).any()]
-    totals = np.zeros(case.network.unit_count)
+    totals = np.zeros(structure.unit_count)
     for layer in shared:
         weight = case.model.get_submodule(layer.name).weight.detach().flatten(1)
         totals[layer.units] += weight.abs().sum(1).numpy()

@@ -347,13 +347,13 @@ def test_the_settings_of_score_hold_for_every_part_and_the_worst_status_is_kept(
         trained,
         digits[0][:10],
         digits[1][:10],
-        score=functools.partial(cn.score, loss_weight=1.0, input_radius=1e-5, integer=False),
+        formulation=cn.Paper(loss_weight=1.0, input_radius=1e-5, integer=False),
         progress=lambda name, scores: told.append((name, scores)),
     )
     assert [name for name, _ in told] == ["0", "4", "6"]
     assert tuple(scores for _, scores in told) == found.parts
-    assert {(part.settings["loss_weight"], part.settings["input_radius"]) for part in found.parts} == {(1.0, 1e-5)}
-    assert found.settings["loss_weight"] == 1.0
+    expected = cn.Paper(loss_weight=1.0, input_radius=1e-5, integer=False)
+    assert all(part.settings["formulation"] == expected for part in (found, *found.parts))
     stopped = score_parts(trained, digits[0][:10], digits[1][:10], score=_stop_second())
     assert [part.status for part in stopped.parts].count(cn.Status.OPTIMAL) == 2
     assert stopped.status is cn.Status.FEASIBLE
@@ -369,8 +369,8 @@ def test_the_bounds_of_a_part_are_those_of_the_whole_network_there(trained, digi
     for part, (model, read, settings) in zip(trained.parts, calls, strict=True):
         assert torch.equal(read, entering)
         network = cn.read_network(model, entering, ignore=settings["ignore"])
-        found |= bounds_by_layer(settings["bounds"], network, "body.")
-        settings["bounds"].check(network)
+        found |= bounds_by_layer(settings["formulation"].bounds, network, "body.")
+        settings["formulation"].bounds.check(network)
         entering = run_to(part, entering)
     assert list(found) == list(expected)
     for name, interval in expected.items():
@@ -385,7 +385,10 @@ def test_whatever_the_image_is_in_its_box_every_part_stays_within_its_bounds(tra
         entering = digits[0][:10].double()
         entering = entering + radius * (2 * torch.rand_like(entering) - 1)
         for part, (model, _, settings) in zip(trained.parts, calls, strict=True):
-            network, bounds = cn.read_network(model, entering, ignore=settings["ignore"]), settings["bounds"]
+            network, bounds = (
+                cn.read_network(model, entering, ignore=settings["ignore"]),
+                settings["formulation"].bounds,
+            )
             values = network.evaluate(entering.numpy())
             for index, interval in bounds.before_relu.items():
                 read = values[network.ops[index].source]
@@ -395,29 +398,25 @@ def test_whatever_the_image_is_in_its_box_every_part_stays_within_its_bounds(tra
 
 def test_a_box_of_the_part_and_no_box_leave_the_bounds_to_score(trained, digits):
     for settings in ({"box": "part", "input_radius": 1e-3}, {"box": "image", "input_radius": 0.0}):
-        assert not any("bounds" in given for _, _, given in record_calls(trained, digits, **settings))
+        calls = record_calls(trained, digits, **settings)
+        assert {given["formulation"].bounds for _, _, given in calls} == {"interval"}
     with pytest.raises(InvalidSettingError, match="box: found 'network'"):
         score_parts(trained, digits[0][:5], digits[1][:5], box="network")
     own = cn.bound_network(cn.read_network(trained.model, digits[0]), digits[0][:5].double().numpy())
     with pytest.raises(InvalidSettingError, match="bounds: every part has others"):
-        score_parts(trained, digits[0][:5], digits[1][:5], score=functools.partial(cn.score, bounds=own))
-
-    def hide(*args, **given):
-        return cn.score(*args, input_radius=1e-3, **given)
-
-    with pytest.raises(InvalidSettingError, match=r"input_radius=0.001, and the boxes were made with 0.0"):
-        score_parts(trained, digits[0][:5], digits[1][:5], score=hide)
+        score_parts(trained, digits[0][:5], digits[1][:5], formulation=cn.Paper(bounds=own))
 
 
-def record_calls(decoupled, digits, *, box, **settings):
+def record_calls(decoupled, digits, *, box, input_radius):
     """What `score_parts` hands to `score`, part by part: model, inputs, settings."""
     calls = []
 
     def score(model, inputs, labels, **given):
         calls.append((model, inputs, given))
-        return cn.score(model, inputs, labels, integer=False, gap=1.0, **given)
+        return cn.score(model, inputs, labels, solver=cn.Solver(gap=1.0), **given)
 
-    score_parts(decoupled, digits[0][:10], digits[1][:10], score=functools.partial(score, **settings), box=box)
+    formulation = cn.Paper(input_radius=input_radius, integer=False)
+    score_parts(decoupled, digits[0][:10], digits[1][:10], formulation=formulation, score=score, box=box)
     return calls
 
 
@@ -451,7 +450,7 @@ def _stop_second():
     calls = iter([300.0, 1e-9, 300.0])
 
     def score(*args, **settings):
-        return cn.score(*args, **settings, time_limit=next(calls))
+        return cn.score(*args, **settings, solver=cn.Solver(time_limit=next(calls)))
 
     return score
 
@@ -463,11 +462,11 @@ def test_a_convolution_that_the_network_leaves_alone_is_not_scored_by_its_part(d
     found = score_parts(decouple(model, digits[0]), digits[0][:5], digits[1][:5])
     assert list(found) == ["0", "7", "12"]
     assert len(found.parts) == 2
-    assert list(found) == [layer.name for layer in cn.inspect(model, digits[0]).scored]
+    assert list(found) == [layer.name for layer in cn.read_network(model, digits[0]).scored]
 
 
 def test_parts_that_do_not_cover_the_network_are_refused(trained, scored, digits):
-    network = cn.inspect(trained.model, digits[0])
+    network = cn.read_network(trained.model, digits[0])
     with pytest.raises(UnreadableModelError, match="the parts score 0, 4, the network 0, 4, 6, 11"):
         join_scores(network, scored.parts[:2], settings={}, seconds=0.0)
 

@@ -7,8 +7,14 @@ from itertools import product
 import numpy as np
 import pytest
 
+from critical_neurons.core.structure import Group
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.selection.allocation import make_convex, share_budget, shift_shares
+
+
+def make_groups(*sizes, blocks=1):
+    parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    return [Group((str(place),), units, blocks) for place, units in enumerate(parts)]
 
 
 def count(kept):
@@ -31,23 +37,23 @@ def test_convex_sequences_lie_below_and_touch():
 @pytest.mark.parametrize("seed", range(4))
 def test_of_convex_losses_the_least_sum_is_found(seed):
     generator = np.random.default_rng(seed)
-    groups = [(np.arange(0, 5), 1), (np.arange(5, 9), 1), (np.arange(9, 15), 1)]
-    losses = [np.sort(generator.random(len(units))).cumsum() for units, _ in groups]
+    groups = make_groups(5, 4, 6)
+    losses = [np.sort(generator.random(len(group))).cumsum() for group in groups]
     counts = share_budget(groups, losses, count, slope, 8.0)
 
     def lose(kept):
         return sum(
-            loss[len(units) - left - 1] if left < len(units) else 0.0
-            for (units, _), loss, left in zip(groups, losses, kept, strict=True)
+            loss[len(group) - left - 1] if left < len(group) else 0.0
+            for group, loss, left in zip(groups, losses, kept, strict=True)
         )
 
-    options = product(*(range(1, len(units) + 1) for units, _ in groups))
+    options = product(*(range(1, len(group) + 1) for group in groups))
     assert lose(counts) == pytest.approx(min(lose(each) for each in options if sum(each) <= 8))
     assert sum(counts) == 8
 
 
 def test_dear_units_go_before_cheap_ones_of_the_same_loss():
-    groups = [(np.arange(0, 4), 1), (np.arange(4, 8), 1)]
+    groups = make_groups(4, 4)
     weights = np.array([10.0] * 4 + [1.0] * 4 + [0.0])
     losses = [np.arange(1.0, 5.0), np.arange(1.0, 5.0)]
     counts = share_budget(groups, losses, lambda kept: float(weights @ kept), lambda kept: weights, 24.0)
@@ -56,7 +62,7 @@ def test_dear_units_go_before_cheap_ones_of_the_same_loss():
 
 def test_what_fits_comes_back():
     """A large unit is the last to go and leaves room for small ones that went before."""
-    groups = [(np.arange(0, 4), 1), (np.arange(4, 8), 1)]
+    groups = make_groups(4, 4)
     weights = np.array([10.0] * 4 + [1.0] * 4 + [0.0])
     losses = [100 * np.arange(1.0, 5.0), np.arange(1.0, 5.0)]
     counts = share_budget(groups, losses, lambda kept: float(weights @ kept), lambda kept: weights, 34.5)
@@ -64,19 +70,19 @@ def test_what_fits_comes_back():
 
 
 def test_blocks_go_together():
-    groups = [(np.arange(0, 6), 3)]
+    groups = make_groups(6, blocks=3)
     assert share_budget(groups, [np.arange(6.0)], count, slope, 5.0) == [3]
 
 
 def test_a_budget_out_of_reach_is_told():
     with pytest.raises(InvalidSettingError, match="cannot be met; with one unit of every layer the cost is 1"):
-        share_budget([(np.arange(3), 1)], [np.arange(3.0)], count, slope, 0.5)
+        share_budget(make_groups(3), [np.arange(3.0)], count, slope, 0.5)
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_shares_are_shifted_to_where_units_are_missed(blocks):
     """Two groups of twenty, twenty units in all; the loss is least with sixteen of the second."""
-    groups = [(np.arange(20), 1), (np.arange(20, 40), blocks)]
+    groups = [make_groups(20, 20)[0], make_groups(20, 20, blocks=blocks)[1]]
 
     def fit(counts):
         rest = 20 - counts[1]

@@ -8,19 +8,24 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
-from critical_neurons.selection import gate_descent
-from critical_neurons.selection.gate_descent import GatedModel, GateSearch, Limit, project
-from tests.zoo import build_model, draw_inputs
+from critical_neurons.core.structure import NO_UNIT
+from critical_neurons.selection.distance import Distance
+from critical_neurons.selection.gate_descent import GateSearch, Limit, Steps, project
+from critical_neurons.selection.gated_model import GatedModel
+from tests.drawing import draw_plan
+from tests.zoo import ZOO, build_model, draw_inputs
 
 NEAREST = 1e-6
 SAME_SLOPE = 1e-3
 """Largest difference between derivatives and quotients of differences, relative to the largest derivative."""
 
 
-def make_search(model, inputs):
-    network = cn.inspect(model, inputs[:2])
-    gated = GatedModel(model, network.holds, network.unit_count, size=10)
-    return GateSearch(gated, inputs), network
+DIVERGENCE, STEPS = Distance(divergence=True), Steps()
+
+
+def make_search(model, inputs, steps=STEPS):
+    structure = cn.inspect(model, inputs[:2])
+    return GateSearch(GatedModel(model, structure), inputs, DIVERGENCE, size=10, effort=steps), structure
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -41,21 +46,23 @@ def test_points_inside_stay_where_they_are():
     assert np.array_equal(project(values, np.ones(3), 1.0), values)
 
 
-@pytest.mark.parametrize("name", ["mlp", "resnet", "densenet"])
+@pytest.mark.parametrize("name", ZOO)
 def test_gates_of_zero_are_the_masked_network(name):
     model, inputs = build_model(name), draw_inputs(name, 20)
-    network = cn.inspect(model, inputs[:2])
-    plan = cn.plan(cn.score(model, inputs[:2], formulation="linearised"), units=0.5)
-    gated = GatedModel(model, network.holds, network.unit_count, size=10)
-    gates = torch.from_numpy(plan.stays[:-1]).double()
+    structure = cn.inspect(model, inputs[:2])
+    plan, gated = draw_plan(structure), GatedModel(model, structure)
+    gates = torch.from_numpy(plan.stays[:NO_UNIT]).double()
     with torch.no_grad():
-        assert torch.allclose(gated.run(inputs, gates), cn.mask(model, plan)(inputs))
+        (found,) = gated.run(inputs, gates)
+        assert torch.allclose(found, cn.mask(model, plan)(inputs))
+        (whole,) = gated.run(inputs, torch.ones_like(gates))
+        assert torch.allclose(whole, model(inputs))
 
 
 def test_the_loss_of_the_whole_network_is_zero_and_its_slope_that_of_differences():
     model, inputs = build_model("mlp"), draw_inputs("mlp", 20)
-    search, network = make_search(model, inputs)
-    whole = np.ones(network.unit_count, dtype=bool)
+    search, structure = make_search(model, inputs)
+    whole = np.ones(structure.unit_count, dtype=bool)
     assert search.measure(whole) == pytest.approx(0.0, abs=1e-6)
     stays = whole.copy()
     stays[0] = False
@@ -74,10 +81,10 @@ def test_the_loss_of_the_whole_network_is_zero_and_its_slope_that_of_differences
 @pytest.mark.parametrize("name", ["mlp", "resnet"])
 def test_exchanges_never_raise_the_loss_and_keep_the_counts(name):
     model, inputs = build_model(name), draw_inputs(name, 20)
-    search, network = make_search(model, inputs)
-    groups = np.split(np.arange(network.unit_count), np.cumsum(network.groups)[:-1])
+    search, structure = make_search(model, inputs)
+    groups = [group.units for group in structure.groups]
     for seed in range(3):
-        stays = np.zeros(network.unit_count, dtype=bool)
+        stays = np.zeros(structure.unit_count, dtype=bool)
         for units in groups:
             stays[np.random.default_rng(seed).permutation(units)[: -(-len(units) // 2)]] = True
         found, loss = search.exchange(stays, groups)
@@ -97,13 +104,12 @@ def test_units_without_effect_are_shut_first():
     assert gates.sum() <= 5 + NEAREST
 
 
-def test_many_units_are_exchanged_at_once(monkeypatch):
+def test_many_units_are_exchanged_at_once():
     """All that have no effect stay and all others are gone: to exchange one after the other is not needed."""
-    monkeypatch.setattr(gate_descent, "MOST_TRIALS", 0)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 3)).double().eval()
     model[2].weight.data[:, :5] = 0.0
-    search, _ = make_search(model, torch.randn(60, 4, dtype=torch.float64))
+    search, _ = make_search(model, torch.randn(60, 4, dtype=torch.float64), Steps(swaps=0))
     stays = np.arange(10) < 5
     found, loss = search.exchange(stays, [np.arange(10)])
     assert found.sum() == 5
@@ -112,8 +118,8 @@ def test_many_units_are_exchanged_at_once(monkeypatch):
 
 
 def test_a_derivative_is_worked_out_once_for_the_same_units_and_temperature(monkeypatch):
-    search, network = make_search(build_model("mlp"), draw_inputs("mlp", 20))
-    half, passes = np.arange(network.unit_count) % 2 == 0, []
+    search, structure = make_search(build_model("mlp"), draw_inputs("mlp", 20))
+    half, passes = np.arange(structure.unit_count) % 2 == 0, []
     monkeypatch.setattr(search._model, "run", lambda *args, run=search._model.run: passes.append(1) or run(*args))
     known = search.differentiate(half).copy()
     assert np.array_equal(search.differentiate(half.copy()), known)
@@ -127,9 +133,9 @@ def test_changed_decisions_are_those_of_the_masked_network():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 3)).double().eval()
     inputs = torch.randn(60, 4, dtype=torch.float64)
-    search, network = make_search(model, inputs)
-    plan = cn.plan(cn.score(model, inputs[:2], formulation="linearised"), units=0.3).random(0)
+    search, structure = make_search(model, inputs)
+    plan = draw_plan(structure, seed=1)
     with torch.no_grad():
         changed = cn.mask(model, plan)(inputs).argmax(1) != model(inputs).argmax(1)
-    assert search.count_changed(plan.stays[:-1]) == int(changed.sum()) > 0
-    assert search.count_changed(np.ones(network.unit_count, dtype=bool)) == 0
+    assert search.count_changed(plan.stays[:NO_UNIT]) == pytest.approx(float(changed.double().mean())) != 0
+    assert search.count_changed(np.ones(structure.unit_count, dtype=bool)) == 0

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
-from critical_neurons.core.plan import group_units
 from critical_neurons.selection import statistics, trial
-from critical_neurons.selection.group_choice import Group
+from critical_neurons.selection.distance import Distance
 from critical_neurons.selection.layerwise_search import Choice
 from tests.zoo import build_model, draw_inputs
 
@@ -29,9 +28,8 @@ def no_ridge(monkeypatch):
 
 
 def make_choice(model, inputs):
-    network = cn.inspect(model, inputs[:2])
-    groups = [Group(units, blocks) for units, blocks in group_units(network.scored, network.groups)]
-    return Choice(model, network.wirings, groups, inputs), groups
+    structure = cn.inspect(model, inputs[:2])
+    return Choice(model, structure, inputs, Distance(divergence=True)), structure.groups
 
 
 def build_chain(seed=0):

@@ -10,8 +10,10 @@ from torch.nn import functional
 
 import critical_neurons as cn
 from critical_neurons.selection import prefix_cache
-from critical_neurons.selection.gate_descent import GatedModel, GateSearch
-from critical_neurons.selection.layerwise_search import reads_units
+from critical_neurons.selection.distance import choose_distance
+from critical_neurons.selection.gate_descent import GateSearch, Steps
+from critical_neurons.selection.gated_model import GatedModel
+from critical_neurons.selection.layerwise_search import list_consumers
 from critical_neurons.selection.prefix_cache import Front
 from critical_neurons.selection.trial import Draft
 from tests.zoo import ZOO, build_model, draw_inputs
@@ -97,16 +99,17 @@ def test_modules_with_a_forward_of_their_own_keep_it():
 @pytest.mark.parametrize("name", ZOO)
 def test_gated_and_refitted_networks_are_the_same_with_it_and_without(name, monkeypatch):
     model, inputs = build_model(name).requires_grad_(False), draw_inputs(name, ROWS)
-    network = cn.inspect(model, inputs[:2])
-    stays = np.random.default_rng(0).random(network.unit_count) < 0.5
-    consumers = [wiring for wiring in network.wirings if reads_units(wiring)]
-    gated = GatedModel(model, network.holds, network.unit_count, size=10)
+    structure = cn.inspect(model, inputs[:2])
+    distance = choose_distance([model(inputs)], "divergence", inputs[0].numel())
+    stays = np.random.default_rng(0).random(structure.unit_count) < 0.5
+    consumers = list_consumers(structure, model)
+    gated = GatedModel(model, structure)
     measured, refitted = [], []
     for room in (prefix_cache.HELD_BYTES, 0):
         monkeypatch.setattr(prefix_cache, "HELD_BYTES", room)
-        search = GateSearch(gated, inputs)
+        search = GateSearch(gated, inputs, distance, size=10, effort=Steps())
         measured.append((search.measure(stays), search.differentiate(stays)))
-        refitted.append(Draft(model, consumers, inputs, ROWS, 0).run(np.append(stays, True)))
+        refitted += Draft(model, consumers, inputs, ROWS, 0).run(np.append(stays, True))
     (loss, slope), (again, same) = measured
     assert loss == pytest.approx(again, abs=SAME)
     assert np.allclose(slope, same, atol=1e-6)

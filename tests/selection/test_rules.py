@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 import critical_neurons as cn
-from critical_neurons.core.network import NO_UNIT, Fingerprint, Hold, Layer, Wiring
-from critical_neurons.core.scores import Scores
-from critical_neurons.core.solution import Status
+from critical_neurons.core.structure import Layer, Product
 from critical_neurons.errors import CriticalNeuronsError, InvalidSettingError
-from tests.drawing import draw_scores
+from tests import drawing
+from tests.drawing import draw_scores, make_output, make_structure
 
 
 def make_scores(blocks=1, **values):
@@ -22,23 +21,10 @@ def make_scores(blocks=1, **values):
         Layer(name, "Linear", np.arange(end - len(numbers), end), blocks=blocks)
         for end, (name, numbers) in zip(ends, values.items(), strict=True)
     ]
-    return Scores(
-        values_by_layer={name: np.array(numbers, dtype=np.float64) for name, numbers in values.items()},
-        layers=(*layers, Layer("out", "Linear", np.full(3, NO_UNIT), reason="it gives the network's output")),
-        groups=tuple(layer.size for layer in layers),
-        holds=tuple(Hold(layer.name, layer.units) for layer in layers),
-        wirings=(),
-        fingerprint=Fingerprint("architecture", "weights"),
-        status=Status.OPTIMAL,
-        objective=1.0,
-        bound=0.9,
-        gap=0.1,
-        seconds=1.0,
-        settings={"loss_weight": 5.0},
-        history=(),
-        sizes={"columns": 1},
-        logit_error=0.0,
-    )
+    structure = make_structure((*layers, make_output()), [layer.size for layer in layers])
+    per_unit = np.concatenate([np.array(numbers, dtype=np.float64) for numbers in values.values()])
+    scores = drawing.make_scores(structure, per_unit)
+    return replace(scores, objective=1.0, bound=0.9, gap=0.1, settings={"loss_weight": 5.0})
 
 
 def kept(plan):
@@ -132,13 +118,9 @@ def test_ties_keep_the_smaller_number():
 
 def test_a_budget_is_filled_with_what_fits_and_no_more():
     """Of 36 parameters a second unit of b needs 10; a third of a, which feeds itself, 9 - 4."""
-    scores = replace(
-        make_scores(a=[0.8, 0.7, 0.3, 0.2], b=[0.9, 0.5]),
-        wirings=(
-            Wiring("a", np.arange(4), np.arange(4), np.zeros(4, dtype=bool), np.zeros(4), kernel=1),
-            Wiring("b", np.full(10, NO_UNIT), np.array([4, 5]), np.zeros(10, dtype=bool), np.zeros(10), kernel=1),
-        ),
-    )
+    scores = make_scores(a=[0.8, 0.7, 0.3, 0.2], b=[0.9, 0.5])
+    params = (Product("a", 16, (np.arange(4), np.arange(4))), Product("b", 20, (np.array([4, 5]),)))
+    scores = replace(scores, structure=replace(scores.structure, params=params))
     assert kept(cn.plan(scores, params=18 / 36)) == {"a": [0, 1], "b": [0]} | OUT
     assert kept(cn.plan(scores, params=19 / 36)) == {"a": [0, 1, 2], "b": [0]} | OUT
     assert kept(cn.plan(scores, params=24 / 36)) == {"a": [0, 1], "b": [0, 1]} | OUT
@@ -196,9 +178,8 @@ def test_a_plan_says_where_it_comes_from():
     assert plan.provenance["gap"] == 0.1
     assert plan.provenance["settings"] == {"loss_weight": 5.0}
     assert plan.provenance["weights"] == "weights"
-    assert plan.holds == SCORES.holds
-    assert plan.groups == SCORES.groups == (4, 3)
-    assert [layer.units.tolist() for layer in plan.layers] == [[0, 1, 2, 3], [4, 5, 6], [NO_UNIT] * 3]
+    assert plan.structure is SCORES.structure
+    assert plan.stays.tolist() == [False, True, False, True, True, False, True, True]
 
 
 BAD = {

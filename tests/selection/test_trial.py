@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn import functional
 
 import critical_neurons as cn
-from critical_neurons.selection import trial
-from critical_neurons.selection.layerwise_search import reads_units
+from critical_neurons.selection import distance, trial
+from critical_neurons.selection.distance import Distance
+from critical_neurons.selection.layerwise_search import list_consumers
 from critical_neurons.selection.trial import Carrier, Draft
 from tests.zoo import build_model, draw_inputs
 
@@ -19,22 +20,22 @@ STRUCTURES = ["mlp", "groups", "resnet", "densenet", "mobilenet", "convolution i
 
 
 def make_carrier(model, inputs):
-    network = cn.inspect(model, inputs[:2])
-    return Carrier(model, [wiring for wiring in network.wirings if reads_units(wiring)], inputs), network
+    structure = cn.inspect(model, inputs[:2])
+    return Carrier(model, list_consumers(structure, model), inputs, Distance(divergence=True)), structure
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_a_whole_network_is_as_sure_as_it_was_and_the_model_stays_as_it_is(name, monkeypatch):
-    monkeypatch.setattr(trial, "SOFTENING", 10.0)
+    monkeypatch.setattr(distance, "SOFTENING", 10.0)
     model, inputs = build_model(name), draw_inputs(name, 60)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    carrier, network = make_carrier(model, inputs)
-    whole = np.ones(network.unit_count, dtype=bool)
+    carrier, structure = make_carrier(model, inputs)
+    whole = np.ones(structure.unit_count, dtype=bool)
     with torch.no_grad():
         outputs = model(inputs[torch.randperm(60, generator=torch.Generator().manual_seed(0))]).double()
     doubts = []
     for held_out in outputs.split(20):
-        temperature = trial.SOFTENING * (held_out - held_out.mean(1, keepdim=True)).square().mean().sqrt()
+        temperature = distance.SOFTENING * (held_out - held_out.mean(1, keepdim=True)).square().mean().sqrt()
         doubts.append(float(1 - (held_out / temperature).softmax(1).amax(1).mean()))
     assert carrier.miss(whole) == pytest.approx(np.mean(doubts), abs=SAME)
     assert abs(carrier.miss(~whole) - carrier.miss(whole)) > SAME
@@ -74,7 +75,7 @@ def test_what_never_changes_carries_its_mean_alone(dtype):
     model[0].bias[:3] = torch.tensor([0.1, 0.3, 0.7])
     inputs = torch.randn(60, 3).to(dtype)
     draft = Draft(model, cn.inspect(model, inputs[:2]).wirings[-1:], inputs, len(inputs), 0)
-    outputs = draft.run(np.array([True] * 3 + [False] * 3 + [True]))
+    (outputs,) = draft.run(np.array([True] * 3 + [False] * 3 + [True]))
     assert torch.allclose(outputs, model(inputs).mean(0).expand_as(outputs), atol=1e-5)
 
 
@@ -82,12 +83,12 @@ def test_what_never_changes_carries_its_mean_alone(dtype):
 def test_what_reaches_a_module_are_the_columns_that_stay(name):
     """Also where the groups of a convolution keep different numbers."""
     model, inputs = build_model(name), draw_inputs(name, 40)
-    network = cn.inspect(model, inputs[:2])
-    consumers = [wiring for wiring in network.wirings if reads_units(wiring)]
+    structure = cn.inspect(model, inputs[:2])
+    consumers = list_consumers(structure, model)
     draft = Draft(model, consumers, inputs, len(inputs), 0)
     generator = np.random.default_rng(0)
     for wiring in consumers:
-        stays = np.append(generator.random(network.unit_count) < 0.5, True)
+        stays = np.append(generator.random(structure.unit_count) < 0.5, True)
         module, seen = draft.model.get_submodule(wiring.module), []
         handle = module.register_forward_pre_hook(lambda module, args, seen=seen: seen.append(args[0]))
         reached = draft.reach(stays, [wiring.module])[wiring.module]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -14,15 +13,16 @@ from torch import nn
 
 import critical_neurons as cn
 from critical_neurons.core.costs import count_cost
+from critical_neurons.core.plan import Plan
 from critical_neurons.errors import InvalidInputError, InvalidSettingError, PlanMismatchError
-from critical_neurons.removal.remove import units_that_stay
 from critical_neurons.selection.warm_start import SHARE_STEP, propose_mask
 from tests.drawing import draw_scores, make_scores
+from tests.settings import settle
 from tests.zoo import share_case
 
 SAME = 1e-6
 EXACT = {"formulation": "exact", "binary": True, "threads": 1}
-HALF = {"units": 0.5}
+HALF = cn.Budget(units=0.5)
 
 
 def make_case(seed=0, widths=(6, 4)):
@@ -45,12 +45,7 @@ UNITS = NETWORK.unit_count
 
 def make_plan(mask):
     """The plan that keeps exactly these units, which may be none of a layer."""
-    everything = cn.plan(make_scores(NETWORK, np.ones(UNITS)), units=1.0)
-    layers = tuple(
-        replace(layer, kept=np.flatnonzero(mask[layer.units])) if (layer.units >= 0).all() else layer
-        for layer in everything.layers
-    )
-    return replace(everything, layers=layers, rule="by hand")
+    return Plan(NETWORK.structure, np.append(mask > 0, True), {}, "by hand", {})
 
 
 def lose(mask):
@@ -81,7 +76,7 @@ def worst_mask():
 
 
 def score(incumbent, *, budget=HALF, **settings):
-    return cn.score(MODEL, INPUTS, LABELS, budget=budget, incumbent=incumbent, **EXACT, **settings)
+    return cn.score(MODEL, INPUTS, LABELS, **settle(budget=budget, incumbent=incumbent, **EXACT, **settings))
 
 
 class TestCertificates:
@@ -90,7 +85,7 @@ class TestCertificates:
         assert scores.status is cn.Status.OPTIMAL
         assert np.array_equal(scores.per_unit, best_mask())
         assert scores.objective == scores.incumbent.objective == pytest.approx(lose(best_mask()), abs=SAME)
-        assert scores.incumbent.gap <= scores.settings["gap"]
+        assert scores.incumbent.gap <= scores.settings["solver"].gap
         assert "nothing better was found" in scores.notes[-1]
 
     def test_a_bad_plan_is_improved_and_told_how_bad_it_is(self):
@@ -122,9 +117,9 @@ class TestCertificates:
         assert scores.bound <= scores.objective
 
     def test_a_search_is_judged(self):
-        found = cn.search(MODEL, INPUTS, units=0.5)
+        found = cn.search(MODEL, INPUTS, units=0.5, effort="quick")
         by_scores, by_plan = score(found), score(cn.plan(found))
-        kept = units_that_stay(NETWORK, cn.plan(found))[:-1].astype(float)
+        kept = cn.plan(found).stays[:-1].astype(float)
         assert by_scores.incumbent == by_plan.incumbent
         assert by_scores.incumbent.objective == pytest.approx(lose(kept), abs=SAME)
         assert by_scores.objective <= by_scores.incumbent.objective
@@ -142,7 +137,7 @@ class TestCertificates:
 
     def test_other_weights_are_told(self):
         other = make_case(seed=1)
-        plan = cn.plan(cn.score(*other, threads=1), units=0.5)
+        plan = cn.plan(cn.score(*other, solver=cn.Solver(threads=1)), units=0.5)
         assert "incumbent: made with other weights of this network" in score(plan).notes
         assert not any("other weights" in note for note in score(make_plan(best_mask())).notes)
 
@@ -151,18 +146,18 @@ class TestMasks:
     def test_scores_of_0_or_1_are_one_themselves(self):
         """What the program found before goes in again, though `plan` would fill the budget up."""
         nothing_of_a_layer = np.array([0.0, 1, 0, 0, 0, 1, 0, 0, 0, 0])
-        scores = make_scores(NETWORK, nothing_of_a_layer)
+        scores = make_scores(NETWORK.structure, nothing_of_a_layer)
         assert np.array_equal(propose_mask(scores, NETWORK, HALF).mask, nothing_of_a_layer)
 
     def test_layers_may_be_ignored_where_nothing_is_removed_of_them(self):
         smaller = cn.read_network(MODEL, INPUTS, ignore=("0",))
         kept = np.append(np.ones(6), [0.0, 1, 1, 0])
-        for incumbent in (make_plan(kept), make_scores(NETWORK, kept)):
+        for incumbent in (make_plan(kept), make_scores(NETWORK.structure, kept)):
             assert np.array_equal(propose_mask(incumbent, smaller, None).mask, kept[6:])
             assert np.array_equal(propose_mask(incumbent, NETWORK, None).mask, kept)
         gone = kept.copy()
         gone[2] = 0.0
-        for incumbent in (make_plan(gone), make_scores(NETWORK, gone)):
+        for incumbent in (make_plan(gone), make_scores(NETWORK.structure, gone)):
             with pytest.raises(PlanMismatchError, match=r"incumbent: 0: .*(removes|removed)"):
                 propose_mask(incumbent, smaller, None)
 
@@ -173,7 +168,7 @@ class TestMasks:
 
     def test_a_plan_of_a_span_for_the_whole(self):
         span = cn.read_network(MODEL, INPUTS, start="2")
-        plan = cn.plan(make_scores(span, np.array([0.9, 0.1, 0.8, 0.2])), units=0.5)
+        plan = cn.plan(make_scores(span.structure, np.array([0.9, 0.1, 0.8, 0.2])), units=0.5)
         assert np.array_equal(propose_mask(plan, NETWORK, None).mask, [*np.ones(6), 1, 0, 1, 0])
 
     def test_blocks_of_scores_need_not_be_alike(self):
@@ -181,23 +176,18 @@ class TestMasks:
         network = share_case("groups").network
         mask = np.ones(network.unit_count)
         mask[0] = 0.0
-        assert np.array_equal(propose_mask(make_scores(network, mask), network, None).mask, mask)
+        assert np.array_equal(propose_mask(make_scores(network.structure, mask), network, None).mask, mask)
 
 
 class TestRefusals:
     def test_another_network(self):
         model, inputs, labels = make_case(widths=(5, 4))
         with pytest.raises(PlanMismatchError, match="incumbent: made for another network"):
-            cn.score(model, inputs, labels, incumbent=make_plan(best_mask()), **EXACT)
+            cn.score(model, inputs, labels, **settle(incumbent=make_plan(best_mask()), **EXACT))
 
-    @pytest.mark.parametrize(
-        "settings",
-        [{}, {"formulation": "exact"}, {"formulation": "linearised"}],
-        ids=["paper", "not binary", "linearised"],
-    )
-    def test_other_programs(self, settings):
-        with pytest.raises(InvalidSettingError, match=r"incumbent: .*formulation='exact', binary=True"):
-            cn.score(MODEL, INPUTS, LABELS, incumbent=make_plan(best_mask()), **settings)
+    def test_scores_between_0_and_1(self):
+        with pytest.raises(InvalidSettingError, match=r"incumbent: .*binary=True"):
+            cn.Exact(incumbent=make_plan(best_mask()))
 
     def test_a_program_for_every_class(self):
         with pytest.raises(InvalidSettingError, match="incumbent: goes with a single program"):
@@ -211,7 +201,7 @@ class TestRefusals:
             score(found)
 
     def test_scores_that_say_nothing_of_what_stays(self):
-        scores = make_scores(NETWORK, np.linspace(0.0, 1.0, UNITS))
+        scores = make_scores(NETWORK.structure, np.linspace(0.0, 1.0, UNITS))
         with pytest.raises(InvalidSettingError, match="do not say which units stay"):
             score(scores)
         assert score(cn.plan(scores, units=0.5)).incumbent is not None
@@ -223,12 +213,12 @@ class TestRefusals:
         message = str(caught.value)
         assert "over the budget, units=0.5: 0 keeps 5 units, 3 are allowed." in message
         assert "2 keeps" not in message
-        assert score(over, budget={"units": read_share(message)}).incumbent.rule == "by hand"
+        assert score(over, budget=cn.Budget(units=read_share(message))).incumbent.rule == "by hand"
 
     def test_over_the_budget_of_all(self):
         over = make_plan(np.array([1.0, 1, 1, 1, 1, 0, 1, 1, 0, 0]))
         with pytest.raises(InvalidSettingError, match=r"7 units are kept, 5 are allowed\. It is within units=0\.7:"):
-            score(over, budget={**HALF, "scope": "global"})
+            score(over, budget=cn.Budget(units=0.5, scope="global"))
 
     @pytest.mark.parametrize("measure", ["params", "macs"])
     @pytest.mark.parametrize("name", ["mlp", "resnet", "mobilenet", "groups"])
@@ -238,12 +228,12 @@ class TestRefusals:
         plan = cn.plan(draw_scores(name), units=0.8)
         over = rf"{measure} are \d+\.\d\d% over what is allowed"
         with pytest.raises(InvalidSettingError, match=over) as caught:
-            propose_mask(plan, network, {measure: find_least(network, measure)})
+            propose_mask(plan, network, cn.Budget(**{measure: find_least(network, measure)}))
         assert "counted linearly" in str(caught.value)
         share = read_share(str(caught.value))
-        propose_mask(plan, network, {measure: share})
+        propose_mask(plan, network, cn.Budget(**{measure: share}))
         with pytest.raises(InvalidSettingError):
-            propose_mask(plan, network, {measure: share - SHARE_STEP})
+            propose_mask(plan, network, cn.Budget(**{measure: share - SHARE_STEP}))
 
 
 def read_share(message):
@@ -253,5 +243,5 @@ def read_share(message):
 def find_least(network, measure):
     """A share hardly above that of what is not scored."""
     nothing, everything = np.append(np.zeros(network.unit_count), 1.0), np.ones(network.unit_count + 1)
-    costs = [count_cost(network.wirings, kept, measure) for kept in (nothing, everything)]
+    costs = [count_cost(network.structure, kept, measure) for kept in (nothing, everything)]
     return costs[0] / costs[1] + 10 * SHARE_STEP

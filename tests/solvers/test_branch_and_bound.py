@@ -45,8 +45,8 @@ def encode_random(width, seed=0):
 def test_the_tree_and_the_solver_find_the_same(name):
     """The solver's own branch and bound goes over gates too."""
     program = encode_exact(name)
-    tree = cn.solve(program, **QUICK)
-    gates = cn.solve(replace(program, branching=None, improve=None), **QUICK)
+    tree = cn.solve(program, cn.Solver(**QUICK))
+    gates = cn.solve(replace(program, branching=None, improve=None), cn.Solver(**QUICK))
     assert tree.status is gates.status is cn.Status.OPTIMAL
     assert tree.objective == pytest.approx(gates.objective, abs=SAME)
     assert tree.bound <= gates.objective + SAME
@@ -55,14 +55,14 @@ def test_the_tree_and_the_solver_find_the_same(name):
 @pytest.mark.parametrize("search", ["whole", "no hulls", "no incumbents", "forgetful"])
 def test_parts_of_the_search_change_no_optimum(search, monkeypatch):
     program = encode_random(8)
-    expected = cn.solve(program, **QUICK).objective
+    expected = cn.solve(program, cn.Solver(**QUICK)).objective
     if search == "no hulls":
         program = replace(program, branching=replace(program.branching, hulls=None))
     elif search == "no incumbents":
         program = replace(program, improve=None)
     elif search == "forgetful":
         monkeypatch.setattr(branching, "MOST_LEARNT", 20)
-    solution = cn.solve(program, **QUICK)
+    solution = cn.solve(program, cn.Solver(**QUICK))
     assert solution.status is cn.Status.OPTIMAL
     assert solution.objective == pytest.approx(expected, abs=SAME)
     bounds = [step.bound for step in solution.history if step.bound is not None]
@@ -73,17 +73,17 @@ def test_the_network_is_larger_than_the_root_decides():
     """Otherwise the tests above would say nothing of branching."""
     program = encode_random(8)
     relaxed = cn.solve(
-        replace(program, integer=np.zeros_like(program.integer), branching=None, improve=None), **QUICK
+        replace(program, integer=np.zeros_like(program.integer), branching=None, improve=None), cn.Solver(**QUICK)
     )
-    assert relaxed.objective < cn.solve(program, **QUICK).objective - 1e-2
+    assert relaxed.objective < cn.solve(program, cn.Solver(**QUICK)).objective - 1e-2
 
 
 def test_budgets():
     case = share_case("mlp")
-    goal = cn.budget_network(case.network, "units", 0.5, by_layer=True)
+    goal = cn.budget_network(case.network, cn.Budget(units=0.5))
     program = encode_exact("mlp", goal)
-    solution = cn.solve(program, **QUICK)
-    gates = cn.solve(replace(program, branching=None, improve=None), **QUICK)
+    solution = cn.solve(program, cn.Solver(**QUICK))
+    gates = cn.solve(replace(program, branching=None, improve=None), cn.Solver(**QUICK))
     assert np.all(goal.weights @ solution.point[program.blocks["score"]] <= goal.limits + SAME)
     assert solution.objective == pytest.approx(gates.objective, abs=SAME)
 
@@ -104,7 +104,7 @@ def test_masks_are_tried_from_the_point_given_and_from_the_unpruned_network():
         tried.append((point[score].round(), seed))
         return program.improve(point, seconds=seconds, seed=seed)
 
-    solution = cn.solve(replace(give(program, mask), improve=watch), **QUICK)
+    solution = cn.solve(replace(give(program, mask), improve=watch), cn.Solver(**QUICK))
     starts, seeds = zip(*tried, strict=True)
     assert np.array_equal(starts[0], mask)
     assert np.array_equal(starts[1], np.ones(len(mask)))
@@ -112,15 +112,15 @@ def test_masks_are_tried_from_the_point_given_and_from_the_unpruned_network():
     rivals = [program.raise_term(program.improve(program.unpruned, seconds=60.0, seed=1))]
     rivals.append(program.raise_term(program.improve(give(program, mask).given, seconds=60.0, seed=0)))
     assert solution.history[1].objective == pytest.approx(min(map(program.value, rivals)), abs=SAME)
-    assert solution.objective == pytest.approx(cn.solve(program, **QUICK).objective, abs=SAME)
+    assert solution.objective == pytest.approx(cn.solve(program, cn.Solver(**QUICK)).objective, abs=SAME)
 
 
 @pytest.mark.parametrize("branching", [True, False], ids=["tree", "gates"])
 def test_the_point_given_is_there_without_time(branching):
     program = encode_random(8)
-    best = cn.solve(program, **QUICK)
+    best = cn.solve(program, cn.Solver(**QUICK))
     given = give(program, best.point[program.blocks["score"]])
-    solution = cn.solve(given if branching else replace(given, branching=None), time_limit=1e-9)
+    solution = cn.solve(given if branching else replace(given, branching=None), cn.Solver(time_limit=1e-9))
     assert solution.status is cn.Status.FEASIBLE
     assert solution.objective == pytest.approx(best.objective, abs=SAME)
     assert solution.objective < program.value(program.start)
@@ -132,8 +132,8 @@ def test_a_leaf_that_is_not_accepted_keeps_the_bound_honest():
     open_without_gates = np.zeros(program.column_count)
     open_without_gates[program.blocks["activation"]] = 1.0
     broken = replace(program, complete=lambda point: open_without_gates, improve=None)
-    optimum = cn.solve(program, **QUICK).objective
-    solution = cn.solve(broken, **QUICK)
+    optimum = cn.solve(program, cn.Solver(**QUICK)).objective
+    solution = cn.solve(broken, cn.Solver(**QUICK))
     assert solution.bound <= optimum + SAME
     assert solution.objective > optimum + SAME
     assert solution.status is not cn.Status.OPTIMAL
@@ -141,7 +141,7 @@ def test_a_leaf_that_is_not_accepted_keeps_the_bound_honest():
 
 def test_the_time_limit_is_kept_and_the_best_so_far_given():
     program = encode_random(24)
-    solution = cn.solve(program, time_limit=2.0, threads=1, gap=1e-9)
+    solution = cn.solve(program, cn.Solver(time_limit=2.0, threads=1, gap=1e-9))
     assert solution.seconds < 6.0
     assert solution.status is cn.Status.FEASIBLE
     assert solution.objective < program.value(program.start)
@@ -153,7 +153,7 @@ def test_ctrl_c_leaves_the_best_so_far():
     timer = threading.Timer(1.5, interrupt_main)
     timer.start()
     try:
-        solution = cn.solve(program, time_limit=60.0, threads=1, gap=1e-9)
+        solution = cn.solve(program, cn.Solver(time_limit=60.0, threads=1, gap=1e-9))
     finally:
         timer.cancel()
     assert solution.interrupted
@@ -163,7 +163,7 @@ def test_ctrl_c_leaves_the_best_so_far():
 
 def test_the_same_seed_gives_the_same_scores():
     program = encode_random(8)
-    first, again = (cn.solve(program, seed=3, **QUICK) for _ in range(2))
+    first, again = (cn.solve(program, cn.Solver(seed=3, **QUICK)) for _ in range(2))
     assert np.array_equal(first.point, again.point)
     assert first.bound == again.bound
 

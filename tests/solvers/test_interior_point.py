@@ -19,7 +19,8 @@ from critical_neurons.solvers import Limits, find_solver, ignore_progress
 from critical_neurons.solvers.auto import LEAST_WIDE, MANY
 from critical_neurons.solvers.cutting_planes import FEASIBILITY_TOLERANCE
 from critical_neurons.solvers.highs import HighsSolver
-from critical_neurons.solvers.interior_point import MOST_STEPS, _Dense, _LowRank, find_obstacle
+from critical_neurons.solvers.interior_point import MOST_STEPS, find_obstacle
+from tests.settings import settle
 
 GAP = 1e-6
 SAME = 2 * GAP
@@ -44,7 +45,7 @@ def encode_case(case, *, count=MANY, objective="balanced", radius=0.0, budget=No
     network = read_network(model, inputs[:count])
     pruned = settings.get("formulation") == "exact"
     bounds = bound_network(network, inputs[:count].double().numpy(), radius=radius, pruned=pruned)
-    goal = Objective(objective) if budget is None else budget_network(network, "units", budget, by_layer=True)
+    goal = Objective(objective) if budget is None else budget_network(network, cn.Budget(units=budget))
     return encode(network, bounds, labels[:count].numpy(), goal, **{"integer": False, **settings})
 
 
@@ -146,7 +147,7 @@ def test_no_time_leaves_the_start(case):
     found = solve(program, "barrier", replace(LIMITS, time_limit=0.0))
     assert found.status is Status.FEASIBLE
     assert np.array_equal(found.point, program.start)
-    assert found.bound is None
+    assert found.bound <= solve(program, "highs").objective
 
 
 @pytest.mark.parametrize("solver", ["barrier", "auto"])
@@ -173,16 +174,16 @@ class TestAuto:
         assert 0 < many.sizes["steps"] < MOST_STEPS
 
     @pytest.mark.parametrize(
-        "settings", [{}, {"formulation": "linearised", "budget": {"units": 0.5}}], ids=["paper", "linearised"]
+        "settings", [{}, {"formulation": "linearised", "budget": cn.Budget(units=0.5)}], ids=["paper", "linearised"]
     )
     def test_wide_networks_go_to_the_barrier(self, settings):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, LEAST_WIDE), nn.ReLU(), nn.Linear(LEAST_WIDE, 3)).double()
         inputs = torch.rand(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        wide = cn.score(model, inputs, threads=1, gap=GAP, **settings)
+        wide = cn.score(model, inputs, **settle(threads=1, gap=GAP, **settings))
         assert "steps" in wide.sizes
         assert wide.status is Status.OPTIMAL
-        same = cn.score(model, inputs, threads=1, gap=GAP, solver="highs", **settings)
+        same = cn.score(model, inputs, **settle(threads=1, gap=GAP, solver="highs", **settings))
         assert wide.objective == pytest.approx(same.objective, rel=SAME, abs=SAME)
 
     def test_gates_that_must_be_whole_go_to_highs(self, case):
@@ -206,19 +207,7 @@ class TestAuto:
 
     def test_scores(self, case):
         model, inputs, labels = case
-        scores = [cn.score(model, inputs, labels, solver=solver, gap=GAP) for solver in ("auto", "highs")]
+        scores = [cn.score(model, inputs, labels, solver=cn.Solver(solver, gap=GAP)) for solver in ("auto", "highs")]
         assert scores[0].objective == pytest.approx(scores[1].objective, rel=SAME, abs=SAME)
         assert scores[0].status is Status.OPTIMAL
         assert scores[0].gap <= GAP
-
-
-@pytest.mark.parametrize("spread", [1.0, 1e6])
-def test_newtons_equations_by_rows_are_those_written_out(spread):
-    """Entries of the diagonal lie far apart, as near an optimum."""
-    generator = np.random.default_rng(0)
-    diagonal = spread ** generator.uniform(-1.0, 1.0, 60)
-    root, right = generator.normal(size=(7, 60)), generator.normal(size=60)
-    by_rows, written_out = (system(diagonal, root).solve(right) for system in (_LowRank, _Dense))
-    assert np.allclose(by_rows, written_out, rtol=1e-8, atol=1e-8 * np.abs(written_out).max())
-    residual = diagonal * by_rows + root.T @ (root @ by_rows) - right
-    assert np.abs(residual).max() <= 1e-8

@@ -21,6 +21,7 @@ from tests.api.test_score import (
     same_bits,
     softmax_losses,
 )
+from tests.settings import settle
 from tests.zoo import share_case
 
 ROUNDING = 1e-9
@@ -37,7 +38,7 @@ QUICK = {"threads": 1, "time_limit": 60.0}
 
 
 def search(model, inputs, labels=None, *, increase=0.001, **settings):
-    return cn.score(model, inputs, labels, loss_weight="lagrangian", loss_increase=increase, **QUICK, **settings)
+    return cn.score(model, inputs, labels, **settle(loss_weight=cn.Lagrangian(increase), **QUICK, **settings))
 
 
 def find_sparsity(layers):
@@ -58,7 +59,7 @@ class Masks:
         logits = [case.network.evaluate(case.inputs, mask)[-1] for mask in masks]
         self.loss = np.array([softmax_losses(each, labels).mean() for each in logits])
         self.sparsity = np.array(
-            [find_sparsity(np.split(mask, np.cumsum(case.network.groups)[:-1])) for mask in masks]
+            [find_sparsity(np.split(mask, np.cumsum(case.network.group_sizes)[:-1])) for mask in masks]
         )
         self.unpruned_loss = self.loss[-1]
 
@@ -112,7 +113,9 @@ def test_against_a_fine_grid(name):
     dual = scores.dual
     assert dual.loss_weight > 0
     weights = dual.loss_weight * np.array([0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 2.0])
-    found = [cn.score(model, inputs, loss_weight=weight, gap=1e-6, **QUICK, **settings) for weight in weights]
+    found = [
+        cn.score(model, inputs, **settle(loss_weight=weight, gap=1e-6, **QUICK, **settings)) for weight in weights
+    ]
     duals = np.array([scores.bound for scores in found]) - weights * dual.level
     assert dual.bound >= duals.max() - FOUND
     assert weights[duals.argmax()] == pytest.approx(dual.loss_weight, rel=0.11)
@@ -175,7 +178,7 @@ def test_more_loss_takes_less_weight_and_less_sparsity():
 
 def test_a_level_that_costs_nothing():
     scores = search(*NETWORKS["points"][:2], increase=100.0)
-    free = cn.score(*NETWORKS["points"][:2], loss_weight=0.0, **QUICK)
+    free = cn.score(*NETWORKS["points"][:2], **settle(loss_weight=0.0, **QUICK))
     assert scores.dual.loss_weight == 0
     assert len(scores.dual.trials) == 1
     assert scores.objective == pytest.approx(free.objective, abs=SOLVED)
@@ -185,8 +188,7 @@ def test_what_is_recorded(tmp_path):
     seen = []
     scores = search(*NETWORKS["points"][:2], progress=seen.append)
     dual = scores.dual
-    assert scores.settings["loss_weight"] == "lagrangian"
-    assert scores.settings["loss_increase"] == 0.001
+    assert scores.settings["formulation"].loss_weight == cn.Lagrangian(0.001)
     assert 2 < len(dual.trials) <= MOST_TRIALS
     assert dual.trials[0].loss_weight == 0
     assert dual.bound == max(trial.value for trial in dual.trials)
@@ -238,12 +240,8 @@ def test_a_time_limit_returns_the_best_so_far():
     scores = cn.score(
         make_mlp(6, 24, 24, 3),
         draw(8, 6)[0],
-        loss_weight="lagrangian",
-        loss_increase=0.01,
-        input_radius=0.1,
-        gap=1e-6,
-        threads=1,
-        time_limit=1.0,
+        formulation=cn.Paper(loss_weight=cn.Lagrangian(0.01), input_radius=0.1),
+        solver=cn.Solver(gap=1e-6, threads=1, time_limit=1.0),
     )
     assert scores.status is cn.Status.FEASIBLE
     assert scores.dual.softmax <= scores.dual.level + ROUNDING
@@ -257,6 +255,6 @@ def test_the_linearised_program_certifies_nothing():
 
 
 def test_a_plan_cannot_be_judged_at_a_weight_that_is_searched_for():
-    plan = cn.plan(cn.score(MODEL, draw(5, 4)[0], **QUICK), units=0.5)
+    plan = cn.plan(cn.score(MODEL, draw(5, 4)[0], **settle(**QUICK)), units=0.5)
     with pytest.raises(InvalidSettingError, match="incumbent: judged at one loss weight"):
         search(MODEL, draw(5, 4)[0], formulation="exact", binary=True, incumbent=plan)

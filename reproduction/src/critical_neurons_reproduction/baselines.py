@@ -18,11 +18,12 @@ from torch.nn import functional
 
 import critical_neurons as cn
 from critical_neurons.core.batch import check_classes, gather_batch
-from critical_neurons.core.network import NO_UNIT, Floats, Relu
-from critical_neurons.core.plan import choose_highest, group_units
+from critical_neurons.core.network import Relu
+from critical_neurons.core.structure import NO_UNIT, Floats, choose_highest
 from critical_neurons.errors import InvalidInputError, InvalidSettingError, PlanMismatchError
-from critical_neurons.readers import copy_for_reading, fingerprint, run_model, unwrap
+from critical_neurons.readers import copy_for_reading, run_model
 from critical_neurons.removal.metrics import count_parameters
+from critical_neurons.structure import fingerprint, unwrap
 
 BATCH_SIZE = 128
 """Data points that are run at once: results do not depend on it."""
@@ -44,7 +45,7 @@ def plan_by_norm(plan: cn.Plan, model: nn.Module, *, norm: Literal[1, 2]) -> cn.
             plan,
             {
                 layer.name: torch.linalg.vector_norm(_incoming(source, layer.name).double(), ord=norm, dim=1)
-                for layer in plan.layers
+                for layer in plan.structure.scored
             },
         ),
         f"smallest L{norm} norm of incoming weights removed",
@@ -62,12 +63,14 @@ def plan_by_sensitivity(
     if kept is not None:
         _check_share("plan_by_sensitivity", kept)
     sensitivity = measure_sensitivity(_check_architecture(model, plan), inputs, labels)
-    unknown = [layer.name for layer in plan.layers if layer.name not in sensitivity]
+    unknown = [layer.name for layer in plan.structure.scored if layer.name not in sensitivity]
     if unknown:
         raise PlanMismatchError(
             f"{', '.join(unknown)}: no weights whose sensitivity is known. Accepted: linear layers, convolutions."
         )
-    preference = _add_up(plan, {layer.name: sensitivity[layer.name].flatten(1).sum(1) for layer in plan.layers})
+    preference = _add_up(
+        plan, {layer.name: sensitivity[layer.name].flatten(1).sum(1) for layer in plan.structure.scored}
+    )
     if kept is not None:
         return _choose_over_layers(plan, preference, kept)
     return plan.preferred(preference, "smallest summed connection sensitivity removed")
@@ -89,9 +92,9 @@ def plan_by_activation(plan: cn.Plan, model: nn.Module, inputs: Any) -> cn.Plan:
                 # a ceiling is read as a second ReLU of the same call, of what exceeds it
                 sign = -1 if getattr(network.ops[op.source], "name", None) == op.name else 1
                 np.add.at(means, units, sign * value.sum(axis=0) / elements / len(rows))
-    preference = np.zeros(sum(plan.groups) + 1)
+    preference = np.zeros(plan.structure.unit_count + 1)
     layers = {layer.name: layer.units for layer in network.layers}
-    for layer in plan.layers:  # the network may number its units otherwise than the plan: names and channels count
+    for layer in plan.structure.layers:  # the network may number its units otherwise: names and channels count
         preference[layer.units] = means[layers[layer.name]]
     return plan.preferred(preference[:-1], "smallest mean activation removed")
 
@@ -176,22 +179,17 @@ def share_of_parameters(model: nn.Module, plan: cn.Plan, example: Any) -> float:
 
 
 def _choose_over_layers(plan: cn.Plan, preference: Floats, kept: float) -> cn.Plan:
-    """A share of all units, but at least one of every block; counts are rounded up to as many of every block."""
-    groups = group_units(plan.layers, plan.groups)
-    secured = np.concatenate([choose_highest(preference[units], blocks, blocks) for units, blocks in groups])
+    """A share of all units, but the least of every group stay; counts are rounded up to as many of every block."""
+    groups = plan.structure.groups
+    secured = np.concatenate([each.choose(preference[each.units], each.least) for each in groups])
     count = max(int(secured.sum()), math.floor(kept * len(preference) + ROUNDING))
     stays = np.append(choose_highest(np.where(secured, np.inf, preference), count), True)  # the last is NO_UNIT's
-    for units, blocks in groups:
-        wanted = blocks * math.ceil(stays[units].sum() / blocks)
-        stays[units] = choose_highest(preference[units], wanted, blocks)
+    for each in groups:
+        wanted = each.blocks * math.ceil(stays[each.units].sum() / each.blocks)
+        stays[each.units] = each.choose(preference[each.units], wanted)
     rule = f"highest summed connection sensitivity, {kept:.4g} of the units kept, overall"
-    layers = tuple(
-        layer
-        if (layer.units == NO_UNIT).all()
-        else replace(layer, kept=np.flatnonzero(stays[layer.units]), reason=rule)
-        for layer in plan.layers
-    )
-    return replace(plan, layers=layers, rule=rule)
+    reasons = {layer.name: rule for layer in plan.structure.scored}
+    return replace(plan, stays=stays, reasons=reasons, rule=rule)
 
 
 def _check_share(where: str, kept: float) -> None:
@@ -207,8 +205,8 @@ def _incoming(model: nn.Module, name: str) -> Tensor:
 
 def _add_up(plan: cn.Plan, values: dict[str, Tensor]) -> Floats:
     """A number per unit from one per channel."""
-    total = np.zeros(sum(plan.groups) + 1)  # the last entry takes what belongs to NO_UNIT
-    for layer in plan.layers:
+    total = np.zeros(plan.structure.unit_count + 1)  # the last entry takes what belongs to NO_UNIT
+    for layer in plan.structure.scored:
         np.add.at(total, layer.units, values[layer.name].numpy())
     return total[:-1]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -12,27 +11,44 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from critical_neurons.core.batch import CALIBRATED_ON, check_classes, digest_rows, gather_batch
+from critical_neurons.core.batch import CALIBRATED_ON, check_classes
 from critical_neurons.core.comparison import Comparison, DataKind, Latency, Measurement
 from critical_neurons.core.environment import describe_machine, describe_versions
-from critical_neurons.errors import ExportError, InvalidInputError, InvalidSettingError, MissingExtraError
-from critical_neurons.io.exporters import Runner, check_export, convert_to_onnx, open_onnx, quantise_onnx
+from critical_neurons.errors import InvalidInputError, InvalidSettingError
+from critical_neurons.io.onnx_port import measure_port
+from critical_neurons.io.onnx_runtime import Runner
 from critical_neurons.parallel.threads import on_threads
-from critical_neurons.readers import on_cpu, unwrap
+from critical_neurons.readers import on_cpu
+from critical_neurons.removal.differences import OutputComparison, compare_outputs
 from critical_neurons.removal.metrics import (
     count_bytes,
     count_classes,
     count_macs,
     count_parameters,
     measure_activations,
-    predict,
-    predict_by,
     share_of_equals,
     time_in_turns,
 )
+from critical_neurons.removal.rows import (
+    Inputs,
+    call_model,
+    count_rows,
+    digest_inputs,
+    find_tensors,
+    gather_inputs,
+    gather_labelled,
+    match_model,
+    take_rows,
+)
+from critical_neurons.structure import copy_model, unwrap
 
-INT8_IMAGES = 256
-"""Images the int8 ranges are taken from, at most."""
+INT8_INPUTS = 256
+"""Inputs the int8 ranges are taken from, at most."""
+
+MOST_BYTES = 2**28
+"""Of activations: as many inputs are run at once as fit, and no more than the most."""
+
+MOST_ROWS = 512
 
 
 @on_cpu
@@ -50,47 +66,66 @@ def compare(
     onnx: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> Comparison:
-    """Measure both networks on the CPU: accuracy, agreement, sizes, multiply-adds, memory and latency; with the extra
-    `onnx` also the latency in onnxruntime, and accuracy and size in int8.
+    """Measure both networks on the CPU: accuracy, agreement, difference of the outputs, sizes, multiply-adds, memory
+    and latency; with the extra `onnx` also the latency in onnxruntime, and accuracy and size in int8.
 
-    `inputs` and `labels` as for `score`. Where some of them had a part in scoring or refitting, as a network made by
-    `prune` remembers, accuracy is labelled so; of others say `data="calibration"`, or give the inputs that had such a
-    part as `calibration`. The int8 ranges are taken from `calibration`, else from the first of `inputs`.
+    `inputs` are a tensor or array, a tuple or dict of them for models of several inputs, or an iterable of batches,
+    alone or with labels beside them. The models may return anything that holds tensors. Accuracy needs one output
+    (batch, classes) and `labels`, the index of the right class of every input; agreement the former alone.
+
+    Where some of the inputs had a part in scoring or refitting, as a network made by `prune` remembers, the data is
+    labelled so; of others say `data="calibration"`, or give the inputs that had such a part as `calibration`. The
+    int8 ranges are taken from `calibration`, else from the first of `inputs`.
 
     `repeats` samples are taken of every latency, before and after in turns, on `threads` threads. `progress` is told
     what is about to be measured.
     """
     _check_settings(data, batch_sizes, repeats, threads)
     tell = progress or (lambda text: None)
-    trial = _gather((model, smaller), inputs, labels, calibration)
-    notes = [*_explain(len(trial.labels), repeats, threads)]
+    trial, beside = _gather((model, smaller), inputs, calibration)
+    notes = [*_explain(count_rows(trial.inputs), repeats, threads)]
     if trial.common and data == "test":
         data = "calibration"
-        notes.append(f"{trial.common} of the images are among the calibration ones: the accuracy is labelled so.")
+        notes.append(f"{trial.common} of the inputs are among the calibration ones: the data is labelled so.")
     if data == "test" and not trial.checked:
         notes.append("Taken for test data unchecked: no calibration inputs were given to look these up among.")
     tell("accuracy and sizes")
-    predictions = [predict(each, trial.inputs) for each in trial.models]
-    measured = [_measure(each, trial, found) for each, found in zip(trial.models, predictions, strict=True)]
+    measured = [_measure(each, trial.inputs) for each in trial.models]
+    most = max(each.peak_activation_bytes for each in measured)
+    size = max(1, min(MOST_ROWS, MOST_BYTES // max(1, most)))
+    outputs = compare_outputs(*trial.models, trial.inputs, batch_size=size)
+    expected, why = _choose_labels(trial, outputs, labels, beside)
+    notes += [why] if why else []
+    notes += [f"No difference: {outputs.reason}."] if outputs.reason else []
+    agreement = None
+    if outputs.predictions is not None:
+        agreement = share_of_equals(*outputs.predictions)
+        if expected is not None:
+            rated = (share_of_equals(found, expected) for found in outputs.predictions)
+            measured = [replace(each, accuracy=share) for each, share in zip(measured, rated, strict=True)]
     runners: dict[str, list[Runner]] = {"torch": [_run_in_torch(each) for each in trial.models]}
     if onnx:
         tell("ONNX and int8")
-        ports = [_port(each, trial, threads) for each in trial.models]
+        ports = [
+            measure_port(each, trial.inputs, trial.ranges, expected, threads=threads, batch_size=size)
+            for each in trial.models
+        ]
         measured = [replace(each, **port.measured) for each, port in zip(measured, ports, strict=True)]
-        notes += dict.fromkeys(port.note for port in ports)
+        notes += dict.fromkeys(port.reason or trial.describe_int8() for port in ports)
         runners["onnxruntime"] = [port.run for port in ports if port.run is not None]
     latencies: list[list[Latency]] = [[] for _ in trial.models]
     for runtime, pair in runners.items():
-        for size in batch_sizes if len(pair) == len(trial.models) else ():
-            tell(f"latency in {runtime}, batch of {size}")
-            for found, latency in zip(latencies, _time(runtime, pair, trial, size, repeats, threads), strict=True):
+        for rows in batch_sizes if len(pair) == len(trial.models) else ():
+            tell(f"latency in {runtime}, batch of {rows}")
+            for found, latency in zip(latencies, _time(runtime, pair, trial, rows, repeats, threads), strict=True):
                 found.append(latency)
     before, after = (replace(each, latencies=tuple(found)) for each, found in zip(measured, latencies, strict=True))
     return Comparison(
         before,
         after,
-        agreement=share_of_equals(*predictions),
-        images=len(trial.labels),
+        agreement=agreement,
+        difference=outputs.difference,
+        inputs=count_rows(trial.inputs),
         data=data,
         int8_data=data if trial.calibrated else "calibration",
         threads=threads,
@@ -102,35 +137,23 @@ def compare(
 
 @dataclass(frozen=True)
 class _Trial:
-    """Both models on the CPU; what they are measured on; `ranges`, the images for int8, which are calibration images
+    """Both models on the CPU; what they are measured on; `ranges`, the inputs for int8, which are calibration inputs
     where such were given (`calibrated`). Of the inputs `common` had a part in making the smaller model, as far as
     that is known (`checked`)."""
 
-    models: tuple[nn.Module, ...]
-    inputs: Tensor
-    labels: Tensor
-    ranges: Tensor
+    models: tuple[nn.Module, nn.Module]
+    inputs: Inputs
+    ranges: Inputs
     calibrated: bool
     checked: bool
     common: int
 
     def describe_int8(self) -> str:
-        whose = (
-            "calibration images" if self.calibrated else "images measured on, so its accuracy counts as calibration"
-        )
+        whose = "calibration inputs" if self.calibrated else "inputs measured on: an accuracy counts as calibration"
         return (
             "int8: onnxruntime's static quantisation, weights per channel, ranges of activations from the first "
-            f"{len(self.ranges)} {whose}."
+            f"{count_rows(self.ranges)} {whose}."
         )
-
-
-@dataclass(frozen=True)
-class _Port:
-    """A network in onnxruntime: how to run it, what was measured, and how or why not."""
-
-    run: Runner | None
-    measured: dict[str, Any]
-    note: str
 
 
 def _check_settings(data: str, batch_sizes: Sequence[int], repeats: int, threads: int) -> None:
@@ -145,81 +168,84 @@ def _check_settings(data: str, batch_sizes: Sequence[int], repeats: int, threads
                 raise InvalidSettingError(f"{name}: found {value!r}. Accepted: whole numbers of at least 1.")
 
 
-def _gather(pair: tuple[nn.Module, nn.Module], inputs: Any, labels: Any, calibration: Any) -> _Trial:
-    batch = gather_batch(inputs, labels)
-    if batch.labels is None:
-        raise InvalidInputError("labels: none. Give the index of the right class of every input.")
-    rows, seen = torch.from_numpy(batch.inputs), None
-    if calibration is not None:
-        seen = torch.from_numpy(gather_batch(calibration).inputs)
-        if seen.shape[1:] != rows.shape[1:]:
+def _gather(pair: tuple[nn.Module, nn.Module], inputs: Any, calibration: Any) -> tuple[_Trial, Tensor | None]:
+    """What is measured, and the labels that came with the inputs."""
+    rows, beside = gather_labelled(inputs)
+    seen = None if calibration is None else gather_inputs(calibration)
+    if seen is not None:
+        shapes = [[(*each.shape[1:],) for each in find_tensors(values)] for values in (rows, seen)]
+        if shapes[0] != shapes[1]:
+            accepted, found = (", ".join(str(("batch", *shape)) for shape in each) for each in shapes)
             raise InvalidInputError(
-                f"calibration: found shape {tuple(seen.shape)} beside inputs of shape {tuple(rows.shape)}. Accepted: "
-                "inputs of the same shape."
+                f"calibration: found inputs {found} beside {accepted}. Accepted: the same shapes."
             )
     remembered = (getattr(unwrap(each), CALIBRATED_ON, ()) for each in pair)
-    known = set().union(*remembered, () if seen is None else digest_rows(seen.numpy()))
-    models = tuple(copy.deepcopy(unwrap(each)).to("cpu").eval() for each in pair)
-    classes = [count_classes(each, rows) for each in models]
-    if classes[0] != classes[1]:
-        raise InvalidInputError(f"smaller: it has {classes[1]} outputs, the model {classes[0]}. Give two that match.")
-    check_classes(batch.labels, classes[0])
-    return _Trial(
-        models,
+    known = set().union(*remembered, () if seen is None else digest_inputs(seen))
+    model, smaller = (copy_model(unwrap(each)).to("cpu") for each in pair)
+    ranges = rows if seen is None else seen
+    trial = _Trial(
+        (model, smaller),
         rows,
-        torch.from_numpy(batch.labels),
-        (rows if seen is None else seen)[:INT8_IMAGES],
+        take_rows(ranges, torch.arange(min(INT8_INPUTS, count_rows(ranges)))),
         calibrated=seen is not None,
         checked=bool(known),
-        common=sum(digest in known for digest in digest_rows(batch.inputs)),
+        common=sum(digest in known for digest in digest_inputs(rows)) if known else 0,
     )
+    return trial, beside
 
 
-def _explain(images: int, repeats: int, threads: int) -> tuple[str, ...]:
+def _choose_labels(
+    trial: _Trial, outputs: OutputComparison, given: Any, beside: Tensor | None
+) -> tuple[Tensor | None, str]:
+    """The right classes, or why there is no accuracy. Labels that come with the inputs may be for something else."""
+    count = count_rows(trial.inputs)
+    if outputs.predictions is None:
+        return None, "No accuracy and no agreement: those are for one output (batch, classes)."
+    if given is None and beside is None:
+        return None, "No accuracy: no labels were given."
+    try:
+        labels = torch.as_tensor(beside if given is None else given).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidInputError(f"labels: found {type(given).__name__}. Accepted: a tensor or array.") from error
+    whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    if labels.shape != (count,) or not whole:
+        found = f"{labels.dtype} of shape {tuple(labels.shape)}"
+        if given is None:
+            return None, f"No accuracy: the labels beside the inputs are {found}, not the class of every input."
+        raise InvalidInputError(
+            f"labels: found {found}. Accepted: integers of shape ({count},), the index of the right class."
+        )
+    check_classes(labels.long().numpy(), count_classes(trial.models[0], trial.inputs))
+    return labels.long(), ""
+
+
+def _explain(count: int, repeats: int, threads: int) -> tuple[str, ...]:
     """How the numbers are to be read."""
     return (
-        f"{images} images. Multiply-adds: those of convolutions and matrix products for one image, by "
+        f"{count} inputs. Multiply-adds: those of convolutions and matrix products for one input, by "
         "torch.utils.flop_counter.",
-        "Peak activations: the most bytes alive at once in torch for one image, with the input, without weights.",
+        "Difference: root mean squared difference of the outputs, relative to their standard deviation before.",
+        "Peak activations: the most bytes alive at once in torch for one input, with the input, without weights.",
         "Size on disk: parameters and buffers as safetensors.",
         f"Latency: median of up to {repeats} samples of a batch on the CPU, before and after in turns, threads: "
         f"{threads}.",
     )
 
 
-def _measure(model: nn.Module, trial: _Trial, predictions: Tensor) -> Measurement:
+def _measure(model: nn.Module, inputs: Inputs) -> Measurement:
     return Measurement(
-        accuracy=share_of_equals(predictions, trial.labels),
+        accuracy=None,
         parameters=count_parameters(model),
-        macs=count_macs(model, trial.inputs),
-        peak_activation_bytes=measure_activations(model, trial.inputs),
+        macs=count_macs(model, inputs),
+        peak_activation_bytes=measure_activations(model, inputs),
         bytes_on_disk=count_bytes(model),
     )
 
 
-def _port(model: nn.Module, trial: _Trial, threads: int) -> _Port:
-    dtype = _dtype(model)
-    try:
-        content = convert_to_onnx(model, trial.inputs)
-        run = open_onnx(content, threads)
-        check_export(model, run, trial.inputs)
-    except (ExportError, MissingExtraError) as error:
-        return _Port(None, {}, f"Not measured in onnxruntime: {error}")
-    measured: dict[str, Any] = {"onnx_bytes": len(content)}
-    try:
-        small = quantise_onnx(content, trial.ranges.to(dtype))
-        predictions = predict_by(open_onnx(small, threads), trial.inputs.to(dtype))
-    except ExportError as error:
-        return _Port(run, measured, f"Not measured in int8: {error}")
-    measured |= {"int8_bytes": len(small), "int8_accuracy": share_of_equals(predictions, trial.labels)}
-    return _Port(run, measured, trial.describe_int8())
-
-
 def _run_in_torch(model: nn.Module) -> Runner:
-    def run(rows: Tensor) -> Tensor:
+    def run(rows: Inputs) -> Any:
         with torch.inference_mode():
-            outputs: Tensor = model(rows)
-        return outputs
+            return call_model(model, rows)
 
     return run
 
@@ -227,8 +253,8 @@ def _run_in_torch(model: nn.Module) -> Runner:
 def _time(
     runtime: str, runners: Sequence[Runner], trial: _Trial, size: int, repeats: int, threads: int
 ) -> list[Latency]:
-    rows = trial.inputs[torch.arange(size) % len(trial.inputs)]
-    batches = [rows.to(_dtype(model)) for model in trial.models]
+    rows = take_rows(trial.inputs, torch.arange(size) % count_rows(trial.inputs))
+    batches = [match_model(rows, model) for model in trial.models]
     calls = [lambda run=run, batch=batch: run(batch) for run, batch in zip(runners, batches, strict=True)]
     with on_threads(threads):
         samples = time_in_turns(calls, repeats=repeats)
@@ -237,7 +263,3 @@ def _time(
         lower, median, upper = (float(value) for value in np.quantile(seconds, (0.25, 0.5, 0.75)))
         latencies.append(Latency(runtime, size, median, lower, upper, len(seconds)))
     return latencies
-
-
-def _dtype(model: nn.Module) -> torch.dtype:
-    return next((parameter.dtype for parameter in model.parameters()), torch.float32)

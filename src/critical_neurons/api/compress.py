@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -14,46 +13,42 @@ import torch
 from torch import nn
 
 from critical_neurons.api.compare import compare
-from critical_neurons.api.inspect import inspect
 from critical_neurons.api.plan import check_drop, find_most, plan
 from critical_neurons.api.prune import prune
 from critical_neurons.api.score import score
 from critical_neurons.api.search import Search
-from critical_neurons.core.batch import Batch, check_classes, choose_evenly, gather_batch
+from critical_neurons.core.batch import check_classes, check_labels, choose_evenly
+from critical_neurons.core.budget import Budget
 from critical_neurons.core.comparison import Comparison
 from critical_neurons.core.costs import halve_macs
-from critical_neurons.core.network import Bools, Ints, Network
-from critical_neurons.core.plan import Plan, group_units
+from critical_neurons.core.formulation import Formulation, FormulationName, Paper, as_formulation, check_together
+from critical_neurons.core.plan import Plan
 from critical_neurons.core.scores import Scores
-from critical_neurons.core.settings import Compensation, as_names, check_compensation
+from critical_neurons.core.settings import Compensation, DistanceName, EffortName, as_names, check_compensation
+from critical_neurons.core.solver import Solver, as_solver
+from critical_neurons.core.span import Span
+from critical_neurons.core.structure import Bools, Ints, Structure
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.readers import on_cpu
 from critical_neurons.removal.metrics import count_classes, measure_accuracy, predict
 from critical_neurons.removal.refit.stream import check_inputs
+from critical_neurons.removal.rows import Inputs, count_rows, find_tensors, gather_labelled, take_rows
 from critical_neurons.selection.rules import check_counts, check_keep
+from critical_neurons.structure import find_structure
 
 FEWEST_HELD_OUT = 10
 
 HELD_OUT_SHARE = 0.3
 """Of the inputs, where a drop in accuracy has to be judged and nothing else was given to judge it by."""
 
-PAPER: Mapping[str, Any] = {
-    "formulation": "paper",
-    "integer": False,
-    "input_radius": 1e-5,
-    "objective": "authors",
-    "loss_weight": 5.0,
-}
-"""Settings of `score`, as the authors' code has them: gates relaxed, a small box around the inputs, its objective."""
+PAPER = Paper(loss_weight=5.0, objective="authors", integer=False, input_radius=1e-5)
+"""As the authors' code has it: gates relaxed, a small box around the inputs, its objective."""
 
 FEWEST_SCORED, MOST_SCORED = 10, 100
 """Data points that scores of other programs come from."""
 
 SCORED_NUMBERS = 10**7
 """Numbers in a forward pass of all of them, beyond which fewer are taken: a deep network needs minutes else."""
-
-GIVEN_TO_COMPRESS = {"model", "inputs", "labels", "ignore", "start", "stop"}
-"""And so no part of `scoring`."""
 
 LOOKING = "Looking for the most that can go"
 
@@ -80,12 +75,15 @@ def compress(
     max_drop: float | None = None,
     evaluate: Callable[[nn.Module], float] | None = None,
     compensate: Compensation | None = None,
+    effort: EffortName = "standard",
+    distance: DistanceName = "auto",
     test: tuple[Any, Any] | None = None,
     keep: str | Collection[str] = (),
     min_units: int = 1,
     round_to: int = 1,
     paper: bool = False,
-    scoring: Mapping[str, Any] | None = None,
+    formulation: Formulation | FormulationName | None = None,
+    solver: Solver | str | None = None,
     ignore: str | Collection[str] = (),
     start: str | None = None,
     stop: str | None = None,
@@ -94,73 +92,86 @@ def compress(
     progress: Callable[[str], None] = lambda text: None,
     detail: Callable[[str], None] = lambda text: None,
 ) -> Compression:
-    """Search, plan, prune, compensate and compare in one call.
+    """Search, plan, prune, compensate and compare in one call, for any model.
+
+    `inputs` are a tensor or array, a tuple or dict of them for a model of several inputs, or an iterable of batches,
+    with labels beside or in them if there are any: regression, segmentation, detection and autoencoders need none.
 
     Give one of `units`, `params`, `macs`, the share kept at most, and `max_drop`, the accuracy that may be lost: then
     as many multiply-adds as possible go. A drop is judged by `evaluate`, a function of a model, or by the accuracy on
     a part of the inputs that is held out for it.
 
     The units to keep come from `search`, and the refitted weights from `compensate="least_squares"`, both on all of
-    the inputs. Two other ways to choose units:
+    the inputs, with `effort` and `distance` as for `search`. Two other ways to choose units:
 
     * `paper=True`: by the paper's scores, `score` with gates relaxed, input_radius=1e-5, the authors' objective and
       λ = 5, on one input of every class, one that the model classifies correctly where there is one. The best-scored
       units that the share allows stay, and nothing is refitted unless `compensate` is given.
-    * `scoring`, settings for `score`: by the scores of any other program, on a few inputs, evenly from all classes;
-      by default formulation="linearised" and the budget asked for. With `paper` they take the place of the paper's.
+    * `formulation`, as for `score`: by the scores of that program under the budget asked for, on a few inputs, evenly
+      from all classes; `max_drop` begins with half of the multiply-adds that can go. With `paper` it takes the place
+      of the paper's, and there is no budget.
+
+    `solver`, as for `score`, solves the program of either.
 
     `keep`, `min_units` and `round_to` as for `plan`; `ignore`, `start` and `stop` as for `score`.
 
     The comparison is on `test`, a pair (inputs, labels) that should have had no part in anything; without it on the
-    inputs, and labelled so. A search needs no labels: leave them out where `test` is given and no drop is judged by
-    them. `progress` is told what is about to be done, `detail` how far that has come. Ctrl-C while the solver works
+    inputs, and labelled so. Labels are needed for accuracies, for a drop that no `evaluate` judges, and for programs.
+    `progress` is told what is about to be done, `detail` how far that has come. Ctrl-C while the solver works
     or the most that can go is looked for leaves the best so far, and the rest is done with it.
     """
-    shares = {"units": units, "params": params, "macs": macs}
-    if sum(value is not None for value in (*shares.values(), max_drop)) != 1:
+    if sum(value is not None for value in (units, params, macs, max_drop)) != 1:
         raise InvalidSettingError("compress: give one of units=, params=, macs= and max_drop=.")
-    if max_drop is not None:
+    budget = None
+    if max_drop is None:
+        budget = Budget(units=units, params=params, macs=macs)
+    else:
         check_drop(max_drop)
     if compensate is None:
         compensate = "none" if paper else "least_squares"
     check_compensation(compensate)
     check_counts(min_units, round_to)
-    searched = scoring is None and not paper
-    _check_scoring(scoring or {})
-    batch = gather_batch(inputs, labels)
-    if batch.labels is None and not (searched and test is not None and (max_drop is None or evaluate is not None)):
+    program = _choose_program(formulation, paper=paper)
+    if program is None and solver is not None:
+        raise InvalidSettingError(
+            "solver: of a program, but units are searched for. Give paper=True or a formulation, or leave it out."
+        )
+    if program is not None:
+        check_together(program, None if paper else budget, Span(start, stop))
+    solved_by = Solver(seed=seed) if solver is None else as_solver(solver)
+    data = _gather(inputs, labels)
+    if data.labels is None and (program is not None or (max_drop is not None and evaluate is None)):
         raise InvalidInputError(
             "labels: none. Give the index of the right class of every input. They can be left out where units are "
-            "searched for, test= is given to compare on, and max_drop= is judged by evaluate=."
+            "searched for and max_drop= is judged by evaluate=."
         )
-    tested = None if test is None else _gather_test(test, batch)
-    used, judge, judged_on = batch, evaluate, None
+    tested = None if test is None else _gather_test(test, data)
+    used, judge, judged_on = data, evaluate, None
     if max_drop is not None and evaluate is None:
-        assert batch.labels is not None
-        used, held_out = _hold_out(batch, batch.labels, seed)
+        used, held_out = _hold_out(data, seed)
         judge, judged_on = partial(_measure, held_out), held_out.inputs
-    if searched or compensate != "none":
+    if program is None or compensate != "none":
         check_inputs(len(used))
     read: dict[str, Any] = {"ignore": as_names(ignore), "start": start, "stop": stop}
-    network = inspect(model, used.inputs[:2], **read)
-    classes = count_classes(model, torch.from_numpy(used.inputs))
-    for each in (batch, tested):
+    structure = find_structure(model, used.inputs, ignore=read["ignore"])
+    for each in (data, tested):
         if each is not None and each.labels is not None:
-            check_classes(each.labels, classes)
+            check_classes(each.labels, count_classes(model, each.inputs))
     task = _Task(
         model,
-        network,
+        structure,
         used,
-        share={name: share for name, share in shares.items() if share is not None},
+        budget=budget,
         read=read,
-        planned={"keep": check_keep(keep, network.layers), "min_units": min_units, "round_to": round_to},
+        planned={"keep": check_keep(keep, structure.layers), "min_units": min_units, "round_to": round_to},
         compensate=compensate,
         drop={"max_drop": max_drop, "evaluate": judge, "judged_on": judged_on},
         seed=seed,
+        looked={"effort": effort, "distance": distance},
         progress=progress,
         detail=detail,
     )
-    found, scores = task.search() if searched else task.score(scoring or {}, paper=paper)
+    found, scores = task.search() if program is None else task.score(program, solved_by, paper=paper)
     progress("Removing and refitting" if compensate != "none" else "Removing")
     smaller = prune(
         model,
@@ -172,94 +183,117 @@ def compress(
     progress("Comparing")
     measure = partial(compare, model, smaller, onnx=onnx, progress=lambda what: detail(f"Measuring {what}"))
     if tested is None:
-        comparison = measure(batch.inputs, batch.labels, data="calibration")
+        comparison = measure(data.inputs, data.labels, data="calibration")
     else:
-        comparison = measure(tested.inputs, tested.labels, calibration=batch.inputs)
+        comparison = measure(tested.inputs, tested.labels, calibration=data.inputs)
     return Compression(smaller, found, scores, comparison)
 
 
 @dataclass(frozen=True)
+class _Data:
+    """Inputs of any kind, and labels if there are any."""
+
+    inputs: Inputs
+    labels: Ints | None
+
+    def __len__(self) -> int:
+        return count_rows(self.inputs)
+
+    def take(self, rows: Ints) -> _Data:
+        assert self.labels is not None
+        return _Data(take_rows(self.inputs, torch.from_numpy(rows)), self.labels[rows])
+
+
+@dataclass(frozen=True)
 class _Task:
-    """What both ways to a plan have in common. `read`: settings of `inspect`; `planned`: of `plan`."""
+    """What both ways to a plan have in common. `read`: settings of `inspect`; `planned`: of `plan`; `looked`: of
+    `search`."""
 
     model: nn.Module
-    network: Network
-    batch: Batch
-    share: dict[str, Any]
+    structure: Structure
+    data: _Data
+    budget: Budget | None
     read: dict[str, Any]
     planned: dict[str, Any]
     compensate: Compensation
     drop: dict[str, Any]
     seed: int
+    looked: dict[str, Any]
     progress: Callable[[str], None]
     detail: Callable[[str], None]
 
     def search(self) -> tuple[Plan, Scores]:
-        self.progress("Searching" if self.share else LOOKING)
+        self.progress("Searching" if self.budget else LOOKING)
         ignored = (*self.read["ignore"], *self.planned["keep"])  # what must stay takes no part in the search
         search = Search(
             self.model,
-            self.batch.inputs,
+            self.data.inputs,
             compensate=self.compensate,
             seed=self.seed,
             progress=self.detail,
+            structure=None if self.planned["keep"] else self.structure,
+            **self.looked,
             **{**self.read, "ignore": ignored},
         )
-        if self.share:
-            return self._plan(search.find(self.share))
+        if self.budget is not None:
+            return self._plan(search.find(self.budget))
 
-        def choose(find: Callable[[Mapping[str, Any]], Scores], share: float) -> tuple[Plan, Scores]:
-            scores = find({"macs": share})
+        def choose(find: Callable[[Budget], Scores], share: float) -> tuple[Plan, Scores]:
+            scores = find(Budget(macs=share))
             return plan(scores, macs=share, compensate=self.compensate, **self.planned), scores
 
         return find_most(
             partial(choose, search.sketch),
             finer=partial(choose, search.find),
             model=self.model,
-            example=self.batch.inputs,
+            example=self.data.inputs,
             compensate=self.compensate,
             progress=self.detail,
             **self.drop,
         )
 
-    def score(self, scoring: Mapping[str, Any], *, paper: bool) -> tuple[Plan, Scores]:
+    def score(self, program: Formulation, solver: Solver, *, paper: bool) -> tuple[Plan, Scores]:
         self.progress("Scoring")
-        inputs, labels = self.batch.inputs, self.batch.labels
+        inputs, labels = self.data.inputs, self.data.labels
         assert labels is not None
         if paper:
-            correct = predict(self.model, torch.from_numpy(inputs)).numpy() == labels
-            chosen, own = _choose_one_per_class(labels, correct, self.seed), PAPER
+            correct = predict(self.model, inputs).numpy() == labels
+            chosen, budget = _choose_one_per_class(labels, correct, self.seed), None
         else:
-            chosen = choose_evenly(labels, _count_scored(self.network), self.seed)
-            groups = group_units(self.network.scored, self.network.groups)
-            own = {
-                "formulation": "linearised",
-                "budget": self.share or {"macs": halve_macs(self.network.wirings, groups)},
-            }
-        settings = {"seed": self.seed, "progress": lambda step: self.detail(str(step)), **own, **scoring}
-        return self._plan(score(self.model, inputs[chosen], labels[chosen], **self.read, **settings))
+            chosen = choose_evenly(labels, _count_scored(self.structure), self.seed)
+            budget = self.budget or Budget(macs=halve_macs(self.structure))
+        scores = score(
+            self.model,
+            take_rows(inputs, torch.from_numpy(chosen)),
+            labels[chosen],
+            formulation=program,
+            budget=budget,
+            solver=solver,
+            progress=lambda step: self.detail(str(step)),
+            **self.read,
+        )
+        return self._plan(scores)
 
     def _plan(self, scores: Scores) -> tuple[Plan, Scores]:
-        self.progress("Planning" if self.share else LOOKING)
+        self.progress("Planning" if self.budget else LOOKING)
         found = plan(
             scores,
-            **self.share,
+            **(self.budget.to_dict() if self.budget else {}),
             **self.drop,
             **self.planned,
             model=self.model,
-            calibration=self.batch.inputs,
+            calibration=self.data.inputs,
             compensate=self.compensate,
             progress=self.detail,
         )
         return found, scores
 
 
-def _check_scoring(scoring: Mapping[str, Any]) -> None:
-    unknown = sorted(set(scoring) - set(signature(score).parameters) | GIVEN_TO_COMPRESS & set(scoring))
-    if unknown:
-        raise InvalidSettingError(
-            f"scoring: {', '.join(unknown)} is no setting of score, or is given to compress itself."
-        )
+def _choose_program(formulation: Formulation | FormulationName | None, *, paper: bool) -> Formulation | None:
+    """None where units are searched for."""
+    if formulation is None:
+        return PAPER if paper else None
+    return as_formulation(formulation)
 
 
 def _choose_one_per_class(labels: Ints, correct: Bools, seed: int) -> Ints:
@@ -270,36 +304,46 @@ def _choose_one_per_class(labels: Ints, correct: Bools, seed: int) -> Ints:
     return np.sort(ranked[first])
 
 
-def _gather_test(test: Any, batch: Batch) -> Batch:
+def _gather(inputs: Any, labels: Any) -> _Data:
+    """Labels beside the inputs, or in their batches: those that are classes."""
+    rows, beside = gather_labelled(inputs)
+    if labels is None and (beside is None or beside.ndim != 1 or beside.is_floating_point()):
+        return _Data(rows, None)
+    given = np.asarray(beside if labels is None else torch.as_tensor(labels).cpu())
+    return _Data(rows, check_labels(given, count_rows(rows)))
+
+
+def _gather_test(test: Any, data: _Data) -> _Data:
     """A pair of inputs and labels, or an iterable of such pairs."""
     pair = isinstance(test, tuple | list) and len(test) == 2
-    tested = gather_batch(*test) if pair and not isinstance(test[0], tuple | list) else gather_batch(test)
-    if tested.labels is None or tested.inputs.shape[1:] != batch.inputs.shape[1:]:
+    tested = _gather(*test) if pair and not isinstance(test[0], list) else _gather(test, None)
+    found, wanted = ([tuple(values.shape[1:]) for values in find_tensors(each.inputs)] for each in (tested, data))
+    if found != wanted:
+        shapes = [", ".join(map(str, each)) for each in (found, wanted)]
         raise InvalidInputError(
-            f"test: found inputs of shape {tested.inputs.shape[1:]} {'without' if tested.labels is None else 'with'} "
-            f"labels. Accepted: a pair of inputs of shape {batch.inputs.shape[1:]} and labels."
+            f"test: found inputs of shape {shapes[0]}. Accepted: a pair of inputs of shape {shapes[1]} and labels."
         )
     return tested
 
 
-def _hold_out(batch: Batch, labels: Ints, seed: int) -> tuple[Batch, Batch]:
-    """What is left of the batch, and what is held out."""
-    aside = choose_evenly(labels, math.ceil(HELD_OUT_SHARE * len(batch)), seed)
+def _hold_out(data: _Data, seed: int) -> tuple[_Data, _Data]:
+    """What is left of the data, and what is held out."""
+    assert data.labels is not None
+    aside = choose_evenly(data.labels, math.ceil(HELD_OUT_SHARE * len(data)), seed)
     if len(aside) < FEWEST_HELD_OUT:
         raise InvalidInputError(
-            f"max_drop: found {len(batch)} inputs, of which {len(aside)} would be held out to judge by. Give "
+            f"max_drop: found {len(data)} inputs, of which {len(aside)} would be held out to judge by. Give "
             f"{math.ceil(FEWEST_HELD_OUT / HELD_OUT_SHARE)} or more, or evaluate=, a function of a model."
         )
-    left = np.setdiff1d(np.arange(len(batch)), aside)
-    return Batch(batch.inputs[left], labels[left]), Batch(batch.inputs[aside], labels[aside])
+    return data.take(np.setdiff1d(np.arange(len(data)), aside)), data.take(aside)
 
 
-def _measure(batch: Batch, model: nn.Module) -> float:
-    assert batch.labels is not None
-    return measure_accuracy(model, torch.from_numpy(batch.inputs), torch.from_numpy(batch.labels))
+def _measure(data: _Data, model: nn.Module) -> float:
+    assert data.labels is not None
+    return measure_accuracy(model, data.inputs, torch.from_numpy(data.labels))
 
 
-def _count_scored(network: Network) -> int:
-    """More data points make better scores, but the work grows with the size of the network, or of the span of it."""
-    size = sum(math.prod(op.shape) for op in network.ops)
-    return min(MOST_SCORED, max(FEWEST_SCORED, SCORED_NUMBERS // size))
+def _count_scored(structure: Structure) -> int:
+    """More data points make better scores, but the work grows with the size of the network."""
+    size = sum(3 * len(each.outputs) * each.positions for each in structure.wirings)
+    return int(min(MOST_SCORED, max(FEWEST_SCORED, SCORED_NUMBERS // max(size, 1))))

@@ -6,20 +6,21 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from critical_neurons.core.batch import gather_batch
 from critical_neurons.io.exporters import EXPORTERS, Export, check_format
-from critical_neurons.readers import on_cpu, unwrap
+from critical_neurons.readers import on_cpu
+from critical_neurons.removal.rows import gather_inputs
+from critical_neurons.structure import unwrap
 
 
 @on_cpu
 def export(model: nn.Module, path: str | os.PathLike[str], example: Any) -> Export:
     """Write the model as ONNX (`.onnx`, extra `onnx`) or with `torch.export` (`.pt2`), for batches of any size.
 
-    `example` is a batch of inputs. The file is loaded, run on rows of it at several batch sizes and compared with the
-    model before it gets its name.
+    `example` is a batch of inputs: a tensor or array, or a tuple or dict of them for a model of several inputs. The
+    file is loaded, run on rows of it at several batch sizes and compared with the model, output by output, before it
+    gets its name.
     """
     check_format(path)
-    return EXPORTERS[Path(path).suffix](unwrap(model), path, torch.from_numpy(gather_batch(example).inputs))
+    return EXPORTERS[Path(path).suffix](unwrap(model), path, gather_inputs(example))

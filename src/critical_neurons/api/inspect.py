@@ -1,17 +1,17 @@
-"""The public `inspect`: what would be scored and what would not."""
+"""The public `inspect`: what could be removed and what could not."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
 
-import torch
 from torch import nn
 
-from critical_neurons.core.batch import gather_batch
-from critical_neurons.core.network import Network
 from critical_neurons.core.settings import as_names
-from critical_neurons.readers import on_cpu, read_network
+from critical_neurons.core.structure import Structure
+from critical_neurons.readers import on_cpu
+from critical_neurons.removal.rows import gather_inputs
+from critical_neurons.structure import find_structure, select_span
 
 
 @on_cpu
@@ -19,13 +19,14 @@ def inspect(
     model: nn.Module,
     example: Any,
     *,
-    ignore: Collection[str] = (),
+    ignore: str | Collection[str] = (),
     start: str | None = None,
     stop: str | None = None,
-) -> Network:
-    """What would be scored and what would not, with reasons: print the result. `example` is a batch of inputs.
+) -> Structure:
+    """The structure of any model: its layers, which units live or die together, what must stay and why.
 
-    `ignore`, `start` and `stop` as in `score`.
+    Found by one run on a few rows of `example`: a tensor or array, a tuple or dict of them for a model of several
+    inputs, or an iterable of batches. `ignore`, `start` and `stop` as in `search`.
     """
-    rows = torch.from_numpy(gather_batch(example).inputs)
-    return read_network(model, rows, ignore=as_names(ignore), start=start, stop=stop)
+    found = find_structure(model, gather_inputs(example), ignore=as_names(ignore))
+    return select_span(found, start, stop)

@@ -22,15 +22,15 @@ from critical_neurons.io.checkpoint import (
     PLAN,
     PROVENANCE,
     check_provenance,
-    check_unit_counts,
     fill_tensors,
-    give_bias,
+    give_biases,
     make_model,
+    make_smaller,
     read_part,
-    resize_module,
     share_tensors,
 )
-from critical_neurons.readers import fingerprint, on_cpu
+from critical_neurons.readers import on_cpu
+from critical_neurons.structure import fingerprint
 
 
 @on_cpu
@@ -60,13 +60,10 @@ def load(folder: str | os.PathLike[str], factory: Callable[[], nn.Module] | nn.M
         tensors = safetensors.load(content)
     except (SafetensorError, ValueError, KeyError) as error:
         raise InvalidFileError(f"{directory / MODEL}: cannot be read as safetensors ({error}).") from error
-    for name, module in model.named_modules():
-        resize_module(name, module, provenance["sizes"].get(name, {}))
-        if (f"{name}.bias" if name else "bias") in tensors:
-            give_bias(module)
-    fill_tensors(directory / MODEL, model, tensors)
+    smaller = make_smaller(directory / PLAN, model, plan)
+    give_biases(smaller, tensors.keys())
+    fill_tensors(directory / MODEL, smaller, tensors)
     for names in provenance["shared"]:
-        share_tensors(directory / PROVENANCE, model, names)
-    check_unit_counts(model, plan)
-    setattr(model, CALIBRATED_ON, frozenset(provenance.get(CALIBRATED_ON, ())))
-    return model.eval()
+        share_tensors(directory / PROVENANCE, smaller, names)
+    setattr(smaller, CALIBRATED_ON, frozenset(provenance.get(CALIBRATED_ON, ())))
+    return smaller.eval()

@@ -1,18 +1,22 @@
-"""The public `mask`: model and plan to a model of the same size with the removed units at zero."""
+"""The public `mask`: model and plan to a model of the same size without what the removed units do."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from critical_neurons.core.plan import Plan, check_plan
-from critical_neurons.readers import check_architecture, on_cpu, unwrap
-from critical_neurons.removal.mask import hold_at_zero
+from critical_neurons.readers import check_architecture, on_cpu
+from critical_neurons.removal.remove import own_tensors, zero_units
+from critical_neurons.structure import unwrap
 
 
 @on_cpu
 def mask(model: nn.Module, plan: Plan) -> nn.Module:
-    """A copy of the model, of the same size, with the activations of the removed units held at zero."""
-    check_plan(plan)
+    """A copy of `model` in which all weights that belong to the units the plan removes are zero.
+
+    It gives what the smaller model gives that `prune` makes without compensation. All units of a layer may be gone.
+    """
+    check_plan(plan, removes=False)
     source = unwrap(model)
     check_architecture(source, plan.architecture, "the plan was")
-    return hold_at_zero(source, plan)
+    return own_tensors(zero_units(source, plan.structure, plan.stays), source)

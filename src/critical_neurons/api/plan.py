@@ -14,14 +14,16 @@ import numpy as np
 from torch import nn
 
 from critical_neurons.api.prune import prune
-from critical_neurons.core.batch import digest_rows, gather_batch
-from critical_neurons.core.costs import Measure
+from critical_neurons.core.budget import Scope
 from critical_neurons.core.plan import Plan
 from critical_neurons.core.scores import Scores
 from critical_neurons.core.settings import Compensation
+from critical_neurons.core.structure import Measure
 from critical_neurons.errors import InvalidSettingError
-from critical_neurons.readers import on_cpu, unwrap
-from critical_neurons.selection.rules import Scope, Threshold, select_units
+from critical_neurons.readers import on_cpu
+from critical_neurons.removal.rows import digest_inputs, gather_inputs
+from critical_neurons.selection.rules import Threshold, select_units
+from critical_neurons.structure import unwrap
 
 Chooser: TypeAlias = Callable[[float], tuple[Plan, Scores]]
 """A plan that keeps a given share, and the scores it is made from; raises an InvalidSettingError where so small a
@@ -76,7 +78,7 @@ def plan(
 
     `max_drop`: remove as much of the `measure` as possible while `evaluate(smaller)` is at most this much below
     `evaluate(model)`, by bisection. The smaller models judged are made as `prune` makes them with `example`, a batch
-    of inputs (noise of the right shape, unless given), `compensate` and `calibration`. `progress` is told of each of
+    of inputs (the calibration ones, unless given), `compensate` and `calibration`. `progress` is told of each of
     them; Ctrl-C leaves the best one so far. `judged_on` are the inputs that `evaluate` uses: the plan remembers them,
     and no comparison takes them for test data.
     """
@@ -102,7 +104,10 @@ def plan(
         raise InvalidSettingError(f"plan: measure={measure!r}. Accepted: {', '.join(map(repr, get_args(Measure)))}.")
     if model is None or evaluate is None:
         raise InvalidSettingError("plan: max_drop= needs model= and evaluate=, a function of a model.")
-    inputs = None if calibration is None else gather_batch(calibration).inputs
+    inputs = None if calibration is None else gather_inputs(calibration)
+    given = inputs if example is None else example
+    if given is None and compensate != "none":
+        raise InvalidSettingError(f"plan: compensate={compensate!r} needs calibration=, a batch of inputs.")
 
     def choose(share: float) -> tuple[Plan, Scores]:
         shares: dict[str, Any] = {measure: share}
@@ -113,7 +118,7 @@ def plan(
         model=model,
         max_drop=max_drop,
         evaluate=evaluate,
-        example=_find_example(scores, example, inputs, compensate),
+        example=given,
         calibration=inputs,
         judged_on=judged_on,
         compensate=compensate,
@@ -155,7 +160,7 @@ def find_most(
         ending = ", interrupted"
     lost = f"{reference - found.worth:.4g}, judged {len(found.known)} times{ending}"
     drop = {"max_drop": float(max_drop), "before": reference, "after": found.worth, "evaluations": len(found.known)}
-    seen = {} if judged_on is None else {"judged_on": digest_rows(gather_batch(judged_on).inputs)}
+    seen = {} if judged_on is None else {"judged_on": digest_inputs(gather_inputs(judged_on))}
     return replace(
         found.plan,
         rule=f"at most {max_drop:.4g} lost ({lost}): {found.plan.rule}",
@@ -201,18 +206,6 @@ class _Bisection:
         return True
 
 
-def _find_example(scores: Scores, example: Any, calibration: Any, compensate: Compensation) -> Any:
-    """Inputs to read the model with."""
-    given = calibration if example is None else example
-    if given is not None:
-        return given
-    if compensate != "none":
-        raise InvalidSettingError(f"plan: compensate={compensate!r} needs calibration=, a batch of inputs.")
-    if "input_shape" not in scores.settings:
-        raise InvalidSettingError("plan: these scores do not say what an input looks like. Give example=, a batch.")
-    return np.random.default_rng(0).standard_normal((2, *scores.settings["input_shape"]))
-
-
 def check_drop(max_drop: float) -> None:
     if isinstance(max_drop, bool) or not isinstance(max_drop, Real) or not 0 <= max_drop < 1:
         raise InvalidSettingError(f"plan: max_drop={max_drop!r}. Accepted: a share of accuracy, such as 0.01.")
@@ -220,8 +213,7 @@ def check_drop(max_drop: float) -> None:
 
 def _keep_all(plan: Plan) -> Plan:
     """Rounding may take units from a plan that keeps a share of 1."""
-    layers = tuple(replace(layer, kept=np.arange(layer.total), reason="kept") for layer in plan.layers)
-    return replace(plan, layers=layers, rule="everything kept")
+    return replace(plan, stays=np.ones_like(plan.stays), reasons={}, rule="everything kept")
 
 
 def _evaluate(evaluate: Callable[[nn.Module], float], model: nn.Module, what: str) -> float:

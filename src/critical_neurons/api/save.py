@@ -23,9 +23,9 @@ from critical_neurons.io.checkpoint import (
     check_unit_counts,
     digest_content,
     find_shared,
-    list_sizes,
 )
-from critical_neurons.readers import on_cpu, unwrap
+from critical_neurons.readers import on_cpu
+from critical_neurons.structure import unwrap
 
 
 @on_cpu
@@ -50,7 +50,6 @@ def save(smaller: nn.Module, folder: str | os.PathLike[str], *, plan: Plan, over
         "source": {"architecture": plan.architecture, "weights": plan.provenance.get("weights")},
         "rule": plan.rule,
         "scores": dict(plan.provenance),
-        "sizes": {name: list_sizes(module) for name, module in model.named_modules() if list_sizes(module)},
         "shared": find_shared(state),
         CALIBRATED_ON: sorted(getattr(model, CALIBRATED_ON, plan.seen)),
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in content.items()},

@@ -4,26 +4,41 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, assert_never
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from critical_neurons.core.batch import check_classes, digest_rows, gather_batch
+from critical_neurons.core.batch import digest_rows, gather_batch
 from critical_neurons.core.bounds import Bounds
+from critical_neurons.core.budget import Budget
 from critical_neurons.core.environment import describe_versions
-from critical_neurons.core.network import Floats, Ints, Network, Shape
-from critical_neurons.core.plan import Plan
+from critical_neurons.core.formulation import (
+    Bisection,
+    ByClass,
+    Exact,
+    Formulation,
+    FormulationName,
+    Lagrangian,
+    Linearised,
+    Paper,
+    as_formulation,
+    check_together,
+)
+from critical_neurons.core.loss import Loss, SquaredLoss, make_loss
+from critical_neurons.core.network import Network
 from critical_neurons.core.program import Program
-from critical_neurons.core.scores import Incumbent, Scores, average_scores
-from critical_neurons.core.settings import BoundsName, FormulationName, ObjectiveName, Settings, as_names
+from critical_neurons.core.scores import Incumbent, Scores, average_scores, spread_scores
+from critical_neurons.core.settings import as_names
 from critical_neurons.core.solution import ClassStep, Status, Step, relative_gap
-from critical_neurons.core.workers import HERE, Workers
+from critical_neurons.core.solver import Solver, as_solver
+from critical_neurons.core.span import Span
+from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.errors import (
     InfeasibleProgramError,
     InvalidInputError,
@@ -31,16 +46,16 @@ from critical_neurons.errors import (
     SolverError,
     WorkersError,
 )
-from critical_neurons.formulations import Goal, Objective, encode, encode_literal, find_floor, read_budget
+from critical_neurons.formulations import Goal, Objective, budget_network, encode, encode_literal, find_floor
 from critical_neurons.formulations.bound_propagation import bound_network
 from critical_neurons.parallel import Piece, Tell, find_allowed_threads, hire
-from critical_neurons.readers import Passage, on_cpu, read_network, run_model
-from critical_neurons.selection.warm_start import Proposal, check_incumbent, propose_mask
-from critical_neurons.solvers import Capability, Limits, Solver, find_solver, ignore_progress, maximise_dual
+from critical_neurons.readers import LEFT_OUT, Passage, on_cpu, read_network, run_model
+from critical_neurons.selection.warm_start import Proposal, propose_mask
+from critical_neurons.solvers import Backend, Capability, Limits, find_solver, ignore_progress, maximise_dual
 
 LEAST_LOSS_WEIGHT, MOST_LOSS_WEIGHT = 1e-4, 1e4
 SHARE_STEPS = 14
-"""Bisections for loss_weight="auto": the weight is then known to within a tenth of a percent."""
+"""Bisections for a mean score: the weight is then known to within a tenth of a percent."""
 
 PATTERN_ADVICE = (
     "The paper's rows keep the activation pattern of the unpruned network and often leave no room; allow more, use "
@@ -63,206 +78,157 @@ def score(
     inputs: Any,
     labels: Any = None,
     *,
-    loss_weight: float | Literal["auto", "lagrangian"] = 5.0,
-    input_radius: float = 0.0,
-    objective: ObjectiveName = "balanced",
-    rescale: float = 2.0,
-    formulation: FormulationName = "paper",
-    integer: bool = True,
-    binary: bool = False,
-    bounds: BoundsName | Bounds = "interval",
-    budget: Mapping[str, Any] | None = None,
-    units: float | None = None,
-    loss_increase: float | None = None,
-    by_class: bool = False,
-    solver: str = "auto",
-    solver_options: Mapping[str, Any] | None = None,
-    time_limit: float = 300.0,
-    gap: float = 1e-4,
-    threads: int | None = None,
-    seed: int = 0,
-    ignore: Collection[str] = (),
+    formulation: Formulation | ByClass | FormulationName = "paper",
+    budget: Budget | None = None,
+    solver: Solver | str = "auto",
+    ignore: str | Collection[str] = (),
     start: str | None = None,
     stop: str | None = None,
     progress: Callable[[Step], None] | None = None,
-    workers: Workers = HERE,
-    earlier: Scores | None = None,
-    incumbent: Plan | Scores | None = None,
 ) -> Scores:
     """Importance scores of every neuron and feature map: the program of docs/method.md, solved.
 
     `inputs` is a tensor or array (batch, ...) with `labels` (batch,) beside it, or an iterable of batches or of pairs
     (inputs, labels). Without labels the model's own predictions are used.
 
-    * `loss_weight`: λ, what the softmax term counts against sparsity; "auto" searches the largest λ at which the mean
-      score is at most `units`; "lagrangian" the λ that maximises the Lagrangian dual of the least sparsity at a mean
-      loss of at most the unpruned network's plus `loss_increase`. The scores keep to that; `scores.dual` has λ and
-      what is proved.
-    * `input_radius`: ε, half width of the box around each input from which the bounds come.
-    * `objective`: what the sum of a layer's scores is divided by: "balanced", its units; "authors", its units times
-      kernel height times width, as in the authors' code; "paper", all units of the network, as printed, and there the
-      softmax term is a sum over the data points, not a mean. `rescale`: c of the sparsity term.
-    * `formulation`: "paper"; "exact", whose points with `binary=True` are forward passes of the masked network, so
-      that the bound is one on its loss; "linearised", gates as at the data points and no rows: fast, nothing proved.
-    * `integer`: False relaxes the gates.
-    * `bounds`: where the bounds come from: "interval" arithmetic; "backward" substitution, tighter and slower; or
-      `Bounds` of your own for these inputs (pruned for the exact formulation), tried before use.
-    * `budget`: in place of the sparsity term, at most this share kept: {"units": 0.5} of every layer (with "scope":
-      "global" of all), {"params": 0.5} or {"macs": 0.5}.
-    * `by_class`: one program per class; the scores are averaged, `scores.parts` keeps them. `workers` solve several
-      at once, each on one thread unless `threads` says more: the scores are the same for any workers. Classes that
-      `earlier` scores hold for the same network, inputs and settings are not solved again.
-    * `solver`: "auto" is "highs", or, with many data points or units and no gates to be whole, "barrier", interior
-      points of our own; or "scip", or "cvxpy:NAME", which gets the paper's program literally, with every activation
-      and gate. `solver_options` are handed to it.
-    * `time_limit` in seconds, `gap`: when to stop. Ctrl-C stops too. Both leave the best scores so far, and so do
-      workers that are lost: of the classes that are done, the average.
-    * `incumbent`: a plan from anywhere, or scores that are one (0 or 1 each, or found under a budget), with
-      `formulation="exact", binary=True`. What is returned is no worse; `scores.incumbent` and a note say how much
-      better than the plan any other scores of 0 or 1 could be, within the budget if there is one.
+    * `formulation`: which program, and what it minimises: `cn.Paper(loss_weight=5.0, ...)`, `cn.Exact(...)` or
+      `cn.Linearised(...)`, or the name of one in lower case; in `cn.ByClass(...)`, one program per class. `help` of
+      each lists its settings; that of `cn.Objective` explains the three objectives.
+    * `budget`: in place of the sparsity term, at most this share kept: `cn.Budget(units=0.5)` of every layer (with
+      `scope="global"` of all), `cn.Budget(params=0.5)` or `cn.Budget(macs=0.5)`.
+    * `solver`: `cn.Solver("highs", time_limit=300, ...)`, or its name alone. The time limit, Ctrl-C and workers that
+      are lost leave the best scores so far: of the classes that are done, the average.
     * `ignore`: names of layers that get no scores. `progress` is called with every `Step`.
     * `start`, `stop`: names of the first and of the last module that is read and scored, as in `named_modules`; of a
       container its first and its last call, of a function the name torch.fx gives it. What comes before is run as it
       is: its outputs are what the program takes for inputs, and `input_radius` is around them. What follows is run as
       well, and stands in the program to first order at every data point. Budgets are shares of the span.
     """
-    settings = Settings(
-        loss_weight=loss_weight,
-        input_radius=input_radius,
-        objective=objective,
-        rescale=rescale,
-        formulation=formulation,
-        integer=integer,
-        binary=binary,
-        bounds="user" if isinstance(bounds, Bounds) else bounds,
-        budget=budget,
-        units=units,
-        loss_increase=loss_increase,
-        by_class=by_class,
-        solver=solver,
-        solver_options=dict(solver_options or {}),
-        time_limit=time_limit,
-        gap=gap,
-        threads=threads,
-        seed=seed,
-        ignore=as_names(ignore),
-        start=start,
-        stop=stop,
-    )
-    if earlier is not None and not isinstance(earlier, Scores):
-        raise InvalidInputError(f"earlier: found {type(earlier).__name__}. Accepted: Scores, as cn.score gives them.")
-    if not by_class and (workers != HERE or earlier is not None):
-        raise InvalidSettingError("workers and earlier: go with by_class=True. A single program is a single piece.")
-    if incumbent is not None:
-        check_incumbent(incumbent, settings)
+    by_class = formulation if isinstance(formulation, ByClass) else None
+    program = as_formulation(formulation.formulation if isinstance(formulation, ByClass) else formulation)
+    check_together(program, budget, Span(start, stop))
+    ignored, told = as_names(ignore), as_solver(solver)
     started = time.monotonic()
-    found = find_solver(settings.solver)
-    found.check_options(settings.solver_options)
-    batch = gather_batch(inputs, labels)
-    network = read_network(model, torch.from_numpy(batch.inputs), ignore=settings.ignore, start=start, stop=stop)
+    backend = find_solver(told.name)
+    backend.check_options(told.options)
+    batch = gather_batch(inputs, labels, real=True)
+    network = read_network(model, torch.from_numpy(batch.inputs), ignore=ignored, start=start, stop=stop)
     if not network.scored:
         raise InvalidInputError(f"the network has nothing to score:\n{network}")
     passage = run_model(model, batch.inputs, network.span)
-    predictions = passage.logits.argmax(axis=1)
-    if batch.labels is not None:
-        check_classes(batch.labels, passage.logits.shape[1])
-    own = bounds if isinstance(bounds, Bounds) else None
-    if settings.bounds == "user":
-        _check_own(own, network, passage.inputs, settings)
+    aim = make_loss(program.loss, batch, passage.logits)
+    if isinstance(aim, SquaredLoss):
+        _check_squared(network, by_class)
+    own = None
+    if not isinstance(program, Linearised) and isinstance(program.bounds, Bounds):
+        own = program.bounds
+        _check_own(own, network, passage.inputs, program)
+    incumbent = program.incumbent if isinstance(program, Exact) else None
     task = _Task(
         network,
-        settings,
-        found,
+        program.without_data(),
+        budget,
+        told,
+        backend,
         progress or ignore_progress,
-        input_shape=batch.inputs.shape[1:],
-        labelled=batch.labels is not None,
-        workers=workers,
-        earlier=() if earlier is None else earlier.parts,
-        proposal=None if incumbent is None else propose_mask(incumbent, network, settings.budget),
+        by_class,
+        proposal=None if incumbent is None else propose_mask(incumbent, network, budget),
+        record={
+            "ignore": list(ignored),
+            "start": start,
+            "stop": stop,
+            "input_shape": list(batch.inputs.shape[1:]),
+            "labels_from": "model" if batch.labels is None and batch.targets is None else "user",
+            "bounds_from": "program" if own is None else "user",
+            "versions": describe_versions("torch", "numpy", "scipy", "highspy"),
+        },
     )
     digests = np.array(digest_rows(batch.inputs))
-    points = _Points(passage, predictions if batch.labels is None else batch.labels, digests, own)
-    if settings.loss_weight == "auto":
-        return task.score_for_share(points, started)
+    points = _Points(passage, aim, digests, own)
+    if isinstance(program.loss_weight, Bisection):
+        return task.score_for_share(points, program.loss_weight.mean_score, started)
     return task.score_all(points, started)[0]
 
 
 @dataclass(frozen=True)
 class _Points:
-    """What the model itself makes of the data points, their labels, what they are known by, and the user's bounds, if
+    """What the model itself makes of the data points, their loss, what they are known by, and the user's bounds, if
     they are to be used."""
 
     passage: Passage
-    labels: Ints
+    loss: Loss
     digests: NDArray[np.str_]
     bounds: Bounds | None = None
+
+    @property
+    def labels(self) -> Ints | Floats:
+        """Or targets."""
+        return self.loss.targets if isinstance(self.loss, SquaredLoss) else self.loss.labels
 
     def of_class(self, label: int) -> _Points:
         chosen = self.labels == label
         bounds = None if self.bounds is None else self.bounds.at(chosen)
-        return _Points(self.passage.choose(chosen), self.labels[chosen], self.digests[chosen], bounds)
+        loss = self.loss.choose(np.flatnonzero(chosen))
+        return _Points(self.passage.choose(chosen), loss, self.digests[chosen], bounds)
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What all programs of one call have in common."""
+    """What all programs of one call have in common; `record` is what else is told of them."""
 
     network: Network
-    settings: Settings
+    formulation: Formulation
+    budget: Budget | None
     solver: Solver
+    backend: Backend
     report: Callable[[Step], None]
-    input_shape: Shape
-    labelled: bool
-    workers: Workers = HERE
-    earlier: tuple[Scores, ...] = ()
-    proposal: Proposal | None = None
+    by_class: ByClass | None
+    proposal: Proposal | None
+    record: dict[str, Any]
 
-    def score_for_share(self, points: _Points, started: float) -> Scores:
+    def score_for_share(self, points: _Points, wanted: float, started: float) -> Scores:
         """Bisection for the largest λ at which the mean score is at most the share wanted.
 
         The sparsity of an optimum never rises when λ falls, so the search is sound up to the gap.
         """
-        wanted = self.settings.units
-        assert wanted is not None
         low, high = LEAST_LOSS_WEIGHT, MOST_LOSS_WEIGHT
-        least = replace(self, settings=replace(self.settings, loss_weight=low, units=None))
-        best, interrupted = least.score_all(points, started)
+        best, interrupted = self._weigh(low).score_all(points, started)
         if best.per_unit.mean() > wanted and best.status is not Status.OPTIMAL:
             raise SolverError(
-                f"units: the search was stopped before it knew whether a mean of {wanted:.4g} is possible."
+                f"mean_score: the search was stopped before it knew whether a mean of {wanted:.4g} is possible."
             )
         if best.per_unit.mean() > wanted:
             raise InfeasibleProgramError(
-                f"units: a mean score of {wanted:.4g} cannot be reached; even at loss_weight={low:g} it is "
+                f"mean_score: a mean of {wanted:.4g} cannot be reached; even at loss_weight={low:g} it is "
                 f"{best.per_unit.mean():.4g}. {PATTERN_ADVICE}"
             )
         stopped = ", stopped at once" if interrupted else ""
         for step in range(0 if interrupted else SHARE_STEPS):
             middle = math.sqrt(low * high)
-            task = replace(self, settings=replace(self.settings, loss_weight=middle, units=None))
-            scores, interrupted = task.score_all(points, started)
+            scores, interrupted = self._weigh(middle).score_all(points, started)
             if scores.status is Status.OPTIMAL and scores.per_unit.mean() <= wanted:
                 low, best = middle, scores
             else:
                 high = middle
-            if interrupted or time.monotonic() - started >= self.settings.time_limit:
+            if interrupted or time.monotonic() - started >= self.solver.time_limit:
                 stopped = f", stopped after {step + 1} of {SHARE_STEPS} steps"
                 break
         note = f"loss_weight {low:.4g} found for a mean score of {wanted:.4g}{stopped}"
-        settings = {**best.settings, "units": wanted, "loss_weight_from": "auto"}
+        settings = {**best.settings, "mean_score": wanted}
         return replace(best, settings=settings, seconds=time.monotonic() - started, notes=(*best.notes, note))
 
     def score_all(self, points: _Points, started: float) -> tuple[Scores, bool]:
         """The scores, and whether the user interrupted the search."""
-        if self.settings.by_class:
-            return self.score_by_class(points, started)
-        return self.score_points(points, started, started + self.settings.time_limit)
+        if self.by_class is not None:
+            return self.score_by_class(self.by_class, points, started)
+        return self.score_points(points, started, started + self.solver.time_limit)
 
-    def score_by_class(self, points: _Points, started: float) -> tuple[Scores, bool]:
+    def score_by_class(self, by_class: ByClass, points: _Points, started: float) -> tuple[Scores, bool]:
         """One program per class with an equal share of the time left. Ctrl-C and lost workers leave the classes done
         so far."""
         classes = [int(label) for label in np.unique(points.labels)]
-        parts = {label: known for label in classes if (known := self._find_earlier(points.of_class(label)))}
+        earlier = by_class.earlier
+        parts = {label: known for label in classes if (known := self._find_earlier(earlier, points.of_class(label)))}
         missing = [label for label in classes if label not in parts]
 
         def hear(label: str, step: Step) -> None:
@@ -272,12 +238,12 @@ class _Task:
         interrupted = False
         reasons: list[str] = []
         try:
-            with hire(self.workers, most=len(missing), threads=self.settings.threads or 1, hear=hear) as crew:
+            with hire(by_class.workers, most=len(missing), threads=self.solver.threads or 1, hear=hear) as crew:
 
                 def list_pieces() -> Iterator[tuple[str, Piece]]:
                     for begun, label in enumerate(missing):
                         rounds = math.ceil((len(missing) - begun) / crew.slots)
-                        share = (started + self.settings.time_limit - time.monotonic()) / rounds
+                        share = (started + self.solver.time_limit - time.monotonic()) / rounds
                         yield str(label), partial(_score_class, self._alone(), points.of_class(label), share)
 
                 for done in crew.run(list_pieces()):
@@ -300,16 +266,18 @@ class _Task:
         notes = () if len(parts) == len(classes) else ("; ".join([count, *reasons]),)
         seconds = time.monotonic() - started
         ordered = [parts[label] for label in classes if label in parts]
-        return average_scores(ordered, settings=self._record(points), seconds=seconds, notes=notes), interrupted
+        return average_scores(ordered, settings=self._describe(points), seconds=seconds, notes=notes), interrupted
 
     def _alone(self) -> _Task:
         """What another process needs of it."""
-        return replace(self, report=ignore_progress, workers=HERE, earlier=())
+        return replace(self, report=ignore_progress, by_class=ByClass())
 
-    def _find_earlier(self, points: _Points) -> Scores | None:
+    def _find_earlier(self, earlier: Scores | None, points: _Points) -> Scores | None:
         """The same program, solved before and not interrupted."""
-        record = self._record(points)
-        for part in self.earlier:
+        if earlier is None:
+            return None
+        record = self._describe(points)
+        for part in earlier.parts:
             stopped = any(note.startswith(INTERRUPTED) for note in part.notes)
             if part.fingerprint == self.network.fingerprint and part.settings == record and not stopped:
                 return part
@@ -317,7 +285,7 @@ class _Task:
 
     def score_points(self, points: _Points, started: float, deadline: float) -> tuple[Scores, bool]:
         """The scores, and whether the search was interrupted by the user."""
-        settings, network = self.settings, self.network
+        network, formulation = self.network, self.formulation
         goal = self._set_goal()
         bounds = self._bound(points)
         program = self._encode(points, bounds, goal)
@@ -327,21 +295,22 @@ class _Task:
         logit_error = float(np.abs(program.term.logits(program.unpruned) - points.passage.logits).max())
         limits = Limits(
             max(deadline - time.monotonic(), 0.0),
-            settings.gap,
-            settings.threads or find_allowed_threads(),
-            settings.seed,
-            options=settings.solver_options,
+            self.solver.gap,
+            self.solver.threads or find_allowed_threads(),
+            self.solver.seed,
+            self.solver.options,
         )
         dual = None
-        if settings.loss_increase is None:
-            solution = self.solver.solve(program, limits, self.report)
+        if not isinstance(formulation.loss_weight, Lagrangian):
+            solution = self.backend.solve(program, limits, self.report)
         else:
             assert isinstance(goal, Objective)
+            increase = formulation.loss_weight.loss_increase
             losses = program.term.values(program.unpruned)
-            level = goal.softmax_weight(len(losses)) * float(losses.sum() + len(losses) * settings.loss_increase)
+            level = goal.softmax_weight(len(losses)) * float(losses.sum() + len(losses) * increase)
             weighted = partial(replace, goal)
             solution, dual = maximise_dual(
-                self.solver,
+                self.backend,
                 lambda weight: self._encode(points, bounds, weighted(loss_weight=weight)),
                 level,
                 limits,
@@ -349,11 +318,11 @@ class _Task:
             )
             goal = weighted(loss_weight=dual.loss_weight)
         if solution.status is Status.INFEASIBLE:
-            advice = PATTERN_ADVICE if settings.formulation == "paper" else "Allow more."
-            raise InfeasibleProgramError(f"budget: no scores keep within {dict(settings.budget or {})}. {advice}")
+            advice = PATTERN_ADVICE if isinstance(formulation, Paper) else "Allow more."
+            raise InfeasibleProgramError(f"budget: no scores keep within {self.budget}. {advice}")
         if solution.point is None:
-            raise SolverError(f"{self.solver.name}: {solution.status.sentence}")
-        certified = settings.formulation != "linearised"
+            raise SolverError(f"{self.backend.name}: {solution.status.sentence}")
+        certified = not isinstance(formulation, Linearised)
         notes = (
             *network.notes,
             *(() if certified else ("linearised: a ranking, nothing is certified",)),
@@ -375,18 +344,14 @@ class _Task:
             if self.proposal.weights not in (None, network.fingerprint.weights):
                 notes += ("incumbent: made with other weights of this network",)
         scores = Scores(
-            values_by_layer={layer.name: per_unit[layer.units] for layer in network.scored},
-            layers=network.layers,
-            groups=network.groups,
-            holds=network.holds,
-            wirings=network.wirings,
-            fingerprint=network.fingerprint,
+            values_by_layer=spread_scores(network.structure, per_unit),
+            structure=network.structure,
             status=solution.status,
             objective=objective,
             bound=bound,
             gap=relative_gap(objective, bound),
             seconds=time.monotonic() - started,
-            settings=self._record(points),
+            settings=self._describe(points),
             history=solution.history,
             sizes=solution.sizes,
             logit_error=logit_error,
@@ -396,52 +361,53 @@ class _Task:
         )
         return scores, solution.interrupted
 
+    def _weigh(self, loss_weight: float) -> _Task:
+        return replace(self, formulation=replace(self.formulation, loss_weight=loss_weight))
+
     def _set_goal(self) -> Goal:
-        settings = self.settings
-        if settings.budget is None:
-            assert settings.loss_weight != "auto"
-            weight = 1.0 if settings.loss_weight == "lagrangian" else settings.loss_weight
-            return Objective(settings.objective, weight, settings.rescale)
-        return read_budget(self.network, settings.budget)
+        if self.budget is not None:
+            return budget_network(self.network, self.budget)
+        formulation, weight = self.formulation, self.formulation.loss_weight
+        # The Lagrangian dual begins with a weight of 1; bisection has set a number before.
+        return Objective(formulation.objective, weight if isinstance(weight, float) else 1.0, formulation.rescale)
 
     def _bound(self, points: _Points) -> Bounds:
-        settings = self.settings
         if points.bounds is not None:
             return points.bounds
-        assert settings.bounds != "user"
-        return bound_network(
-            self.network,
-            points.passage.inputs,
-            radius=settings.input_radius,
-            pruned=settings.formulation == "exact",
-            method=settings.bounds,
-        )
+        bound = partial(bound_network, self.network, points.passage.inputs)
+        match self.formulation:
+            case Paper(input_radius=radius, bounds=str(method)):
+                return bound(radius=radius, method=method)
+            case Exact(bounds=str(method)):
+                return bound(pruned=True, method=method)
+            case _:
+                return bound()
 
     def _encode(self, points: _Points, bounds: Bounds, goal: Goal) -> Program:
-        settings, network = self.settings, self.network
-        if settings.formulation == "paper" and Capability.SOURCES not in self.solver.capabilities:
-            return encode_literal(
-                network, bounds, points.labels, goal, integer=settings.integer, tail=points.passage.tail
-            )
-        return encode(
-            network,
-            bounds,
-            points.labels,
-            goal,
-            formulation=settings.formulation,
-            integer=settings.integer,
-            binary=settings.binary,
-            tail=points.passage.tail,
-        )
+        common = self.network, bounds, points.loss, goal
+        tail = points.passage.tail
+        match self.formulation:
+            case Paper(integer=integer) if Capability.SOURCES not in self.backend.capabilities:
+                return encode_literal(*common, integer=integer, tail=tail)
+            case Paper(integer=integer):
+                return encode(*common, formulation="paper", integer=integer, tail=tail)
+            case Exact(integer=integer, binary=binary):
+                return encode(*common, formulation="exact", integer=integer, binary=binary, tail=tail)
+            case Linearised():
+                return encode(*common, formulation="linearised", tail=tail)
+            case _:
+                assert_never(self.formulation)
 
-    def _record(self, points: _Points) -> dict[str, Any]:
+    def _describe(self, points: _Points) -> dict[str, Any]:
+        """The settings as scores keep them."""
         return {
-            **self.settings.to_dict(),
+            "formulation": self.formulation,
+            "by_class": self.by_class is not None,
+            "budget": self.budget,
+            "solver": self.solver,
             "labels": points.labels.tolist(),
             "inputs": points.digests.tolist(),
-            "input_shape": list(self.input_shape),
-            "labels_from": "user" if self.labelled else "model",
-            "versions": describe_versions("torch", "numpy", "scipy", "highspy"),
+            **self.record,
         }
 
 
@@ -465,14 +431,23 @@ def _describe_incumbent(incumbent: Incumbent, objective: float) -> str:
     return f"incumbent: {incumbent}; {found}"
 
 
-def _check_own(bounds: Bounds | None, network: Network, inputs: Floats, settings: Settings) -> None:
-    if bounds is None:
-        raise InvalidSettingError("bounds: found 'user'. Give the Bounds themselves.")
-    pruned = settings.formulation == "exact"
-    if (bounds.radius, bounds.pruned) != (settings.input_radius, pruned):
+def _check_squared(network: Network, by_class: ByClass | None) -> None:
+    if by_class is not None:
+        raise InvalidSettingError("ByClass: the squared loss has targets, which are of no class.")
+    left_out = [note for note in network.notes if LEFT_OUT in note]
+    if left_out:
+        raise InvalidSettingError(
+            f"loss: 'squared' is of the model's outputs, but {left_out[0]}. Give classes, or take the last step away."
+        )
+
+
+def _check_own(bounds: Bounds, network: Network, inputs: Floats, formulation: Paper | Exact) -> None:
+    radius = formulation.input_radius if isinstance(formulation, Paper) else 0.0
+    pruned = isinstance(formulation, Exact)
+    if (bounds.radius, bounds.pruned) != (radius, pruned):
         raise InvalidSettingError(
             f"bounds: found radius={bounds.radius}, pruned={bounds.pruned}. Accepted: those of input_radius and "
-            f"formulation, radius={settings.input_radius}, pruned={pruned}."
+            f"formulation, radius={radius}, pruned={pruned}."
         )
     if not np.array_equal(bounds.inputs, inputs):
         raise InvalidSettingError("bounds: made for other inputs, or the same in another order. Make them for these.")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
-import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeAlias
@@ -15,49 +13,63 @@ import numpy as np
 import torch
 from torch import nn
 
-from critical_neurons.api.prune import prune
-from critical_neurons.core.batch import digest_rows, gather_batch
+from critical_neurons.core.budget import Budget, Scope
 from critical_neurons.core.costs import halve_macs
 from critical_neurons.core.environment import describe_versions
-from critical_neurons.core.network import Bools, Floats, Ints, Network
-from critical_neurons.core.plan import Plan, group_units
-from critical_neurons.core.scores import LayerChoice, Scores
-from critical_neurons.core.settings import Compensation, Settings, as_names, check_compensation
+from critical_neurons.core.scores import LayerChoice, Scores, spread_scores
+from critical_neurons.core.settings import (
+    Compensation,
+    DistanceName,
+    EffortName,
+    as_names,
+    check_compensation,
+    check_seed,
+)
 from critical_neurons.core.solution import Status
-from critical_neurons.errors import InvalidInputError, InvalidSettingError
-from critical_neurons.readers import are_probabilities, on_cpu, read_network, take_logarithms, unwrap
-from critical_neurons.removal.refit.least_squares import can_refit
+from critical_neurons.core.span import Span
+from critical_neurons.core.structure import Bools, Floats, Group, Ints, Structure
+from critical_neurons.errors import InvalidInputError
+from critical_neurons.readers import on_cpu
+from critical_neurons.removal.refit.behind import refit_behind
 from critical_neurons.removal.refit.stream import check_inputs
+from critical_neurons.removal.remove import remove_units
+from critical_neurons.removal.rows import (
+    call_model,
+    count_numbers,
+    count_rows,
+    digest_inputs,
+    gather_inputs,
+    match_model,
+    take_rows,
+)
 from critical_neurons.selection import gate_descent
 from critical_neurons.selection.allocation import shift_shares
 from critical_neurons.selection.budget import Spending
+from critical_neurons.selection.distance import choose_distance, list_outputs
+from critical_neurons.selection.effort import choose_effort
 from critical_neurons.selection.elimination import Elimination
-from critical_neurons.selection.gate_descent import GatedModel, GateSearch, Limit
-from critical_neurons.selection.group_choice import Chosen, Group
-from critical_neurons.selection.layerwise_search import TEMPERATURES, Choice, reads_units
-from critical_neurons.selection.rules import Scope, select_units
+from critical_neurons.selection.gate_descent import GateSearch, Limit
+from critical_neurons.selection.gated_model import GatedModel
+from critical_neurons.selection.group_choice import Chosen
+from critical_neurons.selection.layerwise_search import TEMPERATURES, Choice, group_is_read, list_consumers
+from critical_neurons.selection.rules import keep_within
+from critical_neurons.structure import copy_model, find_structure, select_span, unwrap
 
 LimitGates: TypeAlias = Callable[[Floats, float], Sequence[Limit]]
 
 REMOVED_BELOW = 0.5
 """Scores of the units that stay are at least this."""
 
-SMALL_NUMBERS, MEDIUM_NUMBERS = 10**8, 10**9
-"""Numbers in a forward pass of all inputs, up to which many choices are carried out to see which is best, or some."""
+FEW_ROWS = 64
+"""Inputs whose outputs tell how outputs are compared."""
 
-MEDIUM_COLUMNS = 1024
-"""Weights of a unit, of any module that is refitted, up to which some are: the work grows with their cube."""
-
-DRAWS = 6
-"""Samples by which it is found how the loss feels errors, on small networks."""
-
-ROUNDS = 2
-"""In which the best choice at every temperature is revised, on small networks."""
+NUMBERS_PER_OUTPUT = 3
+"""What a layer gives is normalised and activated: so many numbers for each of its outputs."""
 
 UNCERTIFIED = "searched: good units for this budget, nothing is certified of the network's loss"
 SKETCHED = "sketched: the units of every layer chosen as if the other layers lost none"
 HALFWAY = "sketched: units chosen for a budget halfway down"
-UNFITTED = "too many weights for a unit to be refitted; units chosen as if none were"
+UNFITTED = "not all units are read by layers that could be refitted; units chosen as if none were"
 
 
 @on_cpu
@@ -70,6 +82,8 @@ def search(
     macs: float | None = None,
     scope: Scope = "layer",
     compensate: Compensation = "least_squares",
+    effort: EffortName = "standard",
+    distance: DistanceName = "auto",
     seed: int = 0,
     ignore: Collection[str] = (),
     start: str | None = None,
@@ -80,31 +94,34 @@ def search(
 
     Give one of `units`, `params`, `macs`, the share kept at most; `units` of every layer, or with `scope="global"` of
     all together. `cn.plan(scores)` keeps to that budget: what stays has a score of at least 0.5. Labels are not
-    needed. `inputs` are a thousand typical ones, or more; a tensor, an array or an iterable of batches.
+    needed. `inputs` are a thousand typical ones, or more: a tensor or array, a tuple or dict of them for a model of
+    several inputs, or an iterable of batches. The model may be anything that runs on them.
 
-    `compensate` is what `cn.prune` will be told. With "least_squares" the units of a layer go one after the other,
-    always the one whose part the others take over best, judged by the error of what reads them and by how the loss
-    feels it; layers from the last to the first, and on small networks again from the first to the last, by what then
-    reaches each. Else gates on all units follow the gradient of the loss until they are open or shut, and are then
-    exchanged as long as that helps. Unless the network is large, this is done in several ways, and with several
-    shares of the layers, and the smaller network is taken that decides most often as the model does.
+    * `compensate` is what `cn.prune` will be told. With "least_squares" the units of a layer go one after the other,
+      always the one whose part the others take over best: judged by the error of what reads them, weighted by the
+      Fisher matrix; layers from the last to the first, and with more effort again from the first to the last. Else
+      gates on all units follow the gradient of the loss until they are open or shut, and are then exchanged as long
+      as that helps.
+    * `effort`: "quick" makes one choice; "standard" tries several ways where the network is small enough, and takes
+      the smaller network that decides most often as the model does; "thorough" does so for a network of any size.
+    * `distance`: how outputs are compared. "divergence", of class probabilities, for one output (batch, classes);
+      "squares", mean squared differences relative to the variance, summed over outputs, for everything else; "auto"
+      takes the divergence for a single output (batch, classes) that is much smaller than an input.
+    * `ignore`: layers that lose nothing. `start`, `stop`: names of the first and of the last layer that may lose
+      units, or of modules that contain them; the budget is then a share of what lies between.
 
-    Nothing is certified of the network: `objective` is the Kullback-Leibler divergence of the outputs, and there is
-    no bound. With "least_squares" each layer's choice by itself has one in `layer_choices`: a least-squares error,
-    beyond what the other layers cost, and what no choice of as many units of that layer falls below.
-    `ignore`, `start` and `stop` as for `score`. `progress` is told how far the search has come.
+    Nothing is certified of the network: `objective` is the distance of the outputs, and there is no bound. With
+    "least_squares" each layer's choice by itself has one in `layer_choices`: a least-squares error, beyond what the
+    other layers cost, and what no choice of as many units of that layer falls below. `progress` is told how far the
+    search has come.
     """
-    given = {"units": units, "params": params, "macs": macs}
-    budget: dict[str, Any] = {name: share for name, share in given.items() if share is not None}
-    if len(budget) != 1:
-        raise InvalidSettingError("search: give one of units=, params= and macs=.")
-    if scope != "layer":
-        budget["scope"] = scope
-    Settings(budget=budget)
+    budget = Budget(units=units, params=params, macs=macs, scope=scope)
     return Search(
         model,
         inputs,
         compensate=compensate,
+        effort=effort,
+        distance=distance,
         seed=seed,
         ignore=ignore,
         start=start,
@@ -116,7 +133,7 @@ def search(
 class Search:
     """A model and inputs, read and looked into once, and scores for one budget after another.
 
-    Settings as for `search`; a budget as for `score`. Slopes are needed, so that inference mode is left meanwhile.
+    Settings as for `search`; a budget as for `score`. Gradients are needed, so that inference mode is left meanwhile.
     """
 
     @torch.inference_mode(False)
@@ -126,30 +143,39 @@ class Search:
         inputs: Any,
         *,
         compensate: Compensation = "least_squares",
+        effort: EffortName = "standard",
+        distance: DistanceName = "auto",
         seed: int = 0,
         ignore: Collection[str] = (),
         start: str | None = None,
         stop: str | None = None,
         progress: Callable[[str], None] = lambda text: None,
+        structure: Structure | None = None,
     ) -> None:
         check_compensation(compensate)
-        self._settings = Settings(seed=seed, ignore=as_names(ignore), start=start, stop=stop)
+        self._seed, self._ignore, self._span = check_seed(seed), as_names(ignore), Span(start, stop)
         self._compensate, self.tell = compensate, progress
-        self._batch = gather_batch(inputs)
-        check_inputs(len(self._batch))
-        rows = torch.from_numpy(self._batch.inputs)
-        self.network = read_network(model, rows[:4], ignore=self._settings.ignore, start=start, stop=stop)
-        if not self.network.scored:
-            raise InvalidInputError(f"the network has nothing to score:\n{self.network}")
-        self._source = copy.deepcopy(unwrap(model)).cpu().eval().requires_grad_(False)
-        self._rows = rows.to(next(self._source.parameters()).dtype)
-        self._model = self._give_logits(copy.deepcopy(self._source))
-        self._fixed = _find_fixed(self.network, self._model)
-        self.refits = not self._fixed
+        source = unwrap(model)
+        rows = gather_inputs(inputs)
+        check_inputs(count_rows(rows))
+        found = find_structure(source, rows, ignore=self._ignore) if structure is None else structure
+        self.structure = select_span(found, start, stop)
+        self._model = copy_model(source).requires_grad_(False)
+        self._rows = match_model(rows, self._model)
+        with torch.no_grad():
+            few = take_rows(self._rows, torch.arange(min(FEW_ROWS, count_rows(rows))))
+            outputs = list_outputs(call_model(self._model, few))
+        self._distance = choose_distance(outputs, distance, count_numbers(self._rows))
+        if not self.structure.groups:
+            raise InvalidInputError(f"the network has nothing that could be removed:\n{self.structure}")
+        self.refits = all(group_is_read(self.structure, group, self._model) for group in self.structure.groups)
         self._eliminates = compensate == "least_squares" and self.refits
+        readers = list_consumers(self.structure, self._model)
+        columns = max((each.kernel * len(each.inputs) // each.groups for each in readers), default=0)
+        self.effort = choose_effort(effort, self._numbers * count_rows(self._rows), columns)
 
     @torch.inference_mode(False)
-    def find(self, budget: Mapping[str, Any]) -> Scores:
+    def find(self, budget: Budget) -> Scores:
         """The units to keep under the budget, and the loss of what is left as `objective`."""
         task = self._begin(budget)
         per_unit, loss, layer_choices = task.eliminate() if self._eliminates else (*task.descend(), ())
@@ -157,25 +183,21 @@ class Search:
         return replace(found, layer_choices=layer_choices)
 
     @torch.inference_mode(False)
-    def sketch(self, budget: Mapping[str, Any]) -> Scores:
+    def sketch(self, budget: Budget) -> Scores:
         """Scores to look for the right budget with: from what was done for all budgets, and not as good."""
         if self._eliminates:
             task = self._begin(budget)
             return self._finish(task, task.trace(), None, SKETCHED)
         return replace(self._halfway, notes=(*self._halfway.notes, HALFWAY))
 
-    @property
-    def groups(self) -> list[tuple[Ints, int]]:
-        return group_units(self.network.scored, self.network.groups)
-
     @cached_property
     def choice(self) -> Choice:
         return Choice(
             self._model,
-            self.network.wirings,
-            [Group(units, blocks) for units, blocks in self.groups],
+            self.structure,
             self._rows,
-            seed=self._settings.seed,
+            self._distance,
+            seed=self._seed,
             progress=self.report("gathering what layers read"),
         )
 
@@ -185,97 +207,79 @@ class Search:
 
     @cached_property
     def gates(self) -> GateSearch:
-        gated = GatedModel(self._model, self.network.holds, self.network.unit_count, self._numbers)
-        return GateSearch(gated, self._rows, self._settings.seed)
-
-    @property
-    def small(self) -> bool:
-        """Whether all ways are tried."""
-        return self._numbers * len(self._rows) <= SMALL_NUMBERS
-
-    @property
-    def medium(self) -> bool:
-        """Whether some ways to eliminate are tried, or all."""
-        readers = [wiring for wiring in self.network.wirings if reads_units(wiring)]
-        widest = max((reader.kernel * len(reader.inputs) // reader.groups for reader in readers), default=0)
-        return self.small or (self._numbers * len(self._rows) <= MEDIUM_NUMBERS and widest <= MEDIUM_COLUMNS)
+        return GateSearch(
+            GatedModel(self._model, self.structure),
+            self._rows,
+            self._distance,
+            self._seed,
+            size=self._numbers,
+            effort=self.effort.steps,
+        )
 
     @cached_property
     def _numbers(self) -> int:
-        """In a forward pass of one input."""
-        return sum(math.prod(op.shape) for op in self.network.ops)
+        """In a forward pass of one input, about: a product is followed by a norm and an activation."""
+        return sum(NUMBERS_PER_OUTPUT * len(each.outputs) * each.positions for each in self.structure.wirings)
 
-    def carry_out(self, plan: Plan) -> float:
-        """By how much the outputs of the smaller, refitted model diverge from the model's."""
-        smaller = prune(self._source, plan, self._rows, compensate="least_squares")
-        return self.choice.diverge(self._give_logits(smaller))
-
-    def _give_logits(self, model: nn.Module) -> nn.Module:
-        """The same module, made to give logits where the model ends in a softmax: outputs are compared by them."""
-        if self._softmax_ends:
-            model.register_forward_hook(lambda module, args, outputs: take_logarithms(outputs))
-        return model
-
-    @cached_property
-    def _softmax_ends(self) -> bool:
-        with torch.no_grad():
-            return are_probabilities(self._source(self._rows[:4]))
+    def carry_out(self, stays: Bools) -> float:
+        """How far the outputs of the smaller, refitted model are from the model's."""
+        smaller = remove_units(self._model, self.structure, stays)
+        fitted = refit_behind(self._model, smaller, self.structure, stays, self._rows, "least_squares")
+        return self.choice.diverge(fitted)
 
     @cached_property
     def _halfway(self) -> Scores:
         """Of the multiply-adds that can go one half gone."""
-        return self.find({"macs": halve_macs(self.network.wirings, self.groups)})
+        return self.find(Budget(macs=halve_macs(self.structure)))
 
     def report(self, what: str) -> Callable[[int, int], None]:
         return lambda done, total: self.tell(f"{done} of {total} {what}")
 
-    def _begin(self, budget: Mapping[str, Any]) -> _Task:
-        checked, biases_added = Settings(budget=budget).budget or {}, self._compensate != "none"
-        spending = Spending(self.network, self.groups, dict(checked), biases_added)
+    def _begin(self, budget: Budget) -> _Task:
+        spending = Spending(self.structure, budget, self._compensate != "none")
         spending.check()
         return _Task(self, spending, time.monotonic())
 
     def _finish(self, task: _Task, per_unit: Floats, loss: float | None, *notes: str) -> Scores:
-        settings = self._settings
-        if self._compensate == "least_squares" and self._fixed:
-            notes = (f"{', '.join(self._fixed)}: {UNFITTED}", *notes)
-        return replace(
-            task.frame(per_unit),
+        if self._compensate == "least_squares" and not self.refits:
+            notes = (UNFITTED, *notes)
+        return Scores(
+            values_by_layer=spread_scores(self.structure, per_unit),
+            structure=self.structure,
+            status=Status.FEASIBLE,
             objective=loss,
+            bound=None,
+            gap=None,
             seconds=time.monotonic() - task.started,
             settings={
                 "method": "elimination" if self._eliminates else "gates",
                 "compensate": self._compensate,
                 "budget": task.budget,
-                "seed": settings.seed,
-                "ignore": list(settings.ignore),
-                "start": settings.start,
-                "stop": settings.stop,
-                "inputs": digest_rows(self._batch.inputs),
-                "input_shape": list(self._batch.inputs.shape[1:]),
+                "seed": self._seed,
+                "ignore": list(self._ignore),
+                "start": self._span.start,
+                "stop": self._span.stop,
+                "inputs": digest_inputs(self._rows),
                 "versions": describe_versions("torch", "numpy"),
             },
-            notes=(*self.network.notes, UNCERTIFIED, *notes),
+            history=(),
+            sizes={},
+            logit_error=0.0,  # the model itself is run
+            notes=(*self.structure.notes, UNCERTIFIED, *notes),
         )
-
-
-def _find_fixed(network: Network, model: nn.Module) -> list[str]:
-    """Modules that refitting leaves as they are, but for their bias."""
-    names = [wiring.module for wiring in network.wirings if reads_units(wiring)]
-    return [name for name in names if not can_refit(model.get_submodule(name))]
 
 
 @dataclass(frozen=True, eq=False)
 class _Way:
-    """Scores found by gates under a limit, for how many inputs another output is then the largest, and the loss."""
+    """Scores found by gates under a limit, the share of decisions that then change, and the loss."""
 
     limit: LimitGates
     per_unit: Floats
-    changed: int
+    changed: float
     loss: float
 
     @property
-    def rank(self) -> tuple[int, float]:
+    def rank(self) -> tuple[float, float]:
         return self.changed, self.loss
 
 
@@ -306,49 +310,49 @@ class _Task:
     started: float
 
     @property
-    def network(self) -> Network:
-        return self.search.network
+    def structure(self) -> Structure:
+        return self.search.structure
 
     @property
-    def groups(self) -> list[tuple[Ints, int]]:
-        return self.spending.groups
+    def groups(self) -> tuple[Group, ...]:
+        return self.structure.groups
 
     @property
-    def budget(self) -> dict[str, Any]:
+    def budget(self) -> Budget:
         return self.spending.budget
 
     def eliminate(self) -> tuple[Floats, float, tuple[LayerChoice, ...]]:
         """Scores by the order in which units go, the loss of what is left, and what is known of each choice."""
         choice = self.search.choice
-        if self.search.medium:
-            course = self._try_ways()
-            counts, chosen = course.counts, course.tell(choice)
-        else:
+        if self.search.effort.single:
             counts = self._list_counts()[0]
             chosen = choice.choose(counts, self.search.report("layers chosen from"))
+        else:
+            course = self._try_ways()
+            counts, chosen = course.counts, course.tell(choice)
         graded = self._grade(counts, chosen.orders)
         per_unit = self._settle(graded)
         as_chosen = np.array_equal(per_unit, graded)
-        if self.search.medium:
-            loss = self.search.carry_out(self._plan(per_unit))
+        if not self.search.effort.single:
+            loss = self.search.carry_out(self._keep_best(per_unit))
         elif as_chosen and chosen.draft is not None:
             loss = choice.diverge(chosen.draft)
         else:
             loss = choice.measure(per_unit >= REMOVED_BELOW)
         errors = zip(self.groups, chosen.errors, chosen.bounds, strict=True)
-        choices = tuple(LayerChoice(self._name_layers(units), error, bound) for (units, _), error, bound in errors)
+        choices = tuple(LayerChoice(group.layers, error, bound) for group, error, bound in errors)
         return per_unit, loss, choices if as_chosen else ()
 
     def _try_ways(self) -> _Course:
         """The course after which the fewest decisions change."""
-        counts = self._list_counts()
+        effort, counts = self.search.effort, self._list_counts()
+        tried, rounds = TEMPERATURES[: effort.temperatures], effort.rounds
         then: list[tuple[float | None, int]]  # with the best counts
-        if self.search.small:
-            counts, first = self._shift_counts(counts), TEMPERATURES
-            then = [(felt, draw) for draw in range(1, DRAWS) for felt in TEMPERATURES if felt is not None]
+        if effort.shifts:
+            counts, first = self._shift_counts(counts), tried
+            then = [(felt, draw) for draw in range(1, effort.draws) for felt in tried if felt is not None]
         else:
-            first, then = TEMPERATURES[:1], [(felt, 0) for felt in TEMPERATURES[1:]]
-        rounds = ROUNDS if self.search.small else 0
+            first, then = tried[:1], [(felt, 0) for felt in tried[1:]]
         done, total = itertools.count(), len(counts) * len(first) + len(then) + len(TEMPERATURES) * rounds
         report = self.search.report("eliminations tried")
 
@@ -395,7 +399,7 @@ class _Task:
     @property
     def _within(self) -> list[Ints]:
         """Units that can be exchanged for each other."""
-        return [part for units, blocks in self.groups for part in units.reshape(blocks, -1)]
+        return [part for group in self.groups for part in group.units.reshape(group.blocks, -1)]
 
     def trace(self) -> Floats:
         """Scores by the order in which units of a layer go when all others stay."""
@@ -406,10 +410,10 @@ class _Task:
         """How many units every group may keep: what is given, or as is best by what the units of each cost the loss;
         unless networks are large also as large a share of every group as can be."""
         if self.spending.by_layer:
-            stays = self._select(np.zeros(self.network.unit_count))
-            return [[int(stays[units].sum()) for units, _ in self.groups]]
+            stays = self._select(np.zeros(self.structure.unit_count))
+            return [[int(stays[group.units].sum()) for group in self.groups]]
         counts = [self._share()]
-        if self.search.medium and (even := self._share(start=self.spending.share_evenly())) not in counts:
+        if self.search.effort.even and (even := self._share(start=self.spending.share_evenly())) not in counts:
             counts.append(even)
         return counts
 
@@ -417,9 +421,9 @@ class _Task:
         return self.spending.share([each.errors.numpy() for each in self.search.traced], start)
 
     def _grade(self, counts: Sequence[int], orders: Sequence[Ints]) -> Floats:
-        per_unit = np.zeros(self.network.unit_count)
-        for (units, _), count, order in zip(self.groups, counts, orders, strict=True):
-            per_unit[units[order]] = _grade(len(units), count)
+        per_unit = np.zeros(self.structure.unit_count)
+        for group, count, order in zip(self.groups, counts, orders, strict=True):
+            per_unit[group.units[order]] = _grade(len(group), count)
         return per_unit
 
     def _settle(self, per_unit: Floats) -> Floats:
@@ -433,9 +437,10 @@ class _Task:
         On small networks in several ways, with several shares of the layers and at several temperatures: the one that
         changes the fewest decisions is taken.
         """
-        first, *others = gate_descent.TEMPERATURES if self.search.small else gate_descent.TEMPERATURES[:1]
+        effort = self.search.effort
+        first, *others = gate_descent.TEMPERATURES[: effort.gate_temperatures]
         limits: list[LimitGates] = [self.spending.limit_gates]
-        if self.search.small and self.search.refits and not self.spending.by_layer:
+        if effort.shifts and self.search.refits and not self.spending.by_layer:
             limits += [partial(self.spending.limit_counts, counts) for counts in self._list_counts()]
         ways = [self._descend(limit, first) for limit in limits]
         best = min(ways, key=lambda way: way.rank)
@@ -454,37 +459,12 @@ class _Task:
         stays = self._select(per_unit)  # what was exchanged may differ in what it costs
         return _Way(limit, _rank(per_unit, stays), found.count_changed(stays), found.measure(stays))
 
-    def _name_layers(self, units: Ints) -> tuple[str, ...]:
-        return tuple(layer.name for layer in self.network.scored if np.isin(layer.units, units).any())
-
-    def frame(self, per_unit: Floats) -> Scores:
-        """Scores with these values and nothing else to say."""
-        network = self.network
-        return Scores(
-            values_by_layer={layer.name: per_unit[layer.units] for layer in network.scored},
-            layers=network.layers,
-            groups=network.groups,
-            holds=network.holds,
-            wirings=network.wirings,
-            fingerprint=network.fingerprint,
-            status=Status.FEASIBLE,
-            objective=None,
-            bound=None,
-            gap=None,
-            seconds=0.0,
-            settings={"budget": self.budget, "start": network.span.start, "stop": network.span.stop},
-            history=(),
-            sizes={},
-            logit_error=0.0,  # the model itself is run
-        )
-
     def _select(self, values: Floats) -> Bools:
         """What the budget leaves of the highest-valued units."""
-        low, high = values.min(), values.max()
-        return self._plan((values - low) / (high - low) if high > low else values).stays[:-1]
+        return self._keep_best(values)[:-1]
 
-    def _plan(self, per_unit: Floats) -> Plan:
-        return select_units(self.frame(per_unit), biases_added=self.spending.biases_added)
+    def _keep_best(self, values: Floats) -> Bools:
+        return keep_within(self.structure, values, self.budget, biases_added=self.spending.biases_added)
 
 
 def _rank(values: Floats, stays: Bools) -> Floats:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from critical_neurons.cli.fields import describe_choice, name_option, takes_settings
 from critical_neurons.cli.options import (
     COMPENSATE_HELP,
-    FORMULATION_HELP,
     MOST_PER_CLASS,
     Channels,
     DataName,
+    Folder,
     Ignore,
     Json,
     Keep,
@@ -23,21 +24,22 @@ from critical_neurons.cli.options import (
     NoOnnx,
     Overwrite,
     Params,
-    RequiredFolder,
     Resize,
     RoundTo,
-    Seed,
     Split,
     Start,
     Std,
     Stop,
-    Threads,
     Units,
     Weights,
+    find_model_file,
     read_numbers,
 )
-from critical_neurons.cli.outputs import check_exports, write_exported
+from critical_neurons.cli.outputs import Read, check_exports, write_exported
 from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
+from critical_neurons.core.formulation import FORMULATIONS, FormulationName
+from critical_neurons.core.settings import Compensation, DistanceName, EffortName, list_settings
+from critical_neurons.core.solver import Solver
 from critical_neurons.errors import InvalidSettingError
 
 if TYPE_CHECKING:
@@ -47,10 +49,12 @@ if TYPE_CHECKING:
 
 
 @reports_errors
+@takes_settings
 def compress(
     model: ModelName,
     data: DataName,
-    save: RequiredFolder,
+    save: Folder = None,
+    *,
     weights: Weights = None,
     macs: Macs = None,
     params: Params = None,
@@ -63,9 +67,14 @@ def compress(
         ),
     ] = None,
     compensate: Annotated[
-        Literal["none", "bias", "least_squares"] | None,
+        Compensation | None,
         typer.Option(help=f"{COMPENSATE_HELP} Default: least_squares, none with --paper."),
     ] = None,
+    effort: Annotated[EffortName, typer.Option(help="How much the search may spend.")] = "standard",
+    distance: Annotated[
+        DistanceName,
+        typer.Option(help="How outputs are compared: of class probabilities, or squared differences."),
+    ] = "auto",
     keep: Keep = None,
     min_units: MinUnits = 1,
     round_to: RoundTo = 1,
@@ -90,11 +99,10 @@ def compress(
         bool, typer.Option("--paper", help="Units by the paper's own scores and settings, not by a search.")
     ] = False,
     formulation: Annotated[
-        Literal["paper", "exact", "linearised"] | None,
-        typer.Option(help=f"Units by the scores of a program, not by a search. {FORMULATION_HELP}"),
+        FormulationName | None,
+        typer.Option(help=f"Units by the scores of a program, not by a search: {describe_choice(FORMULATIONS)}"),
     ] = None,
-    time_limit: Annotated[float | None, typer.Option(help="Seconds for the program. Default: 300.")] = None,
-    threads: Threads = None,
+    solver: Solver,
     ignore: Ignore = None,
     start: Start = None,
     stop: Stop = None,
@@ -102,35 +110,38 @@ def compress(
     std: Std = "",
     resize: Resize = None,
     channels: Channels = None,
-    seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
     """Make MODEL smaller with labelled inputs from DATA: search, plan, remove, refit, compare, save.
 
-    Give one of --macs, --params, --units and --max-drop. The units to keep are searched for, unless --paper or
-    --formulation asks for a program's scores. Files are written when everything has succeeded. Ctrl-C while the
-    solver works or --max-drop is looked for takes the best so far and goes on; at any other time it ends the command.
+    Give one of --macs, --params, --units and --max-drop, and --save or --output. The units to keep are searched for,
+    unless --paper or --formulation asks for a program's scores. Files are written when everything has succeeded.
+    Ctrl-C while the solver works or --max-drop is looked for takes the best so far and goes on; at any other time it
+    ends the command.
 
     \b
     Examples:
       critical-neurons compress lenet5 train.npz --weights lenet5.pt --macs 0.5 --test-data test.npz \\
         --save smaller --output smaller.onnx
+      critical-neurons compress model.onnx train.npz --macs 0.5 --output smaller.onnx
       critical-neurons compress vgg16 uoft-cs/cifar10 --weights vgg16.pt --max-drop 0.01 --test-split test \\
         --save smaller
       critical-neurons compress lenet5 train.npz --weights lenet5.pt --units 0.7 --paper --save smaller
     """
     paths = output or []
-    check_exports(paths, save, overwrite=overwrite)
+    read: Read = [
+        ("MODEL", find_model_file(model)),
+        ("DATA", data),
+        ("--test-data", test_data),
+        ("--weights", weights),
+    ]
+    check_exports(paths, save, read=read, overwrite=overwrite)
     if sum(value is not None for value in (macs, params, units, max_drop)) != 1:
         raise InvalidSettingError("Give one of --macs, --params, --units and --max-drop.")
-    if paper and formulation == "exact":
-        raise InvalidSettingError(
-            "--paper: its settings put a box around every input; --formulation exact takes points. Leave out one."
-        )
-    program = {"formulation": formulation, "time_limit": time_limit, "threads": threads}
-    scoring = {name: value for name, value in program.items() if value is not None}
-    if scoring and formulation is None and not paper:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in scoring)
+    by_program, unused = paper or formulation is not None, Solver(seed=solver.seed)
+    if solver != unused and not by_program:
+        told = [each for each in list_settings(Solver) if getattr(solver, each.name) != getattr(unused, each.name)]
+        names = ", ".join(name_option(each) for each in told)
         raise InvalidSettingError(f"{names}: of a program, but units are searched for. Add --paper or --formulation.")
     import critical_neurons as cn
     from critical_neurons.cli.tables import compression_to_dict, describe_batch, report_compression
@@ -139,13 +150,13 @@ def compress(
     from critical_neurons.io.models import load_model
 
     look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
-    network = load_model(model, weights)
     if model in MODELS and weights is None:
         note(f"{model} without --weights is untrained, and other weights every time.")
     test = _load_test(data, test_data, test_split, look)
     inputs, labels = load_batch(
-        data, per_class=per_class, most_per_class=MOST_PER_CLASS, seed=seed, split=split, look=look
+        data, per_class=per_class, most_per_class=MOST_PER_CLASS, seed=solver.seed, split=split, look=look
     )
+    network = load_model(model, weights, tuple(inputs.shape[1:]))
     note(describe_batch(inputs.shape[1:], labels.tolist()))
     if test is None:
         note("No test data: the comparison is on these, and its accuracy is called calibration.")
@@ -159,16 +170,19 @@ def compress(
             macs=macs,
             max_drop=max_drop,
             compensate=compensate,
+            effort=effort,
+            distance=distance,
             test=test,
             keep=tuple(keep or ()),
             min_units=min_units,
             round_to=round_to,
             paper=paper,
-            scoring=scoring or None,
+            formulation=formulation,
+            solver=solver if by_program else None,
             ignore=tuple(ignore or ()),
             start=start,
             stop=stop,
-            seed=seed,
+            seed=solver.seed,
             onnx=not no_onnx,
             progress=note,
             detail=progress,
@@ -179,11 +193,11 @@ def compress(
     if not found.plan.removed:
         note("The plan removes nothing: every unit stays.")
     if as_json:
-        written = {"save": str(save), "output": [{**vars(each), "path": str(each.path)} for each in exports]}
+        written = {"save": save and str(save), "output": [{**vars(each), "path": str(each.path)} for each in exports]}
         show_json(compression_to_dict(found) | {"written": written})
         return
     show(report_compression(found))
-    note(f"Written: {', '.join(map(str, [save, *paths]))}")
+    note(f"Written: {', '.join(str(path) for path in [save, *paths] if path)}")
 
 
 def _load_test(data: str, test_data: str | None, test_split: str | None, look: Look) -> tuple[Tensor, Tensor] | None:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,7 +22,8 @@ from critical_neurons.core.files import check_folder, write_atomically
 from critical_neurons.core.settings import Compensation
 from critical_neurons.errors import InvalidSettingError, MissingExtraError
 from critical_neurons.io.checkpoint import FILES
-from critical_neurons.io.exporters import check_format, open_onnx
+from critical_neurons.io.exporters import check_format
+from critical_neurons.io.onnx_runtime import open_onnx
 from critical_neurons.parallel.threads import on_threads
 from critical_neurons.removal.metrics import measure_accuracy, predict_by, share_of_equals
 
@@ -84,12 +86,21 @@ def run_demo(
     model = train_small_network(*training, seed)
     training_seconds = time.perf_counter() - started
     with on_threads(THREADS):
-        found = cn.compress(model, *training, units=units, test=test, seed=seed, progress=progress, detail=detail)
+        found = cn.compress(
+            *(model, *training),
+            units=units,
+            effort="quick",
+            test=test,
+            seed=seed,
+            progress=progress,
+            detail=detail,
+        )
         progress("Removing as many units at random")
         draws = [found.plan.random(seed=seed + draw) for draw in range(RANDOM_DRAWS)]
         refitted = _remove(model, [found.plan, *draws], training[0], test, "least_squares")
         progress("Searching for units that need no refitting")
-        unfitted = cn.search(model, training[0], units=units, compensate="none", seed=seed, progress=detail)
+        quick = partial(cn.search, model, training[0], units=units, effort="quick", seed=seed, progress=detail)
+        unfitted = quick(compensate="none")
         plain = _remove(model, [cn.plan(unfitted), *draws], training[0], test, "none")
     return Demo(model, found, plain, refitted, training, test, training_seconds, time.perf_counter() - started)
 

@@ -19,6 +19,7 @@ from critical_neurons.cli.options import (
     Split,
     Std,
     Weights,
+    find_model_file,
     read_numbers,
     read_sizes,
 )
@@ -58,6 +59,7 @@ def evaluate(
     \b
     Examples:
       critical-neurons evaluate lenet5 smaller --weights lenet5.pt --data test.npz
+      critical-neurons evaluate model.onnx smaller --data test.npz
       critical-neurons evaluate my_package.models:make_net smaller --weights net.pt --data test.npz \\
         --calibration batch.npz --output comparison.json
     """
@@ -71,18 +73,25 @@ def evaluate(
     from critical_neurons.io.checkpoint import FILES, PLAN
     from critical_neurons.io.data import Look, load_batch
     from critical_neurons.io.models import load_model
-    from critical_neurons.readers import fingerprint, unwrap
+    from critical_neurons.structure import fingerprint, unwrap
 
     parts = [("FOLDER", folder / name) for name in FILES]
     check_apart(
-        [("--output", output)], [*parts, ("--weights", weights), ("--data", data), ("--calibration", calibration)]
+        [("--output", output)],
+        [
+            *parts,
+            ("MODEL", find_model_file(model)),
+            ("--weights", weights),
+            ("--data", data),
+            ("--calibration", calibration),
+        ],
     )
     look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
-    network = load_model(model, weights)
+    inputs, labels = load_batch(data, per_class=per_class, seed=seed, split=split, look=look)
+    network = load_model(model, weights, tuple(inputs.shape[1:]))
     smaller = cn.load(folder, network)
     if fingerprint(unwrap(network)).weights != cn.Plan.load(folder / PLAN).provenance.get("weights"):
         note("The smaller network was made from other weights than these.")
-    inputs, labels = load_batch(data, per_class=per_class, seed=seed, split=split, look=look)
     comparison = cn.compare(
         network,
         smaller,

@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from critical_neurons.cli.options import DataOption, InputShape, Json, ModelName, SmallerFolder, choose_example
+from critical_neurons.cli.options import (
+    DataOption,
+    InputShape,
+    Json,
+    ModelName,
+    SmallerFolder,
+    choose_example,
+    find_given_shape,
+    find_model_file,
+)
 from critical_neurons.cli.outputs import check_apart
 from critical_neurons.cli.terminal import note, reports_errors, show_json
 
@@ -30,11 +39,12 @@ def export(
     \b
     Examples:
       critical-neurons export lenet5 smaller --output smaller.onnx --output smaller.pt2
+      critical-neurons export model.onnx smaller --output smaller.onnx
       critical-neurons export my_package.models:make_net smaller --input-shape 1,28,28 --output smaller.onnx
     """
     from critical_neurons.core.files import check_writable
 
-    check_apart([("--output", path) for path in output])
+    check_apart([("--output", path) for path in output], [("MODEL", find_model_file(model))])
     for path in output:
         check_writable(path)
     import critical_neurons as cn
@@ -44,8 +54,8 @@ def export(
 
     for path in output:
         check_format(path)
-    smaller = cn.load(folder, load_model(model))
     inputs = load_batch(data, per_class=1)[0] if data else None
+    smaller = cn.load(folder, load_model(model, input_shape=find_given_shape(inputs, input_shape)))
     example = choose_example(model, inputs, input_shape)
     exports = [cn.export(smaller, path, example) for path in output]
     if as_json:

@@ -16,23 +16,24 @@ def inspect(
     stop: Stop = None,
     as_json: Json = False,
 ) -> None:
-    """Show which layers of MODEL get scores, and why the others do not.
+    """Show which layers of MODEL can lose units, which go together, and why the others cannot.
 
     \b
     Examples:
       critical-neurons inspect vgg16
+      critical-neurons inspect model.onnx
       critical-neurons inspect my_package.models:make_net --input-shape 1,28,28
       critical-neurons inspect my_package.models:make_hybrid --input-shape 3,64,64 --start body --stop body
     """
     import critical_neurons as cn
-    from critical_neurons.cli.tables import network_to_dict, report_network
+    from critical_neurons.cli.tables import report_structure, structure_to_dict
     from critical_neurons.io.data import load_batch
     from critical_neurons.io.models import load_model
 
     inputs = load_batch(data, per_class=1)[0] if data else None
     example = choose_example(model, inputs, input_shape)
-    network = cn.inspect(load_model(model, weights), example, start=start, stop=stop)
+    structure = cn.inspect(load_model(model, weights, tuple(example.shape[1:])), example, start=start, stop=stop)
     if as_json:
-        show_json(network_to_dict(network))
+        show_json(structure_to_dict(structure))
     else:
-        show(report_network(network))
+        show(report_structure(structure))

@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from critical_neurons.core import budget
+from critical_neurons.core.budget import Budget
+from critical_neurons.core.settings import Compensation, help_of
+from critical_neurons.core.solver import Solver
 from critical_neurons.core.workers import Workers
 from critical_neurons.errors import InvalidFileError, InvalidSettingError
 
@@ -22,7 +26,10 @@ MOST_PER_CLASS = 100
 """Of a data set, where nothing else is asked for: what weights are refitted on."""
 
 ModelName = Annotated[
-    str, typer.Argument(help="fc3, fc4, lenet5, vgg16, resnet20, or package.module:factory.", metavar="MODEL")
+    str,
+    typer.Argument(
+        help="fc3, fc4, lenet5, vgg16, resnet20, package.module:factory, or an .onnx file.", metavar="MODEL"
+    ),
 ]
 DataName = Annotated[
     str,
@@ -33,10 +40,8 @@ DataName = Annotated[
 ]
 DataOption = Annotated[str | None, typer.Option(help="Labelled data, as for score.")]
 Weights = Annotated[Path | None, typer.Option(help="Trained weights: safetensors or a torch checkpoint.")]
-WeightsOutput = Annotated[Path | None, typer.Option(help="Where the smaller weights go, as safetensors.")]
 FOLDER_HELP = "A new folder for the smaller model, with its plan and where both come from."
 Folder = Annotated[Path | None, typer.Option(help=FOLDER_HELP)]
-RequiredFolder = Annotated[Path, typer.Option(help=FOLDER_HELP)]
 SmallerFolder = Annotated[Path, typer.Argument(help="What prune or compress wrote with --save.", metavar="FOLDER")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Let --save replace what it wrote before.")]
 InputShape = Annotated[str | None, typer.Option(help="Shape of one input, such as 3,32,32.")]
@@ -48,34 +53,15 @@ Mean = Annotated[str, typer.Option(help="Subtracted from inputs: one number, or 
 Std = Annotated[str, typer.Option(help="Inputs are divided by it: one number, or one per channel.")]
 Resize = Annotated[int | None, typer.Option(help="Side of the square that images are resized to.")]
 Channels = Annotated[int | None, typer.Option(help="1 or 3: images become grey or RGB.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of every random choice.")]
-Objective = Annotated[
-    Literal["balanced", "authors", "paper"],
-    typer.Option(help="Every layer weighs the same; as in the authors' code; or as printed in the paper."),
-]
-FORMULATION_HELP = "The paper's program; the masked network itself; or gates fixed and nothing proved."
-Formulation = Annotated[Literal["paper", "exact", "linearised"], typer.Option(help=FORMULATION_HELP)]
-BoundsMethod = Annotated[
-    Literal["interval", "backward"],
-    typer.Option(help="Interval arithmetic, or backward substitution: tighter and slower."),
-]
-Budget = Annotated[
-    str,
-    typer.Option(help="In place of sparsity, the share kept: units=0.5 (of every layer), params=0.5 or macs=0.5."),
-]
-SolverOptions = Annotated[
-    list[str] | None, typer.Option("--solver-option", help="name=value, handed to the solver; repeat for more.")
-]
-Units = Annotated[float | None, typer.Option(help="Keep at most this share of the units, such as 0.5.")]
-Params = Annotated[float | None, typer.Option(help="Keep at most this share of the parameters.")]
-Macs = Annotated[float | None, typer.Option(help="Keep at most this share of the multiply-adds.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help=help_of(Solver, "seed"))]
+Units = Annotated[float | None, typer.Option(help=help_of(Budget, "units"))]
+Params = Annotated[float | None, typer.Option(help=help_of(Budget, "params"))]
+Macs = Annotated[float | None, typer.Option(help=help_of(Budget, "macs"))]
 MinUnits = Annotated[int, typer.Option(help="Units that stay in every layer.")]
 RoundTo = Annotated[int, typer.Option(help="Keep a multiple of so many units per layer.")]
 Keep = Annotated[list[str] | None, typer.Option(help="A layer that loses nothing; repeat for more.")]
 COMPENSATE_HELP = "What is refitted to make up for the removed units: nothing, biases, or weights and biases."
-Compensate = Annotated[Literal["none", "bias", "least_squares"], typer.Option(help=COMPENSATE_HELP)]
-TimeLimit = Annotated[float, typer.Option(help="Seconds after which the best so far is taken.")]
-Threads = Annotated[int | None, typer.Option(help="Threads of the solver.")]
+Compensate = Annotated[Compensation, typer.Option(help=COMPENSATE_HELP)]
 Jobs = Annotated[int, typer.Option(help="Processes that work at once, one thread each. Results are the same.")]
 Backend = Annotated[
     Literal["local", "dask"], typer.Option(help="Processes of this machine, or the workers of a Dask cluster.")
@@ -85,7 +71,7 @@ Scheduler = Annotated[
 ]
 Ignore = Annotated[list[str] | None, typer.Option(help="A layer that gets no scores; repeat for more.")]
 NoOnnx = Annotated[bool, typer.Option("--no-onnx", help="Leave out onnxruntime and int8.")]
-Scope = Annotated[Literal["layer", "global"], typer.Option(help="Whether --units counts in each layer or over all.")]
+Scope = Annotated[budget.Scope, typer.Option(help=help_of(Budget, "scope"))]
 Start = Annotated[
     str | None, typer.Option(help="First module that is read and scored; what comes before is run as it is.")
 ]
@@ -116,17 +102,6 @@ def read_sizes(option: str, text: str, example: str) -> tuple[int, ...]:
     if not sizes or any(size < 1 or not size.is_integer() for size in sizes):
         raise InvalidSettingError(f"{option}: whole numbers above zero, such as {example}; got {text!r}.")
     return tuple(int(size) for size in sizes)
-
-
-def read_loss_weight(text: str) -> float | Literal["auto", "lagrangian"]:
-    if text == "auto":
-        return "auto"
-    if text == "lagrangian":
-        return "lagrangian"
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidSettingError(f"--loss-weight: a number, auto or lagrangian, got {text!r}.") from None
 
 
 def read_pairs(option: str, texts: Sequence[str]) -> dict[str, Any]:
@@ -170,19 +145,33 @@ def read_threshold(text: str | None) -> float | Literal["mean"] | None:
         raise InvalidSettingError(f"--threshold: a number or mean, got {text!r}.") from None
 
 
+def find_model_file(model: str) -> Path | None:
+    """The file that the model is read from, where it is no name."""
+    return Path(model) if model.endswith(".onnx") else None
+
+
+def find_given_shape(inputs: Tensor | None, input_shape: str | None) -> tuple[int, ...] | None:
+    """The shape of one input, where the user says it, with data or --input-shape."""
+    if inputs is not None:
+        return tuple(inputs.shape[1:])
+    return None if input_shape is None else read_sizes("--input-shape", input_shape, "3,32,32")
+
+
 def choose_example(model: str, inputs: Tensor | None, input_shape: str | None) -> Tensor:
-    """Inputs the model can be read with: from the data, of the given shape, or of the built-in network's."""
+    """Inputs the model can be read with: from the data, or of the shape given, of the built-in network or file."""
     import torch
 
     from critical_neurons.io.builtin_models import MODELS
+    from critical_neurons.io.onnx_import import read_input_shape
 
     if inputs is not None:
         return inputs
-    if input_shape is not None:
-        shape = read_sizes("--input-shape", input_shape, "3,32,32")
-    elif model in MODELS:
+    shape, file = find_given_shape(inputs, input_shape), find_model_file(model)
+    if shape is None and model in MODELS:
         shape = MODELS[model].input_shape
-    else:
+    if shape is None and file is not None:
+        shape = read_input_shape(file)
+    if shape is None:
         raise InvalidSettingError(f"{model}: say what an input looks like, with --input-shape 3,32,32 or --data.")
     try:
         return torch.rand((2, *shape), generator=torch.Generator().manual_seed(0))

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from critical_neurons import Plan
     from critical_neurons.io.exporters import Export
 
+WEIGHTS_ENDING = ".safetensors"
+
 PLAN_KEY = "critical_neurons.plan"
 """Where the plan stands in the metadata of the smaller weights."""
 
@@ -57,8 +59,15 @@ def check_outputs(
         raise InvalidSettingError(
             "Say where the result goes with --save, --output or --plan, or look first with --dry-run."
         )
-    if output is not None and output.suffix != ".safetensors":
-        raise OutputError(f"{output}: weights are written as safetensors; give a name that ends in .safetensors.")
+    if output is not None and output.suffix != WEIGHTS_ENDING:
+        from critical_neurons.io.exporters import EXPORTERS, check_format
+
+        if output.suffix not in EXPORTERS:
+            raise OutputError(
+                f"{output}: give a name that ends in {WEIGHTS_ENDING}, for weights, or in {' or '.join(EXPORTERS)}, "
+                "for the network."
+            )
+        check_format(output)
     check_apart([("--output", output), ("--plan", plan)], read, folder=folder)
     for path in (output, plan):
         if path is not None:
@@ -69,20 +78,23 @@ def check_outputs(
         check_folder(folder, FILES, overwrite=overwrite)
 
 
-def check_exports(paths: Sequence[Path], folder: Path, *, overwrite: bool) -> None:
-    """A folder of `save` and files of `export` that do not stand in each other's way."""
-    check_outputs(None, None, folder, dry_run=False, overwrite=overwrite)
+def check_exports(paths: Sequence[Path], folder: Path | None, *, read: Read, overwrite: bool) -> None:
+    """A folder of `save` and files of `export` that do not stand in each other's way: one of them at least."""
+    if folder is None and not paths:
+        raise InvalidSettingError("Say where the result goes: a folder with --save, or a file with --output.")
+    if folder is not None:
+        check_outputs(None, None, folder, dry_run=False, overwrite=overwrite)
     from critical_neurons.core.files import check_writable
     from critical_neurons.io.exporters import check_format
 
-    check_apart([("--output", path) for path in paths], folder=folder)
+    check_apart([("--output", path) for path in paths], read, folder=folder)
     for path in paths:
         check_writable(path)
         check_format(path)
 
 
 def write_exported(
-    smaller: nn.Module, plan: Plan, folder: Path, paths: Sequence[Path], example: Any, *, overwrite: bool
+    smaller: nn.Module, plan: Plan, folder: Path | None, paths: Sequence[Path], example: Any, *, overwrite: bool
 ) -> list[Export]:
     """Save and export; nothing is written before every export has been made and run."""
     import critical_neurons as cn
@@ -92,7 +104,8 @@ def write_exported(
         exports = [
             cn.export(smaller, Path(drafts, f"{place}{path.suffix}"), example) for place, path in enumerate(paths)
         ]
-        cn.save(smaller, folder, plan=plan, overwrite=overwrite)
+        if folder is not None:
+            cn.save(smaller, folder, plan=plan, overwrite=overwrite)
         for path, made in zip(paths, exports, strict=True):
             write_atomically(path, made.path.read_bytes())
     return [replace(made, path=path) for path, made in zip(paths, exports, strict=True)]
@@ -104,6 +117,7 @@ def write_smaller(
     output: Path | None,
     plan_path: Path | None,
     folder: Path | None,
+    example: Any,
     *,
     overwrite: bool = False,
 ) -> None:
@@ -112,7 +126,9 @@ def write_smaller(
     import critical_neurons as cn
     from critical_neurons.core.files import write_atomically
 
-    if output is not None:
+    if output is not None and output.suffix != WEIGHTS_ENDING:
+        cn.export(smaller, output, example)
+    elif output is not None:
         tensors = {name: values.contiguous().clone() for name, values in smaller.state_dict().items()}
         write_atomically(output, save(tensors, metadata={PLAN_KEY: json.dumps(plan.to_dict())}))
     if plan_path is not None:

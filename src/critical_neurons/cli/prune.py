@@ -29,8 +29,8 @@ from critical_neurons.cli.options import (
     Std,
     Units,
     Weights,
-    WeightsOutput,
     choose_example,
+    find_model_file,
     read_numbers,
     read_threshold,
 )
@@ -63,7 +63,10 @@ def prune(
         str | None,
         typer.Option(help="Inputs to refit on, as for score; of a data set up to 100 of every class, split train."),
     ] = None,
-    output: WeightsOutput = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Where the smaller weights go, as .safetensors; or the smaller network, as .onnx or .pt2."),
+    ] = None,
     plan: Annotated[Path | None, typer.Option(help="Where the plan goes, as JSON.")] = None,
     save: Folder = None,
     overwrite: Overwrite = False,
@@ -79,7 +82,7 @@ def prune(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Remove the low-scored units of MODEL and write the smaller weights.
+    """Remove the low-scored units of MODEL and write the smaller weights or network.
 
     Ctrl-C while --max-drop is looked for leaves the best plan so far, which is then carried out.
 
@@ -92,8 +95,12 @@ def prune(
         --compensate least_squares --calibration train.npz
       critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --max-drop 0.01 --data val.npz \\
         --save smaller/
+      critical-neurons prune model.onnx --scores scores.json --units 0.5 --output smaller.onnx
     """
-    read: Read = [("--scores", scores), ("--weights", weights), ("--data", data), ("--calibration", calibration)]
+    read: Read = [
+        *(("MODEL", find_model_file(model)), ("--scores", scores), ("--weights", weights)),
+        *(("--data", data), ("--calibration", calibration)),
+    ]
     check_outputs(output, plan, save, read=read, dry_run=dry_run, overwrite=overwrite)
     if compensate != "none" and calibration is None:
         raise InvalidSettingError(f"--compensate {compensate}: say on what inputs, with --calibration.")
@@ -106,15 +113,15 @@ def prune(
     from critical_neurons.core.batch import CALIBRATED_ON, digest_rows
     from critical_neurons.io.data import Look, load_batch
     from critical_neurons.io.models import load_model
-    from critical_neurons.readers import fingerprint, unwrap
     from critical_neurons.removal.metrics import count_parameters, measure_accuracy
+    from critical_neurons.structure import fingerprint, unwrap
 
     loaded = cn.Scores.load(scores)
-    network = load_model(model, weights)
     look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
     batch = load_batch(data, per_class=per_class, seed=seed, split=split, look=look) if data else None
     fitted = load_batch(calibration, most_per_class=MOST_PER_CLASS, seed=seed, look=look)[0] if calibration else None
     example = choose_example(model, batch[0] if batch else fitted, input_shape)
+    network = load_model(model, weights, tuple(example.shape[1:]))
     with show_progress() as progress:
         chosen = cn.plan(
             loaded,
@@ -161,7 +168,7 @@ def prune(
     if max_drop is not None:
         note("The plan was chosen by the accuracy on --data: measure anew on other data, with evaluate.")
     if not dry_run:
-        write_smaller(smaller, chosen, output, plan, save, overwrite=overwrite)
+        write_smaller(smaller, chosen, output, plan, save, example, overwrite=overwrite)
     outputs = {"output": output, "plan": plan, "save": save}
     if as_json:
         show_json(

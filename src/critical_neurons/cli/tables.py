@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from critical_neurons.api.compress import Compression
     from critical_neurons.cli.digits import Demo, Removal
     from critical_neurons.core.comparison import Comparison
-    from critical_neurons.core.network import Network
     from critical_neurons.core.plan import Plan
     from critical_neurons.core.scores import Scores
+    from critical_neurons.core.structure import Structure
 
 
 LABELS_SHOWN = 40
@@ -41,17 +41,19 @@ def describe_batch(shape: Sequence[int], labels: Sequence[int]) -> str:
     return f"{len(labels)} inputs of shape {size}: {counts}"
 
 
-def report_network(network: Network) -> RenderableType:
-    table = make_table("Layer", "Kind", ">Units", "Scores")
-    for layer in network.layers:
+def report_structure(structure: Structure) -> RenderableType:
+    table = make_table("Layer", "Kind", ">Channels", "Can be removed")
+    for layer in structure.layers:
         table.add_row(
             layer.name,
             layer.kind,
             str(layer.size),
-            network.describe(layer) if layer.scored else f"no: {layer.reason}",
+            structure.describe(layer) if layer.scored else f"no: {layer.reason}",
         )
-    scored = f"{network.unit_count} units in {len(network.scored)} of {len(network.layers)} layers get scores."
-    return Group(table, Text(scored), *list_notes(network.notes))
+    count = (
+        f"{structure.unit_count} units in {len(structure.scored)} of {len(structure.layers)} layers can be removed."
+    )
+    return Group(table, Text(count), *list_notes(structure.notes))
 
 
 def report_scores(scores: Scores) -> RenderableType:
@@ -153,12 +155,21 @@ def judge(removal: Removal) -> str:
     return f"{verdict}, {100 * difference:+.1f} points; better than {beaten} of {len(removal.random)} random removals"
 
 
-def network_to_dict(network: Network) -> dict[str, Any]:
+def structure_to_dict(structure: Structure) -> dict[str, Any]:
     layers = [
-        {"name": layer.name, "kind": layer.kind, "units": layer.size, "scored": layer.scored, "reason": layer.reason}
-        for layer in network.layers
+        {
+            "name": layer.name,
+            "kind": layer.kind,
+            "channels": layer.size,
+            "removable": int((layer.units >= 0).sum()),
+            "reason": layer.reason,
+        }
+        for layer in structure.layers
     ]
-    return {"layers": layers, "notes": list(network.notes)}
+    groups = [
+        {"layers": list(group.layers), "units": len(group), "blocks": group.blocks} for group in structure.groups
+    ]
+    return {"layers": layers, "groups": groups, "notes": list(structure.notes)}
 
 
 def compression_to_dict(found: Compression) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from critical_neurons.core.network import Floats, Ints
+from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.errors import InvalidInputError
 
 CALIBRATED_ON = "calibrated_on"
@@ -20,18 +20,22 @@ knows them: accuracy on them is not called test accuracy."""
 
 @dataclass(frozen=True)
 class Batch:
-    """inputs (batch, ...) and labels (batch,); no labels: the model's own predictions are to be used."""
+    """inputs (batch, ...) and labels (batch,); no labels: the model's own predictions are to be used.
+
+    `targets` (batch,) or (batch, outputs) in the place of labels that are no whole numbers.
+    """
 
     inputs: Floats
     labels: Ints | None
+    targets: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
 
 
-def gather_batch(inputs: Any, labels: Any = None) -> Batch:
+def gather_batch(inputs: Any, labels: Any = None, *, real: bool = False) -> Batch:
     """Tensors, arrays, or an iterable of batches: of inputs, alone or in a sequence of one, or of pairs (inputs,
-    labels)."""
+    labels). `real`: labels may be targets."""
     if _is_array(inputs):
         gathered, given = _array(inputs), None if labels is None else _array(labels)
     elif isinstance(inputs, Iterable) and labels is None:
@@ -42,7 +46,9 @@ def gather_batch(inputs: Any, labels: Any = None) -> Batch:
             "it, or an iterable of batches or of pairs (inputs, labels)."
         )
     checked = _check_inputs(gathered)
-    return Batch(checked, None if given is None else _check_labels(given, len(checked)))
+    if real and given is not None and np.issubdtype(given.dtype, np.floating):
+        return Batch(checked, None, _check_targets(given, len(checked)))
+    return Batch(checked, None if given is None else check_labels(given, len(checked)))
 
 
 def _join(batches: Iterable[Any]) -> tuple[NDArray[Any], NDArray[Any] | None]:
@@ -92,12 +98,23 @@ def _check_inputs(inputs: NDArray[Any]) -> Floats:
     return values
 
 
-def _check_labels(labels: NDArray[Any], size: int) -> Ints:
+def check_labels(labels: NDArray[Any], size: int) -> Ints:
     if labels.shape != (size,):
         raise InvalidInputError(f"labels: found shape {labels.shape} for {size} data points. Accepted: ({size},).")
     if not np.issubdtype(labels.dtype, np.integer):
         raise InvalidInputError(f"labels: found {labels.dtype}. Accepted: integers, the index of the right class.")
     return labels.astype(np.int64)
+
+
+def _check_targets(targets: NDArray[Any], size: int) -> Floats:
+    if targets.ndim not in (1, 2) or len(targets) != size:
+        raise InvalidInputError(
+            f"labels: found shape {targets.shape} for {size} data points. Accepted: ({size},) or ({size}, outputs)."
+        )
+    values = targets.astype(np.float64)
+    if not np.isfinite(values).all():
+        raise InvalidInputError("labels: NaN or infinite values.")
+    return values
 
 
 def digest_rows(inputs: NDArray[Any]) -> list[str]:

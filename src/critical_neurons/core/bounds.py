@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from critical_neurons.core.network import Bools, Floats, MaxPool, Network, Relu
+from critical_neurons.core.network import MaxPool, Network, Relu
+from critical_neurons.core.structure import Bools, Floats
 from critical_neurons.errors import InvalidSettingError
 
 SOUND = 1e-9

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from critical_neurons.core.files import load_json, write_atomically
 
 FORMAT = "critical_neurons comparison"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 DataKind: TypeAlias = Literal["test", "calibration"]
 """Calibration data had a part in making the smaller network: in its scores, its refitting, its int8 ranges."""
@@ -36,7 +36,7 @@ class Latency:
 class Measurement:
     """One network. None: could not be measured, and the comparison's notes say why."""
 
-    accuracy: float
+    accuracy: float | None
     parameters: int
     macs: int
     peak_activation_bytes: int
@@ -53,13 +53,16 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`agreement` is the share of images that both networks give the same class. `data` says what the accuracies and
-    the agreement were measured on, `int8_data` the same of the int8 accuracies."""
+    """`agreement` is the share of inputs that both networks give the same class, None unless their output is (batch,
+    classes). `difference` is the root mean squared difference of the outputs, relative to the standard deviation of
+    those before; None where the notes say why. Both, and the accuracies, were measured on so many `inputs`, which are
+    of the kind `data`; `int8_data` is the kind for the int8 accuracies."""
 
     before: Measurement
     after: Measurement
-    agreement: float
-    images: int
+    agreement: float | None
+    difference: float | None
+    inputs: int
     data: DataKind
     int8_data: DataKind
     threads: int
@@ -79,7 +82,8 @@ class Comparison:
         before, after = self.before, self.after
         rows = [
             _row(f"accuracy, {self.data} data", before.accuracy, after.accuracy, _percent, _points),
-            ("same predictions", "", _percent(self.agreement), ""),
+            _single("same predictions", self.agreement),
+            _single(f"difference, {self.data} data", self.difference),
             _row("parameters", before.parameters, after.parameters, _count, _share),
             _row("multiply-adds", before.macs, after.macs, _count, _share),
             _row("peak activations", before.peak_activation_bytes, after.peak_activation_bytes, _size, _share),
@@ -97,7 +101,7 @@ class Comparison:
                 for found in (before.latency(runtime, size), after.latency(runtime, size))
             )
             rows.append(_row(f"{runtime}, batch of {size}", first, second, _milliseconds, _speed))
-        return [row for row in rows if row[1:3] != (NOTHING, NOTHING)]
+        return [row for row in rows if row[1:3] not in ((NOTHING, NOTHING), ("", NOTHING))]
 
     def __str__(self) -> str:
         table = [("", "before", "after", ""), *self.rows]
@@ -139,6 +143,11 @@ def _row(
 ) -> tuple[str, str, str, str]:
     shown = [NOTHING if value is None else show(value) for value in (before, after)]
     return name, shown[0], shown[1], "" if before is None or after is None else relate(before, after)
+
+
+def _single(name: str, value: float | None) -> tuple[str, str, str, str]:
+    """Of both networks together."""
+    return name, "", NOTHING if value is None else _percent(value), ""
 
 
 def _percent(value: float) -> str:

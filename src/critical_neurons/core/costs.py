@@ -1,29 +1,39 @@
-"""Costs: parameters and multiply-adds of a network of which only a part is kept."""
+"""Costs: parameters and multiply-adds of a model of which only a part is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Iterable
 
 import numpy as np
 
-from critical_neurons.core.network import Floats, Ints, Wiring
-
-Measure: TypeAlias = Literal["units", "params", "macs"]
+from critical_neurons.core.structure import Floats, Measure, Product, Structure, Wiring
 
 
-def count_cost(wirings: Iterable[Wiring], kept: Floats, measure: Measure) -> float:
-    """Parameters or multiply-adds of what is left when so much of every unit is kept.
+def count_cost(structure: Structure, kept: Floats, measure: Measure) -> float:
+    """Units, parameters or multiply-adds of what is left when so much of every unit is kept.
 
     `kept` has one entry per unit and a last one, 1, that answers for NO_UNIT.
     """
+    if measure == "units":
+        return float(kept[:-1].sum())
     total = 0.0
-    for wiring in wirings:
-        pairs = wiring.kernel * kept[wiring.inputs].sum() * kept[wiring.outputs].sum() / wiring.groups
-        if wiring.groups == len(wiring.inputs):  # depthwise: every output channel reads one input channel
-            pairs = wiring.kernel * kept[wiring.outputs].sum()
-        total += pairs * wiring.positions if measure == "macs" else pairs + wiring.extras * kept[wiring.outputs].sum()
-    return float(total)
+    for product in _products(structure, measure):
+        total += product.amount * float(np.prod([kept[axis].mean() for axis in product.axes]))
+    return total
+
+
+def differentiate_cost(structure: Structure, kept: Floats, measure: Measure) -> Floats:
+    """The derivative of `count_cost` by every entry of `kept`."""
+    slope = np.zeros(len(kept))
+    if measure == "units":
+        slope[:-1] = 1.0
+        return slope
+    for product in _products(structure, measure):
+        shares = [kept[axis].mean() for axis in product.axes]
+        for place, axis in enumerate(product.axes):
+            others = float(np.prod(shares[:place] + shares[place + 1 :]))
+            np.add.at(slope, axis, product.amount * others / axis.size)
+    return slope
 
 
 def count_new_biases(wirings: Iterable[Wiring], kept: Floats, *, everywhere: bool = False) -> float:
@@ -33,32 +43,19 @@ def count_new_biases(wirings: Iterable[Wiring], kept: Floats, *, everywhere: boo
         sum(
             kept[wiring.outputs].sum()
             for wiring in wirings
-            if wiring.kernel
-            and not wiring.extras
-            and (everywhere or (kept[wiring.inputs[wiring.shifted]] == 0).any())
+            if not wiring.biased and (everywhere or (kept[wiring.inputs[wiring.constants != 0]] == 0).any())
         )
     )
 
 
-def halve_macs(wirings: Sequence[Wiring], groups: Sequence[tuple[Ints, int]]) -> float:
-    """The share of the multiply-adds that is left when half of those that can go are gone: every group, its units and
-    the number of its blocks, keeps one unit of each block at least."""
-    whole = np.ones(sum(len(units) for units, _ in groups) + 1)
+def halve_macs(structure: Structure) -> float:
+    """The share of the multiply-adds that is left when half of those that can go are gone."""
+    whole = np.ones(structure.unit_count + 1)
     least = whole.copy()
-    for units, blocks in groups:
-        least[units] = blocks / len(units)
-    return (1 + count_cost(wirings, least, "macs") / count_cost(wirings, whole, "macs")) / 2
+    for group in structure.groups:
+        least[group.units] = group.least / len(group)
+    return (1 + count_cost(structure, least, "macs") / count_cost(structure, whole, "macs")) / 2
 
 
-def differentiate_cost(wirings: Iterable[Wiring], kept: Floats, measure: Measure) -> Floats:
-    """The derivative of `count_cost` by every entry of `kept`."""
-    slope = np.zeros(len(kept))
-    for wiring in wirings:
-        use = wiring.kernel * (wiring.positions if measure == "macs" else 1)
-        extra = 0 if measure == "macs" else wiring.extras
-        if wiring.groups == len(wiring.inputs):
-            np.add.at(slope, wiring.outputs, use + extra)
-        else:
-            np.add.at(slope, wiring.outputs, use * kept[wiring.inputs].sum() / wiring.groups + extra)
-            np.add.at(slope, wiring.inputs, use * kept[wiring.outputs].sum() / wiring.groups)
-    return slope
+def _products(structure: Structure, measure: Measure) -> tuple[Product, ...]:
+    return structure.macs if measure == "macs" else structure.params

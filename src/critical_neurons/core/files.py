@@ -150,7 +150,8 @@ def load_json(
         raise InvalidFileError(f"{path}: not a file of {kind}.")
     if data.get("version") != version:
         raise InvalidFileError(
-            f"{path}: format version {data.get('version')!r}; this release reads version {version}."
+            f"{path}: format version {data.get('version')!r}, of another release; this one reads version {version}. "
+            "Make the file anew."
         )
     try:
         return build(data)

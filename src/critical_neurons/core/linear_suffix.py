@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from critical_neurons.core.network import Bools, Floats, Ints
+from critical_neurons.core.structure import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from scipy import sparse
 
-from critical_neurons.core.network import Bools, Floats
+from critical_neurons.core.structure import Bools, Floats
 
 OBJECTIVE = "objective"
 

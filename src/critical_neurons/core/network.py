@@ -4,9 +4,8 @@ Ops stand in topological order. Values are float64 arrays with a leading batch a
 `ops[i]`; `ops[0]` is the input, the last op gives the logits. Of a span of a model, `ops[0]` is what its first module
 reads, and the last op gives its output.
 
-A *unit* is a neuron of a linear layer or a feature map of a convolution, or several that meet in an addition and
-so live or die together. The units of the scored layers are numbered through: unit `u` owns score `u` of every
-program. `NO_UNIT` stands for everything without a score.
+Units are those of its structure: unit `u` owns score `u` of every program, `NO_UNIT` stands for everything without a
+score.
 """
 
 from __future__ import annotations
@@ -14,19 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias, assert_never
+from typing import Protocol, TypeAlias, assert_never
 
 import numpy as np
-from numpy.typing import NDArray
 
 from critical_neurons.core.span import WHOLE, Span
+from critical_neurons.core.structure import Fingerprint, Floats, Ints, Layer, Structure
 
-Floats: TypeAlias = NDArray[np.float64]
-Ints: TypeAlias = NDArray[np.int64]
-Bools: TypeAlias = NDArray[np.bool_]
 Shape: TypeAlias = tuple[int, ...]
 
-NO_UNIT = -1
 NO_POSITION = -1
 
 
@@ -120,126 +115,34 @@ class Concat:
 Op: TypeAlias = Input | Affine | Relu | MaxPool | Sum | Concat
 
 
-@dataclass(frozen=True, eq=False)
-class Layer:
-    """A linear layer or convolution and the units behind its output channels.
-
-    Scored when it has no `reason` to be left alone. Layers that meet in an addition share units. Its channels fall
-    into `blocks` equal blocks that must lose as many units each (grouped convolutions).
-    """
-
-    name: str
-    kind: str
-    units: Ints
-    reason: str = ""
-    blocks: int = 1
-
-    @property
-    def scored(self) -> bool:
-        return not self.reason
-
-    @property
-    def size(self) -> int:
-        return len(self.units)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return {**vars(self), "units": self.units.tolist()}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Layer:
-        return cls(**{**data, "units": np.array(data["units"], dtype=np.int64)})
-
-
-@dataclass(frozen=True, eq=False)
-class Wiring:
-    """The unit behind every input and output channel of a module: what removal has to slice.
-
-    An input channel is `shifted` behind a batch norm or an added constant that stands behind a ReLU: once its unit is
-    removed it still carries its one of the `constants`, which has to be added to the module's bias.
-
-    A pair of an input and an output channel in the same one of `groups` has `kernel` weights, each used at
-    `positions` places; an output channel has `extras` parameters of its own.
-    """
-
-    module: str
-    inputs: Ints
-    outputs: Ints
-    shifted: Bools
-    constants: Floats
-    kernel: int = 0
-    positions: int = 1
-    groups: int = 1
-    extras: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return {
-            **vars(self),
-            "inputs": self.inputs.tolist(),
-            "outputs": self.outputs.tolist(),
-            "shifted": self.shifted.tolist(),
-            "constants": self.constants.tolist(),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Wiring:
-        return cls(
-            **{
-                **data,
-                "inputs": np.array(data["inputs"], dtype=np.int64),
-                "outputs": np.array(data["outputs"], dtype=np.int64),
-                "shifted": np.array(data["shifted"], dtype=bool),
-                "constants": np.array(data["constants"], dtype=np.float64),
-            }
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Hold:
-    """A module whose output channels, set to zero, hold the activations of their units at zero."""
-
-    module: str
-    units: Ints
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return {"module": self.module, "units": self.units.tolist()}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Hold:
-        return cls(data["module"], np.array(data["units"], dtype=np.int64))
-
-
-@dataclass(frozen=True)
-class Fingerprint:
-    """Digests of a model: of its parameter names and shapes, and of their values."""
-
-    architecture: str
-    weights: str
-
-
 @dataclass(frozen=True, repr=False, eq=False)
 class Network:
-    """`groups` are the sizes of the sets of units that share scores: a layer by itself, or layers that meet in an
-    addition. The units of a group are numbered one after the other, group by group."""
+    """`structure` has the units that are scored: of a span those inside it, with its costs."""
 
     ops: tuple[Op, ...]
-    layers: tuple[Layer, ...]
-    groups: tuple[int, ...]
-    wirings: tuple[Wiring, ...]
-    holds: tuple[Hold, ...]
-    fingerprint: Fingerprint
+    structure: Structure
     notes: tuple[str, ...] = ()
     span: Span = WHOLE
 
-    @cached_property
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        return self.structure.layers
+
+    @property
     def scored(self) -> tuple[Layer, ...]:
-        return tuple(layer for layer in self.layers if layer.scored)
+        return self.structure.scored
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        return self.structure.group_sizes
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return self.structure.fingerprint
 
     @property
     def unit_count(self) -> int:
-        return sum(self.groups)
+        return self.structure.unit_count
 
     @cached_property
     def kernels(self) -> tuple[int, ...]:
@@ -248,9 +151,9 @@ class Network:
         A linear layer has 1, and so has a convolution with a single output position: it is a linear layer.
         """
         of_unit = np.ones(self.unit_count + 1, dtype=np.int64)  # the last entry answers for NO_UNIT
-        for wiring in self.wirings:
+        for wiring in self.structure.wirings:
             np.maximum.at(of_unit, wiring.outputs, wiring.kernel if wiring.positions > 1 else 1)
-        return tuple(int(part.max()) for part in np.split(of_unit[:-1], np.cumsum(self.groups)[:-1]))
+        return tuple(int(part.max()) for part in np.split(of_unit[:-1], np.cumsum(self.group_sizes)[:-1]))
 
     @property
     def input_shape(self) -> Shape:
@@ -265,21 +168,7 @@ class Network:
         return f"Network({len(self.layers)} layers, {self.unit_count} scored units)"
 
     def __str__(self) -> str:
-        width = max((len(layer.name) for layer in self.layers), default=0)
-        lines = [
-            f"{layer.name:<{width}}  {layer.kind:<8} {layer.size:>5} units  {self.describe(layer)}"
-            for layer in self.layers
-        ]
-        return "\n".join([*lines, *self.notes])
-
-    def describe(self, layer: Layer) -> str:
-        """Whether the layer is scored, and with which others, or why not."""
-        if not layer.scored:
-            return layer.reason
-        others = [
-            other.name for other in self.scored if other is not layer and np.isin(other.units, layer.units).any()
-        ]
-        return f"scored together with {', '.join(others)}" if others else "scored"
+        return "\n".join([str(self.structure), *self.notes])
 
     def forward(self, inputs: Floats) -> Floats:
         """The logits, or the output of the span."""

@@ -6,33 +6,29 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from critical_neurons.core.files import load_json, write_atomically
-from critical_neurons.core.network import NO_UNIT, Bools, Floats, Hold, Ints
 from critical_neurons.core.span import WHOLE, Span
+from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints, Structure
 from critical_neurons.errors import InvalidSettingError, PlanMismatchError
 
 FORMAT = "critical_neurons plan"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True, eq=False)
 class LayerPlan:
-    """The channels of one layer that stay, in ascending order; `units` and `blocks` as in `network.Layer`."""
+    """The channels of one layer that stay, in ascending order, and why."""
 
     name: str
-    units: Ints
     kept: Ints
+    total: int
     reason: str
-    blocks: int = 1
-
-    @property
-    def total(self) -> int:
-        return len(self.units)
 
     @property
     def removed(self) -> Ints:
@@ -40,31 +36,44 @@ class LayerPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        return {**vars(self), "units": self.units.tolist(), "kept": self.kept.tolist()}
+        return {**vars(self), "kept": self.kept.tolist()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LayerPlan:
-        return cls(
-            **{
-                **data,
-                "units": np.array(data["units"], dtype=np.int64),
-                "kept": np.array(data["kept"], dtype=np.int64),
-            }
-        )
+        kept = np.array(data["kept"], dtype=np.int64)
+        if data["kept"] != np.intersect1d(kept, np.arange(data["total"])).tolist():
+            raise ValueError(f"{data['name']}: the kept units are not ascending numbers below {data['total']}")
+        return cls(**{**data, "kept": kept})
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """`rule` is what the plan was made by; `architecture` the digest of the network it is for; `groups` and `holds`
-    as in `network.Network`; `span` the part of the model that was scored."""
+    """`stays` has an entry for every unit of the structure and a last one, True, that answers for NO_UNIT. `rule` is
+    what the plan was made by, `reasons` that of every layer; `span` the part of the model that was scored."""
 
-    layers: tuple[LayerPlan, ...]
-    groups: tuple[int, ...]
-    holds: tuple[Hold, ...]
+    structure: Structure
+    stays: Bools
+    reasons: Mapping[str, str]
     rule: str
-    architecture: str
     provenance: Mapping[str, Any]
     span: Span = WHOLE
+
+    @cached_property
+    def layers(self) -> tuple[LayerPlan, ...]:
+        return tuple(
+            LayerPlan(
+                layer.name,
+                np.flatnonzero(self.stays[layer.units]),
+                layer.size,
+                layer.reason or self.reasons.get(layer.name, "kept"),
+            )
+            for layer in self.structure.layers
+        )
+
+    @property
+    def architecture(self) -> str:
+        """The digest of the network it is for."""
+        return self.structure.fingerprint.architecture
 
     @property
     def kept(self) -> dict[str, Ints]:
@@ -76,19 +85,6 @@ class Plan:
         return {layer.name: layer.removed for layer in self.layers if len(layer.kept) < layer.total}
 
     @property
-    def stays(self) -> Bools:
-        """One entry per unit, and a last one, True, that answers for NO_UNIT."""
-        stays = np.ones(sum(self.groups) + 1, dtype=bool)
-        for layer in self.layers:
-            removed = layer.units[layer.removed]
-            if (removed == NO_UNIT).any():
-                raise PlanMismatchError(
-                    f"{layer.name}: the plan removes units of it, but they must stay: {layer.reason}."
-                )
-            stays[removed] = False
-        return stays
-
-    @property
     def seen(self) -> frozenset[str]:
         """The data points the scores come from and those the plan was chosen by: see `batch.digest_rows`."""
         scored = self.provenance.get("settings", {}).get("inputs", ())
@@ -97,48 +93,41 @@ class Plan:
     def random(self, seed: int = 0) -> Plan:
         """As many units removed, layer by layer, at random without replacement."""
         generator = np.random.default_rng(seed)
-        return self.preferred(generator.random(sum(self.groups)), f"random, seed {seed}")
+        return self.preferred(generator.random(self.structure.unit_count), f"random, seed {seed}")
 
     def critical(self, scores: Mapping[str, Floats]) -> Plan:
         """As many units removed, layer by layer, the highest-scored ones."""
-        preference = np.zeros(sum(self.groups))
-        for layer in self.layers:
-            if layer.name in self.removed and (layer.name not in scores or len(scores[layer.name]) != layer.total):
+        preference = np.zeros(self.structure.unit_count + 1)
+        for layer in self.structure.layers:
+            if layer.name in self.removed and (layer.name not in scores or len(scores[layer.name]) != layer.size):
                 raise PlanMismatchError(
                     f"{layer.name}: the plan removes units of it, but these scores are not of that layer."
                 )
             if layer.name in scores:
                 preference[layer.units] = -scores[layer.name]
-        return self.preferred(preference, "highest-scored removed")
+        return self.preferred(preference[:-1], "highest-scored removed")
 
     def preferred(self, preference: Floats, rule: str) -> Plan:
         """As many units removed, layer by layer, the least preferred ones: `preference` has a number for every unit.
 
         `rule` says where the numbers come from; the reasons name it before those of this plan.
         """
-        count = sum(self.groups)
+        count = self.structure.unit_count
         if np.shape(preference) != (count,) or not np.isfinite(preference).all():
             raise PlanMismatchError(
                 f"{rule}: found numbers of shape {np.shape(preference)}. Accepted: a finite one for each of the "
                 f"{count} units of the plan."
             )
-        stays, rule = self.stays, f"{rule}, counts of: "
-        for units, blocks in group_units(self.layers, self.groups):
-            count = int(stays[units].sum())
-            stays[units] = choose_highest(preference[units], count, blocks)
-        layers = tuple(
-            replace(layer, kept=np.flatnonzero(stays[layer.units]), reason=rule + layer.reason)
-            if len(layer.kept) < layer.total
-            else layer
-            for layer in self.layers
-        )
-        return replace(self, layers=layers, rule=rule + self.rule)
+        stays, rule = self.stays.copy(), f"{rule}, counts of: "
+        for group in self.structure.groups:
+            kept = int(stays[group.units].sum())
+            stays[group.units] = group.choose(preference[group.units], kept)
+        reasons = {name: rule + self.reasons.get(name, "") for name in self.removed}
+        return replace(self, stays=stays, reasons={**self.reasons, **reasons}, rule=rule + self.rule)
 
     def _count(self) -> tuple[int, int]:
         """Units that stay, and all units; those that layers share count once."""
-        removed = [layer.units[layer.removed] for layer in self.layers]
-        total = sum(self.groups)
-        return total - len(np.setdiff1d(np.concatenate(removed), NO_UNIT)), total
+        return int(self.stays[:-1].sum()), self.structure.unit_count
 
     def __str__(self) -> str:
         kept, total = self._count()
@@ -157,33 +146,58 @@ class Plan:
             "format": FORMAT,
             "version": FORMAT_VERSION,
             "layers": [layer.to_dict() for layer in self.layers],
-            "groups": list(self.groups),
-            "holds": [hold.to_dict() for hold in self.holds],
             "rule": self.rule,
-            "architecture": self.architecture,
             "provenance": dict(self.provenance),
             "span": vars(self.span),
+            "structure": self.structure.to_dict(),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        layers = tuple(map(LayerPlan.from_dict, data["layers"]))
-        count = sum(data["groups"])
-        for layer, given in zip(layers, data["layers"], strict=True):
-            if given["kept"] != np.intersect1d(layer.kept, np.arange(layer.total)).tolist():
-                raise ValueError(f"{layer.name}: the kept units are not ascending numbers below {layer.total}")
-            if ((layer.units < NO_UNIT) | (layer.units >= count)).any():
-                raise ValueError(f"{layer.name}: units outside 0 to {count - 1}")
-        holds = tuple(map(Hold.from_dict, data["holds"]))
-        return cls(
-            layers,
-            tuple(data["groups"]),
-            holds,
+        structure = Structure.from_dict(data["structure"])
+        stays = np.ones(structure.unit_count + 1, dtype=bool)
+        planned = tuple(map(LayerPlan.from_dict, data["layers"]))
+        sizes = [(layer.name, layer.size) for layer in structure.layers]
+        if [(each.name, each.total) for each in planned] != sizes:
+            raise ValueError("its layers are not those of its structure")
+        for layer, each in zip(structure.layers, planned, strict=True):
+            gone = layer.units[each.removed]
+            if (gone == NO_UNIT).any():
+                why = layer.reason or "they are used with what cannot shrink"
+                raise ValueError(f"{layer.name}: it removes channels that must stay: {why}")
+            stays[gone] = False
+        plan = cls(
+            structure,
+            stays,
+            {each.name: each.reason for each in planned},
             data["rule"],
-            data["architecture"],
             data["provenance"],
-            Span(**data.get("span", {})),
+            Span(**data["span"]),
         )
+        for found, each in zip(plan.layers, planned, strict=True):
+            if not np.array_equal(found.kept, each.kept):
+                raise ValueError(f"{each.name}: it keeps channels that it shares with removed ones")
+        plan.check()
+        return plan
+
+    def check(self, *, removes: bool = True) -> None:
+        """Raise a ValueError unless it fits its structure; where it `removes` units, and does not just mask them,
+        unless every layer keeps channels, as many in every block."""
+        count = self.structure.unit_count
+        if self.stays.shape != (count + 1,) or not self.stays[NO_UNIT]:
+            raise ValueError(f"{self.rule}: found no entry for each of {count} units and a last, True")
+        if not removes:
+            return
+        for group in self.structure.groups:
+            counts = self.stays[group.units].reshape(group.blocks, -1).sum(axis=1)
+            if (counts != counts[0]).any():
+                raise ValueError(
+                    f"{', '.join(group.layers)}: it keeps {', '.join(map(str, counts))} channels of its blocks; a "
+                    "grouped convolution needs as many of each"
+                )
+        for layer in self.structure.layers:
+            if not self.stays[layer.units].any():
+                raise ValueError(f"{layer.name}: it removes all units; a layer is never emptied")
 
     def as_masks(self, model: Any) -> dict[tuple[str, str], Any]:
         """As `critical_neurons.as_masks`."""
@@ -199,29 +213,14 @@ class Plan:
         return load_json(path, FORMAT, FORMAT_VERSION, cls.from_dict)
 
 
-def check_plan(plan: object) -> None:
-    """Raise unless it is a plan: scores are easily given in place of one."""
+def check_plan(plan: object, *, removes: bool = True) -> None:
+    """Raise unless it is a plan that can be carried out: scores are easily given in place of one. `removes` as in
+    `Plan.check`."""
     if not isinstance(plan, Plan):
         raise InvalidSettingError(
             f"plan: found {type(plan).__name__}. Accepted: a Plan, as cn.plan(scores, ...) and Plan.load return."
         )
-
-
-def group_units(layers: tuple[Any, ...], groups: tuple[int, ...]) -> list[tuple[Ints, int]]:
-    """The units of every group, in order, and into how many equal blocks they fall."""
-    ends = np.cumsum(groups)
-    result = []
-    for end, size in zip(ends, groups, strict=True):
-        units = np.arange(end - size, end)
-        blocks = next(layer.blocks for layer in layers if np.isin(layer.units, units).any())
-        result.append((units, blocks))
-    return result
-
-
-def choose_highest(values: Floats, count: int, blocks: int = 1) -> Bools:
-    """Which are the `count` highest values, as many from every block; among equals the ones that come first."""
-    dealt = values.reshape(blocks, -1)
-    best = np.argsort(-dealt, axis=1, kind="stable")[:, : count // blocks]
-    chosen = np.zeros(dealt.shape, dtype=bool)
-    np.put_along_axis(chosen, best, True, axis=1)
-    return chosen.reshape(-1)
+    try:
+        plan.check(removes=removes)
+    except ValueError as error:
+        raise PlanMismatchError(f"plan: {error}.") from error

@@ -10,7 +10,7 @@ A solver that cannot handle sources or a convex term is wrapped by one that adds
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -18,8 +18,12 @@ import numpy as np
 from scipy import sparse
 
 from critical_neurons.core.files import write_atomically
+from critical_neurons.core.loss import Loss
 from critical_neurons.core.mps import format_mps
-from critical_neurons.core.network import Bools, Floats, Ints
+from critical_neurons.core.structure import Bools, Floats, Ints
+
+SHARED = -1
+"""In the place of a data point: a column that is about all of them."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,10 @@ class RowSource(Protocol):
         """The numbers at which the parts of the network end that the rows are about, from its front to its back."""
 
     @property
+    def defining(self) -> Ints:
+        """The numbers of the rows that tie columns of their own to the others: few solutions can do without."""
+
+    @property
     def piece(self) -> int:
         """How many rows to build between two looks at the clock."""
 
@@ -101,8 +109,8 @@ class ConvexTerm(Protocol):
     def cuts(self, point: Floats, which: Ints) -> Rows:
         """The tangents of the chosen f_d at the point, as rows."""
 
-    def affine_forms(self) -> tuple[sparse.csr_array, Floats, Ints]:
-        """For conic solvers: matrix and offset of the logits (d, class) in the point, and the labels d."""
+    def affine_forms(self) -> tuple[sparse.csr_array, Floats, Loss]:
+        """Matrix and offset of the logits (d, class) in the point, and the loss that the f_d are of them."""
 
 
 class Separator(Protocol):
@@ -110,6 +118,20 @@ class Separator(Protocol):
 
     def separate(self, point: Floats) -> Rows:
         """Those that the point violates most; none if it violates none."""
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Where each column belongs: to which data point, or to all (`SHARED`), and how deep in the network.
+
+    No row, and no function of the convex term, has columns of two data points.
+    """
+
+    points: Ints
+    depths: Ints
+
+    def at(self, columns: Ints) -> Origins:
+        return Origins(self.points[columns], self.depths[columns])
 
 
 @dataclass(frozen=True)
@@ -152,10 +174,13 @@ class Program:
     """The point of the unpruned network, feasible or not."""
     complete: Callable[[Floats], Floats] | None = None
     """A point that keeps the rows of all sources, from the scores of any point, if the formulation has one."""
+    propose: Callable[[Floats], Iterator[Floats]] | None = None
+    """Points that keep the rows of all sources if any do with the scores of the point given: near it, then others."""
     improve: Improvement | None = None
     branching: Branching | None = None
     implicit_gates: int = 0
-    """Relaxed gates that need no column."""
+    """Relaxed gates and choices that need no column."""
+    origins: Origins | None = None
 
     @property
     def column_count(self) -> int:

@@ -6,19 +6,30 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+from critical_neurons.core.budget import Budget
 from critical_neurons.core.files import load_json, write_atomically
-from critical_neurons.core.network import Fingerprint, Floats, Hold, Layer, Wiring
+from critical_neurons.core.formulation import read_formulation
+from critical_neurons.core.settings import Plain
 from critical_neurons.core.solution import Dual, DualTrial, Status, Step, relative_gap
+from critical_neurons.core.solver import Solver
+from critical_neurons.core.structure import NO_UNIT, Fingerprint, Floats, Layer, Structure, spread
 
 FORMAT = "critical_neurons scores"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+TYPES: Mapping[str, Callable[[Mapping[str, Any]], Plain]] = {
+    "formulation": read_formulation,
+    "budget": Budget.from_dict,
+    "solver": Solver.from_dict,
+}
+"""Settings that are types, and how they are read from plain data."""
+
 CSV_COLUMNS = ("layer", "channel", "unit", "score", "reason")
 
 
@@ -74,15 +85,11 @@ class Scores(Mapping[str, Floats]):
 
     Averaged scores have no objective and no bound of their own; they keep the worst status and the largest gap of
     their `parts`. `layer_choices` come from a search for what is refitted, `incumbent` from a plan that was given,
-    `dual` from loss_weight="lagrangian": there the objective is that at the loss weight found.
+    `dual` from loss_weight=cn.Lagrangian(...): there the objective is that at the loss weight found.
     """
 
     values_by_layer: Mapping[str, Floats]
-    layers: tuple[Layer, ...]
-    groups: tuple[int, ...]
-    holds: tuple[Hold, ...]
-    wirings: tuple[Wiring, ...]
-    fingerprint: Fingerprint
+    structure: Structure
     status: Status
     objective: float | None
     bound: float | None
@@ -99,13 +106,20 @@ class Scores(Mapping[str, Floats]):
     dual: Dual | None = None
 
     @property
+    def layers(self) -> tuple[Layer, ...]:
+        return self.structure.layers
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return self.structure.fingerprint
+
+    @property
     def per_unit(self) -> Floats:
         """One score per unit, those that layers share once."""
-        values = np.zeros(sum(self.groups))
-        for layer in self.layers:
-            if layer.scored:
-                values[layer.units] = self[layer.name]
-        return values
+        values = np.zeros(self.structure.unit_count + 1)
+        for layer in self.structure.scored:
+            values[layer.units] = self[layer.name]
+        return values[:-1]
 
     def __getitem__(self, layer: str) -> Floats:
         if layer not in self.values_by_layer:
@@ -120,7 +134,12 @@ class Scores(Mapping[str, Floats]):
 
     def __repr__(self) -> str:
         gap = "none" if self.gap is None else f"{self.gap:.1e}"
-        return f"Scores({len(self)} layers, {sum(self.groups)} units, {self.status.value}, gap {gap})"
+        return f"Scores({len(self)} layers, {self.structure.unit_count} units, {self.status.value}, gap {gap})"
+
+    @property
+    def plain_settings(self) -> dict[str, Any]:
+        """The settings as plain data, ready for JSON."""
+        return {name: value.to_dict() if isinstance(value, Plain) else value for name, value in self.settings.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -129,17 +148,13 @@ class Scores(Mapping[str, Floats]):
             "format": FORMAT,
             "version": FORMAT_VERSION,
             "scores": {name: values.tolist() for name, values in self.items()},
-            "layers": [layer.to_dict() for layer in self.layers],
-            "groups": list(self.groups),
-            "holds": [hold.to_dict() for hold in self.holds],
-            "wirings": [wiring.to_dict() for wiring in self.wirings],
-            "fingerprint": vars(self.fingerprint),
+            "structure": self.structure.to_dict(),
             "status": self.status.value,
             "objective": self.objective,
             "bound": self.bound,
             "gap": self.gap,
             "seconds": self.seconds,
-            "settings": dict(self.settings),
+            "settings": self.plain_settings,
             "history": [vars(step) for step in self.history],
             "sizes": dict(self.sizes),
             "logit_error": self.logit_error,
@@ -154,17 +169,13 @@ class Scores(Mapping[str, Floats]):
     def from_dict(cls, data: Mapping[str, Any]) -> Scores:
         scores = cls(
             values_by_layer={name: np.array(values, dtype=np.float64) for name, values in data["scores"].items()},
-            layers=tuple(map(Layer.from_dict, data["layers"])),
-            groups=tuple(data["groups"]),
-            holds=tuple(map(Hold.from_dict, data["holds"])),
-            wirings=tuple(map(Wiring.from_dict, data["wirings"])),
-            fingerprint=Fingerprint(**data["fingerprint"]),
+            structure=Structure.from_dict(data["structure"]),
             status=Status(data["status"]),
             objective=data["objective"],
             bound=data["bound"],
             gap=data["gap"],
             seconds=data["seconds"],
-            settings=data["settings"],
+            settings=_read_settings(data["settings"]),
             history=tuple(Step(**step) for step in data["history"]),
             sizes=data["sizes"],
             logit_error=data["logit_error"],
@@ -202,13 +213,20 @@ class Scores(Mapping[str, Floats]):
         writer.writerow(CSV_COLUMNS)
         for layer in self.layers:
             for channel, unit in enumerate(layer.units.tolist()):
-                score = repr(float(self[layer.name][channel])) if layer.scored else ""
-                writer.writerow([layer.name, channel, unit if layer.scored else "", score, layer.reason])
+                scored = unit != NO_UNIT
+                score = repr(float(self[layer.name][channel])) if scored else ""
+                writer.writerow([layer.name, channel, unit if scored else "", score, layer.reason])
         write_atomically(path, text.getvalue().encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Scores:
         return load_json(path, FORMAT, FORMAT_VERSION, cls.from_dict)
+
+
+def _read_settings(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The other way from `plain_settings`."""
+    typed = {name: TYPES[name](value) for name, value in data.items() if name in TYPES and value is not None}
+    return {**data, **typed}
 
 
 def _read_dual(data: Mapping[str, Any]) -> Dual:
@@ -240,3 +258,8 @@ def average_scores(
         incumbent=None,
         dual=None,
     )
+
+
+def spread_scores(structure: Structure, per_unit: Floats) -> dict[str, Floats]:
+    """The scores of every layer; a channel that must stay has 1."""
+    return {layer.name: spread(per_unit)[layer.units] for layer in structure.scored}

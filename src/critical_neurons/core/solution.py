@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from critical_neurons.core.network import Floats
 from critical_neurons.core.program import Rows
+from critical_neurons.core.structure import Floats
 
 
 class Status(Enum):

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from critical_neurons.core.batch import check_classes
 from critical_neurons.core.bounds import Bounds
+from critical_neurons.core.formulation import EXACT_STOP, FormulationName
 from critical_neurons.core.linear_suffix import Tail
-from critical_neurons.core.network import Ints, Network
+from critical_neurons.core.loss import Loss, as_loss, check_outputs
+from critical_neurons.core.network import Network
 from critical_neurons.core.program import Program
-from critical_neurons.core.settings import EXACT_STOP, FormulationName
+from critical_neurons.core.structure import Ints
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.formulations.exact import encode_exact
 from critical_neurons.formulations.full_space import encode_literal
 from critical_neurons.formulations.linearised import encode_linearised
-from critical_neurons.formulations.objective import Budget, Goal, Objective, budget_network, find_floor, read_budget
+from critical_neurons.formulations.objective import BudgetRows, Goal, Objective, budget_network, find_floor
 from critical_neurons.formulations.paper import encode_paper
 
 __all__ = [
-    "Budget",
+    "BudgetRows",
     "Goal",
     "Objective",
     "budget_network",
     "encode",
     "encode_literal",
     "find_floor",
-    "read_budget",
 ]
 
 
 def encode(
     network: Network,
     bounds: Bounds,
-    labels: Ints,
+    labels: Ints | Loss,
     goal: Goal | None = None,
     *,
     formulation: FormulationName = "paper",
@@ -38,7 +38,9 @@ def encode(
     binary: bool = False,
     tail: Tail | None = None,
 ) -> Program:
-    """The eliminated program of a formulation. The goal is an `Objective` (balanced, λ = 5) or a `Budget`.
+    """The eliminated program of a formulation. The goal is an `Objective` (balanced, λ = 5) or a `BudgetRows`.
+
+    `labels`: classes, for the softmax loss, or another loss.
 
     `paper` takes bounds at any radius, `linearised` at radius 0, `exact` those of `bound_network(..., pruned=True)`.
     They may be your own: that they hold is tried at the data points, and if `pruned` with units removed.
@@ -46,7 +48,7 @@ def encode(
     """
     wanted = goal or Objective()
     _check_tail(network, tail, formulation)
-    check_classes(labels, network.class_count if tail is None else tail.class_count)
+    check_outputs(as_loss(labels), network.class_count if tail is None else tail.class_count)
     if (formulation == "exact") != bounds.pruned or (formulation != "paper" and bounds.radius):
         raise InvalidSettingError(
             f"bounds: found radius={bounds.radius}, pruned={bounds.pruned}. bound_network(..., pruned=True) goes "

@@ -9,23 +9,19 @@ one value are one backward pass; no matrix is ever formed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import assert_never
+from typing import TypeAlias, assert_never
 
 import numpy as np
 from scipy import sparse
 
 from critical_neurons.core.bounds import Bounds
 from critical_neurons.core.network import (
-    NO_UNIT,
     Affine,
-    Bools,
     Concat,
-    Floats,
     Input,
-    Ints,
     MaxPool,
     Network,
     Op,
@@ -36,6 +32,7 @@ from critical_neurons.core.network import (
     pool_maximum,
     rectify,
 )
+from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints
 from critical_neurons.formulations.gates import Decision, Formulation, Gate, make_gate
 from critical_neurons.formulations.max_pooling import Pool, resolve_windows, winners_are_safe
 from critical_neurons.formulations.pooled_columns import Sums, find_deal, sum_up
@@ -46,6 +43,13 @@ tolerance."""
 
 CHUNK_BYTES = 64 * 2**20
 """Largest array held by a backward pass; more rows than fit are pulled back in several passes."""
+
+
+Part: TypeAlias = Gate | Pool | Sums
+"""What keeps explicit values."""
+
+Choice: TypeAlias = Callable[[Part, Floats, Op, Floats], Floats]
+"""The columns of a part, given what its op reads (shrunk, at a ReLU), the op and all columns: final in front."""
 
 
 @dataclass(frozen=True)
@@ -145,14 +149,24 @@ class AffineNetwork:
         return loose
 
     @cached_property
+    def sizes(self) -> list[int]:
+        """Numbers in the value of each op, on one data point."""
+        return [int(np.prod(op.shape)) for op in self._ops]
+
+    @cached_property
     def size(self) -> int:
         """Numbers in one forward pass of one data point."""
-        return sum(int(np.prod(op.shape)) for op in self._ops)
+        return sum(self.sizes)
 
     @property
     def activation_columns(self) -> list[slice]:
         """Those of undecided ReLUs, one by one or summed up."""
         return [gate.columns for gate in self.gates.values()] + [sums.columns for sums in self.sums.values()]
+
+    @property
+    def parts(self) -> dict[int, Part]:
+        """Whatever keeps explicit values, by op."""
+        return {**self.gates, **self.pools, **self.sums}
 
     def evaluate(self, point: Floats) -> Evaluation:
         """One forward pass. The result at the last point is kept: rows and cuts both ask for it."""
@@ -191,7 +205,7 @@ class AffineNetwork:
                 gate = self.gates[index]
                 loss = np.append(1.0 - columns[: self.unit_count], 0.0)  # the last entry answers for NO_UNIT
                 shrunk[index] = values[op.source] - loss[gate.units] * gate.shrink
-                activation = np.where(gate.live, shrunk[index], 0.0)
+                activation = np.ascontiguousarray(np.where(gate.live, shrunk[index], 0.0))  # written to flat
                 activation.reshape(-1)[gate.explicit] = gate.tops * columns[gate.columns]
                 return activation
             case MaxPool():
@@ -219,20 +233,29 @@ class AffineNetwork:
     def complete(self, columns: Floats) -> tuple[Floats, dict[int, Floats]]:
         """The columns with the same scores and every explicit value as a forward pass gives it, h = max(q, 0); and
         the values of that pass."""
-        completed = columns[: self.column_count].copy()
+
+        def compute(part: Part, read: Floats, op: Op, given: Floats) -> Floats:
+            true = pool_maximum(op, read) if isinstance(op, MaxPool) else rectify(read)
+            return true.reshape(-1)[part.explicit] / part.tops
+
+        return self.revise(columns, compute)
+
+    def revise(self, columns: Floats, choose: Choice) -> tuple[Floats, dict[int, Floats]]:
+        """The columns with the same scores and every explicit value chosen anew, from the front of the network to its
+        back; and the values of that pass."""
+        revised = columns[: self.column_count].copy()
         values: dict[int, Floats] = dict(self._constants)
         shrunk: dict[int, Floats] = {}
         for index, op in enumerate(self._ops):
             if not self._depends[index]:
                 continue
-            values[index] = self._step(index, op, values, shrunk, completed, None)
-            part = self.gates.get(index) or self.pools.get(index)
+            part = self.parts.get(index)
+            values[index] = self._step(index, op, values, shrunk, revised, None)
             if part is not None and len(part.explicit):
-                assert isinstance(op, Relu | MaxPool)
-                true = rectify(shrunk[index]) if isinstance(op, Relu) else pool_maximum(op, values[op.source])
-                completed[part.columns] = true.reshape(-1)[part.explicit] / part.tops
-                values[index].reshape(-1)[part.explicit] = true.reshape(-1)[part.explicit]
-        return completed, values
+                read = shrunk[index] if index in shrunk else values[op.sources[0]]
+                revised[part.columns] = choose(part, read, op, revised)
+                values[index] = self._step(index, op, values, shrunk, revised, None)
+        return revised, values
 
     def least_scores(self) -> Floats:
         """The rows q >= floor of every ReLU that reads no column: there q = p - (1 - s) shrink with p known."""
@@ -254,6 +277,18 @@ class AffineNetwork:
         Where the network is a span of a model, its last value takes the place of the logits, flat.
         """
         return self._pull_back(len(self._ops) - 1, seeds.reshape(len(seeds), *self._ops[-1].shape), samples)
+
+    def differentiate_along_limits(self, seeds: Floats, point: Floats) -> Floats:
+        """How the sum of seeds[d] · logits[d] changes with every explicit value if those behind follow their limits
+        (equation 9a), the upper where it falls when they rise, else the lower; seeds is (batch, classes)."""
+        shrunk = self.evaluate(point).shrunk
+        slopes = {}
+        for index, gate in self.gates.items():
+            q, lower = (values.reshape(-1)[gate.explicit] for values in (shrunk[index], gate.floor))
+            slopes[index] = gate.tops / (gate.tops - lower), (q > 0).astype(np.float64)
+        shaped = seeds.reshape(len(seeds), *self._ops[-1].shape)
+        forms = self._pull_back(len(self._ops) - 1, shaped, np.arange(len(seeds)), slopes)
+        return np.asarray(forms.sum(axis=0), dtype=np.float64).reshape(-1)
 
     def differentiate_shrunk(self, index: int, elements: Ints) -> sparse.csr_array:
         """Coefficients of `shrunk[index]` at flat indices (batch, *shape), one row each."""
@@ -293,8 +328,19 @@ class AffineNetwork:
         step = max(1, CHUNK_BYTES // (8 * widest))
         return (slice(at, at + step) for at in range(0, rows, step))
 
-    def _pull_back(self, index: int, seeds: Floats, samples: Ints) -> sparse.csr_array:
-        """One backward pass: rows of coefficients over the columns. Row r lives on data point samples[r]."""
+    def _pull_back(
+        self,
+        index: int,
+        seeds: Floats,
+        samples: Ints,
+        slopes: Mapping[int, tuple[Floats, Floats]] | None = None,
+    ) -> sparse.csr_array:
+        """One backward pass: rows of coefficients over the columns. Row r lives on data point samples[r].
+
+        With `slopes`, where the samples are all data points in order, it goes on through explicit activations with
+        the first slope of their ReLU where the coefficient is negative, else the second, and through undecided
+        windows to all their elements alike.
+        """
         rows = len(samples)
         scores = np.zeros((rows, self.unit_count))
         explicit: list[tuple[Ints, Ints, Floats]] = []
@@ -315,13 +361,19 @@ class AffineNetwork:
                     lost = (through * gate.shrink[samples]).reshape(rows, gate.scatter.shape[0], -1).sum(axis=2)
                     scores += lost @ gate.scatter
                     explicit.append(_explicit_entries(gate, adjoint, samples))
+                    if slopes is not None:
+                        onward = adjoint.reshape(-1)[gate.explicit]
+                        through.reshape(-1)[gate.explicit] = onward * np.where(onward < 0, *slopes[at])
                     if self._depends[op.source]:
                         _add_adjoint(adjoints, op.source, through)
                 case MaxPool():
                     pool = self.pools[at]
                     explicit.append(_explicit_entries(pool, adjoint, samples))
-                    shape = self._ops[op.source].shape
-                    _add_adjoint(adjoints, op.source, pool.adjoint(adjoint, samples).reshape(rows, *shape))
+                    below = pool.adjoint(adjoint, samples).reshape(rows, *self._ops[op.source].shape)
+                    if slopes is not None:
+                        onward = adjoint.reshape(-1)[pool.explicit] / pool.rival_counts
+                        np.add.at(below.reshape(-1), pool.rivals, onward[pool.rivalries])
+                    _add_adjoint(adjoints, op.source, below)
                 case Sum():
                     for source in op.sources:
                         _add_adjoint(adjoints, source, adjoint)
@@ -348,7 +400,7 @@ def _add_adjoint(adjoints: dict[int, Floats], index: int, adjoint: Floats) -> No
     adjoints[index] = adjoints[index] + adjoint if index in adjoints else adjoint
 
 
-def _explicit_entries(part: Gate | Pool | Sums, adjoint: Floats, samples: Ints) -> tuple[Ints, Ints, Floats]:
+def _explicit_entries(part: Part, adjoint: Floats, samples: Ints) -> tuple[Ints, Ints, Floats]:
     """Coefficients on the explicit values of each row's data point."""
     size = adjoint[0].size
     firsts = np.searchsorted(part.explicit, samples * size)
@@ -357,8 +409,9 @@ def _explicit_entries(part: Gate | Pool | Sums, adjoint: Floats, samples: Ints) 
     rows = np.repeat(np.arange(len(samples)), counts)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     numbers = np.repeat(firsts, counts) + within
-    positions = part.explicit[numbers] % size
-    return rows, part.first + numbers, part.tops[numbers] * adjoint.reshape(len(samples), size)[rows, positions]
+    adjoints = adjoint.reshape(len(samples), size)[rows, part.explicit[numbers] % size]
+    read = np.flatnonzero(adjoints)
+    return rows[read], part.first + numbers[read], part.tops[numbers[read]] * adjoints[read]
 
 
 def _assemble(scores: Floats, explicit: list[tuple[Ints, Ints, Floats]], width: int) -> sparse.csr_array:

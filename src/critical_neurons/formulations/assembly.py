@@ -12,10 +12,11 @@ from typing import assert_never
 import numpy as np
 from scipy import sparse
 
-from critical_neurons.core.network import Bools, Floats, Network
+from critical_neurons.core.network import Network
 from critical_neurons.core.program import Program, Rows, RowSource, lay_out, stack_rows, widen
-from critical_neurons.formulations.objective import Budget, Goal, Objective, encode_sparsity
-from critical_neurons.formulations.softmax import SoftmaxTerm
+from critical_neurons.core.structure import Bools, Floats
+from critical_neurons.formulations.loss_term import LossTerm
+from critical_neurons.formulations.objective import BudgetRows, Goal, Objective, encode_sparsity
 
 
 def lay_out_columns(unit_count: int, activation_count: int, gate_count: int, batch_size: int) -> dict[str, slice]:
@@ -32,7 +33,7 @@ def assemble_program(
     blocks: Mapping[str, slice],
     goal: Goal,
     network: Network,
-    term: SoftmaxTerm,
+    term: LossTerm,
     *,
     rows: Rows,
     sources: tuple[RowSource, ...],
@@ -62,12 +63,12 @@ def assemble_program(
             goal_rows = encode_sparsity(goal, network, sparsity, column_count)
             start[sparsity] = (goal_rows.lower - goal_rows.matrix @ start).max()
             cost[sparsity], lower[sparsity] = 1.0, -np.inf
-            cost[blocks["softmax"]] = goal.softmax_weight(len(term.labels))
-        case Budget():
+            cost[blocks["softmax"]] = goal.softmax_weight(len(term.loss))
+        case BudgetRows():
             weights = widen(sparse.csr_array(goal.weights), column_count)
             goal_rows = Rows(weights, np.full(len(goal.limits), -np.inf), goal.limits)
             upper[sparsity] = 0.0
-            cost[blocks["softmax"]] = 1.0 / len(term.labels)
+            cost[blocks["softmax"]] = 1.0 / len(term.loss)
         case _:
             assert_never(goal)
     integral = np.zeros(column_count, dtype=bool)

@@ -15,8 +15,8 @@ from __future__ import annotations
 import numpy as np
 from scipy import sparse
 
-from critical_neurons.core.network import NO_UNIT, Floats, Ints
 from critical_neurons.core.program import Rows, stack_rows
+from critical_neurons.core.structure import NO_UNIT, Floats, Ints
 from critical_neurons.formulations.affine import AffineNetwork
 from critical_neurons.formulations.gates import Gate
 

@@ -20,15 +20,12 @@ from scipy import sparse
 
 from critical_neurons.core.bounds import Bounds, Interval
 from critical_neurons.core.linear_suffix import Tail
+from critical_neurons.core.loss import Loss, as_loss
 from critical_neurons.core.network import (
     NO_POSITION,
-    NO_UNIT,
     Affine,
-    Bools,
     Concat,
-    Floats,
     Input,
-    Ints,
     LinearMap,
     MaxPool,
     Network,
@@ -42,15 +39,22 @@ from critical_neurons.core.network import (
     spread_windows,
 )
 from critical_neurons.core.program import Program, Rows, place, stack_rows
+from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints
 from critical_neurons.formulations.affine import CHUNK_BYTES
 from critical_neurons.formulations.assembly import assemble_program, lay_out_columns
+from critical_neurons.formulations.loss_term import LossTerm, follow
 from critical_neurons.formulations.objective import Goal
 from critical_neurons.formulations.shrinkage import find_shrinks
-from critical_neurons.formulations.softmax import SoftmaxTerm, follow
 
 
 def encode_literal(
-    network: Network, bounds: Bounds, labels: Ints, goal: Goal, *, integer: bool = True, tail: Tail | None = None
+    network: Network,
+    bounds: Bounds,
+    labels: Ints | Loss,
+    goal: Goal,
+    *,
+    integer: bool = True,
+    tail: Tail | None = None,
 ) -> Program:
     values = network.evaluate(bounds.inputs)
     explicit = [index for index, op in enumerate(network.ops) if isinstance(op, Relu | MaxPool)]
@@ -65,7 +69,7 @@ def encode_literal(
         blocks,
         goal,
         network,
-        SoftmaxTerm(follow(logits, tail), labels, blocks["softmax"], blocks["softmax"].stop),
+        LossTerm(follow(logits, tail), as_loss(labels), blocks["softmax"], blocks["softmax"].stop),
         rows=rows,
         sources=(),
         activations=activations,

@@ -10,7 +10,8 @@ import numpy as np
 from scipy import sparse
 
 from critical_neurons.core.bounds import Bounds, Interval
-from critical_neurons.core.network import NO_UNIT, Bools, Floats, Ints, Network, Relu
+from critical_neurons.core.network import Network, Relu
+from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 from scipy import sparse
 
-from critical_neurons.core.network import NO_UNIT, Floats, Ints
 from critical_neurons.core.program import Rows, place, stack_rows, widen
+from critical_neurons.core.structure import NO_UNIT, Floats, Ints
 from critical_neurons.formulations.affine import AffineNetwork
 from critical_neurons.formulations.gates import Gate
 from critical_neurons.formulations.max_pooling import Pool
@@ -36,6 +36,13 @@ class ReluRows:
     @property
     def row_count(self) -> int:
         return self.count + sum(len(gate.explicit) for gate in self._affine.gates.values())
+
+    @property
+    def defining(self) -> Ints:
+        starts = np.concatenate([[0], self.ends[:-1]])
+        return np.concatenate(
+            [start + gate.explicit for start, gate in zip(starts, self._affine.gates.values(), strict=True)]
+        )
 
     @property
     def piece(self) -> int:
@@ -126,6 +133,10 @@ class PoolRows:
         return 2 * self.count
 
     @property
+    def defining(self) -> Ints:
+        return np.arange(self.count)
+
+    @property
     def piece(self) -> int:
         return max(1, PIECE_ELEMENTS // self._affine.size)
 
@@ -156,6 +167,77 @@ class PoolRows:
         over = sparse.csr_array(value - sparse.diags_array(1.0 / tops) @ forms)
         nothing = np.full(len(rivals), np.inf)
         return [Rows(over, offset, nothing), Rows(sparse.csr_array(over + choice), -nothing, 1.0 + offset)]
+
+
+class RelaxedPoolRows:
+    """The same without columns for the choices, where these need not be whole (docs/method.md, section 3).
+
+    Numbered max pool by max pool: 0 <= x - h_i <= M, as many as rivals; then the sum over its k rivals of
+    1 - (x - h_i) / M is at least 1, as many as undecided windows.
+    """
+
+    def __init__(self, affine: AffineNetwork, column_count: int) -> None:
+        self._affine = affine
+        self._column_count = column_count
+        sizes = [len(pool.rivals) + len(pool.explicit) for pool in affine.pools.values()]
+        self.ends: Ints = np.cumsum([0, *sizes])[1:]
+
+    @property
+    def count(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    @property
+    def row_count(self) -> int:
+        return self.count
+
+    @property
+    def defining(self) -> Ints:
+        return np.arange(self.count)
+
+    @property
+    def piece(self) -> int:
+        return max(1, PIECE_ELEMENTS // self._affine.size)
+
+    def violations(self, point: Floats) -> Floats:
+        pooled = self._affine.evaluate(point).pooled
+        parts = [np.zeros(0)]
+        for index, pool in self._affine.pools.items():
+            read = pooled[index].reshape(-1)[pool.rivals] / pool.tops[pool.rivalries]
+            over = point[pool.columns][pool.rivalries] - read
+            parts += [np.maximum(-over, over - 1.0), point[pool.columns] - pool.most(pooled[index])]
+        return np.concatenate(parts)
+
+    def build(self, numbers: Ints) -> Rows:
+        parts = []
+        for (index, pool), chosen in zip(self._affine.pools.items(), _deal(numbers, self.ends), strict=True):
+            count = len(pool.rivals)
+            if len(chosen):
+                parts += self._build_pool(index, pool, chosen[chosen < count], chosen[chosen >= count] - count)
+        return stack_rows(parts, self._column_count)
+
+    def _build_pool(self, index: int, pool: Pool, rivals: Ints, windows: Ints) -> list[Rows]:
+        """0 <= y - h_i / M <= 1, and y - mean of h_i / M <= 1 - 1 / k."""
+        ones, nothing = np.ones(len(rivals)), np.full(len(windows), np.inf)
+        matrix, offset = self._subtract(index, pool, pool.rivalries[rivals], rivals, ones)
+        contested = np.flatnonzero(np.isin(pool.rivalries, windows))
+        sharing = pool.rivalries[contested]
+        shares = 1.0 / pool.rival_counts[sharing]
+        below, mean = self._subtract(index, pool, windows, contested, shares, np.searchsorted(windows, sharing))
+        most = 1.0 - 1.0 / pool.rival_counts[windows] + mean
+        return [Rows(matrix, offset, offset + 1.0), Rows(below, -nothing, most)]
+
+    def _subtract(
+        self, index: int, pool: Pool, windows: Ints, rivals: Ints, weights: Floats, rows: Ints | None = None
+    ) -> tuple[sparse.csr_array, Floats]:
+        """y of every window minus the weighted sum of the h_i / M that belong to its row, coefficients and constant
+        of the sum; without `rows` one rival each."""
+        elements, tops = pool.rivals[rivals], pool.tops[pool.rivalries[rivals]]
+        places = (np.arange(len(rivals)) if rows is None else rows, np.arange(len(rivals)))
+        gather = sparse.csr_array((weights / tops, places), shape=(len(windows), len(rivals)))
+        forms = widen(self._affine.differentiate_pooled(index, elements), self._column_count)
+        value = place(1.0, pool.first + windows, self._column_count)
+        offset: Floats = np.asarray(gather @ self._affine.at_zero.pooled[index].reshape(-1)[elements])
+        return sparse.csr_array(value - gather @ forms), offset
 
 
 def _deal(numbers: Ints, ends: Ints) -> list[Ints]:

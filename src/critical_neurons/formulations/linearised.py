@@ -9,8 +9,10 @@ import numpy as np
 
 from critical_neurons.core.bounds import Bounds, Interval
 from critical_neurons.core.linear_suffix import Tail
-from critical_neurons.core.network import Floats, Ints, Network, Relu
+from critical_neurons.core.loss import Loss
+from critical_neurons.core.network import Network, Relu
 from critical_neurons.core.program import Program
+from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.formulations.gates import Decision
 from critical_neurons.formulations.objective import Goal
 from critical_neurons.formulations.reduced_space import encode_eliminated
@@ -18,7 +20,7 @@ from critical_neurons.formulations.shrinkage import find_shrinks
 
 
 def encode_linearised(
-    network: Network, bounds: Bounds, labels: Ints, goal: Goal, *, tail: Tail | None = None
+    network: Network, bounds: Bounds, labels: Ints | Loss, goal: Goal, *, tail: Tail | None = None
 ) -> Program:
     return encode_eliminated(network, bounds, labels, goal, Linearised(), integer=False, has_rows=False, tail=tail)
 

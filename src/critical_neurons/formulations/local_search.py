@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
-from scipy.special import logsumexp
 
-from critical_neurons.core.network import Floats, Ints, Network, Relu
-from critical_neurons.formulations.objective import Budget, Goal, encode_sparsity
+from critical_neurons.core.loss import Loss, as_loss
+from critical_neurons.core.network import Network, Relu
+from critical_neurons.core.structure import Floats, Ints
+from critical_neurons.formulations.objective import BudgetRows, Goal, encode_sparsity
 
 MOST_MOVES = 2000
 """Trials before the best of them is taken; where there are more, so many are drawn."""
@@ -32,8 +33,8 @@ TIE = 1e-9
 
 
 class MaskSearch:
-    def __init__(self, network: Network, inputs: Floats, labels: Ints, goal: Goal) -> None:
-        self._network, self._inputs, self._labels, self._goal = network, inputs, labels, goal
+    def __init__(self, network: Network, inputs: Floats, labels: Ints | Loss, goal: Goal) -> None:
+        self._network, self._inputs, self._loss, self._goal = network, inputs, as_loss(labels), goal
         dependent: list[bool] = []
         for op in network.ops:
             dependent.append(isinstance(op, Relu) or any(dependent[source] for source in op.sources))
@@ -98,13 +99,12 @@ class MaskSearch:
             index: np.tile(value, (len(masks), *(1 for _ in value.shape[1:]))) for index, value in self._fixed.items()
         }
         logits = self._network.evaluate(self._inputs, np.repeat(masks, batch, axis=0), known)[-1]
-        labels = np.tile(self._labels, len(masks))
-        losses = logsumexp(logits, axis=1) - logits[np.arange(len(logits)), labels]
+        losses = self._loss.choose(np.tile(np.arange(batch), len(masks))).values(logits)
         loss = losses.reshape(len(masks), batch).sum(axis=1)
         return np.asarray(self._add_goal(loss, masks) + TIE * masks.sum(axis=1))
 
     def _add_goal(self, loss: Floats, masks: Floats) -> Floats:
-        if isinstance(self._goal, Budget):
+        if isinstance(self._goal, BudgetRows):
             excess = np.maximum(masks @ self._goal.weights.T / np.maximum(self._goal.limits, 1e-9) - 1.0, 0.0)
             return np.asarray(loss / len(self._inputs) + EXCESS * excess.max(axis=1))
         rows = encode_sparsity(self._goal, self._network, masks.shape[1], masks.shape[1] + 1)

@@ -15,7 +15,8 @@ from functools import cached_property
 import numpy as np
 from scipy import sparse
 
-from critical_neurons.core.network import Bools, Floats, Ints, MaxPool, spread_windows
+from critical_neurons.core.network import MaxPool, spread_windows
+from critical_neurons.core.structure import Bools, Floats, Ints
 
 PAIR_LIMIT = 50_000
 """Rivals compared with their winners; in larger pools only dead rivals decide a window."""
@@ -51,6 +52,18 @@ class Pool:
         decided = np.ones(self.winners.shape, dtype=bool)
         decided.reshape(-1)[self.explicit] = False
         return decided
+
+    @cached_property
+    def rival_counts(self) -> Ints:
+        """By place in `explicit`."""
+        return np.bincount(self.rivalries, minlength=len(self.explicit))
+
+    def most(self, read: Floats) -> Floats:
+        """The largest y of every undecided window that relaxed choices leave: k y <= k - 1 + the sum of h_i / M."""
+        shares = read.reshape(-1)[self.rivals] / self.tops[self.rivalries]
+        total = np.bincount(self.rivalries, shares, minlength=len(self.explicit))
+        most: Floats = 1.0 + (total - 1.0) / self.rival_counts
+        return most
 
     @property
     def pairs(self) -> tuple[Ints, Ints]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, assert_never
+from typing import TypeAlias, assert_never
 
 import numpy as np
 from scipy import sparse
 from scipy.optimize import brentq
 
-from critical_neurons.core.costs import Measure, count_cost, differentiate_cost
-from critical_neurons.core.network import Floats, Network
+from critical_neurons.core.budget import Budget
+from critical_neurons.core.costs import count_cost, differentiate_cost
+from critical_neurons.core.formulation import ObjectiveName
+from critical_neurons.core.network import Network
 from critical_neurons.core.program import Rows
-from critical_neurons.core.settings import BUDGETS, ObjectiveName
+from critical_neurons.core.structure import Floats
 from critical_neurons.errors import InvalidSettingError
 
 
@@ -33,7 +34,7 @@ class Objective:
 
     def layer_weights(self, network: Network) -> Floats:
         """What one score of each group of units counts in the sparsity term."""
-        sizes = np.array(network.groups, dtype=np.float64)
+        sizes = np.array(network.group_sizes, dtype=np.float64)
         match self.name:
             case "balanced":
                 return 1.0 / sizes
@@ -49,14 +50,14 @@ class Objective:
 
     def compute(self, network: Network, scores: Floats, losses: Floats) -> float:
         """Equations 5 to 7 by their definition: what the program minimises, without the program."""
-        layers = np.split(scores - self.rescale, np.cumsum(network.groups)[:-1])
+        layers = np.split(scores - self.rescale, np.cumsum(network.group_sizes)[:-1])
         sums = self.layer_weights(network) * [layer.sum() for layer in layers]
         sparsity = sums.sum() - (sums.min() if len(sums) > 1 else 0.0)
         return float(sparsity + self.softmax_weight(len(losses)) * losses.sum())
 
 
 @dataclass(frozen=True, eq=False)
-class Budget:
+class BudgetRows:
     """At most so much kept, in place of the sparsity term: weights (rows, units) · scores <= limits.
 
     What is minimised is the softmax term alone, averaged over the data points.
@@ -69,7 +70,7 @@ class Budget:
         return float(losses.mean())
 
 
-Goal: TypeAlias = Objective | Budget
+Goal: TypeAlias = Objective | BudgetRows
 
 
 def find_floor(goal: Goal, network: Network) -> float:
@@ -77,26 +78,20 @@ def find_floor(goal: Goal, network: Network) -> float:
     return goal.compute(network, np.zeros(network.unit_count), np.zeros(1))
 
 
-def read_budget(network: Network, budget: Mapping[str, Any]) -> Budget:
-    """The budget that `score` is told."""
-    measure = next(name for name in BUDGETS if name in budget)
-    return budget_network(network, measure, budget[measure], by_layer=budget.get("scope", "layer") == "layer")
-
-
-def budget_network(network: Network, measure: Measure, share: float, *, by_layer: bool) -> Budget:
+def budget_network(network: Network, budget: Budget) -> BudgetRows:
     """The share of the units, of every group or of all, or of the parameters or multiply-adds of the network.
 
     Those are products of what two neighbouring layers keep; they are linearised where every unit is kept by the same
     part and the whole is the share.
     """
-    units = network.unit_count
+    units, measure, share = network.unit_count, budget.measure, budget.share
     if measure == "units":
-        starts = np.repeat(np.arange(len(network.groups)), network.groups)
-        rows = np.eye(len(network.groups))[:, starts] if by_layer else np.ones((1, units))
-        return Budget(rows, np.floor(share * rows.sum(axis=1) + 1e-9))
+        starts = np.repeat(np.arange(len(network.group_sizes)), network.group_sizes)
+        rows = np.eye(len(network.group_sizes))[:, starts] if budget.by_layer else np.ones((1, units))
+        return BudgetRows(rows, np.floor(share * rows.sum(axis=1) + 1e-9))
 
     def cost(part: float) -> float:
-        return count_cost(network.wirings, _keep(part, units), measure)
+        return count_cost(network.structure, _keep(part, units), measure)
 
     limit = share * cost(1.0)
     if cost(0.0) > limit:
@@ -105,9 +100,9 @@ def budget_network(network: Network, measure: Measure, share: float, *, by_layer
             f"{cost(0.0) / cost(1.0):.4g}."
         )
     part = float(brentq(lambda p: cost(p) - limit, 0.0, 1.0))
-    slope = differentiate_cost(network.wirings, _keep(part, units), measure)[:units]
+    slope = differentiate_cost(network.structure, _keep(part, units), measure)[:units]
     slope /= slope.max()
-    return Budget(slope[None], np.array([part * slope.sum()]))
+    return BudgetRows(slope[None], np.array([part * slope.sum()]))
 
 
 def _keep(part: float, units: int) -> Floats:
@@ -119,7 +114,7 @@ def encode_sparsity(objective: Objective, network: Network, column: int, column_
 
     The scores are the first columns, layer after layer; `column` is that of t.
     """
-    weights, sizes = objective.layer_weights(network), network.groups
+    weights, sizes = objective.layer_weights(network), network.group_sizes
     layer_count = len(sizes)
     left_in = 1.0 - np.eye(layer_count) if layer_count > 1 else np.ones((1, 1))
     coefficients = np.zeros((layer_count, column_count))

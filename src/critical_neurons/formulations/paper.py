@@ -12,8 +12,10 @@ import numpy as np
 
 from critical_neurons.core.bounds import Bounds, Interval
 from critical_neurons.core.linear_suffix import Tail
-from critical_neurons.core.network import Floats, Ints, Network, Relu
+from critical_neurons.core.loss import Loss
+from critical_neurons.core.network import Network, Relu
 from critical_neurons.core.program import Program
+from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.formulations.gates import Decision, find_scale
 from critical_neurons.formulations.objective import Goal
 from critical_neurons.formulations.reduced_space import encode_eliminated
@@ -26,7 +28,13 @@ black background, with columns too small for a solver."""
 
 
 def encode_paper(
-    network: Network, bounds: Bounds, labels: Ints, goal: Goal, *, integer: bool = True, tail: Tail | None = None
+    network: Network,
+    bounds: Bounds,
+    labels: Ints | Loss,
+    goal: Goal,
+    *,
+    integer: bool = True,
+    tail: Tail | None = None,
 ) -> Program:
     return encode_eliminated(network, bounds, labels, goal, Paper(), integer=integer, tail=tail)
 

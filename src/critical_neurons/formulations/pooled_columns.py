@@ -21,8 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import sparse
 
-from critical_neurons.core.network import NO_UNIT, Affine, Floats, Ints, Op, Relu, Shape
+from critical_neurons.core.network import Affine, Op, Relu, Shape
 from critical_neurons.core.program import Rows, place, stack_rows
+from critical_neurons.core.structure import NO_UNIT, Floats, Ints
 from critical_neurons.formulations.gates import Decision
 
 PIECE = 10**5
@@ -105,6 +106,15 @@ class Sums:
         whole.reshape(-1)[self.explicit] += self.tops * columns[self.columns]
         return whole
 
+    def limit(self, point: Floats) -> tuple[Floats, Floats]:
+        """The least and the largest y of every output at these scores; equation 9b."""
+        scores = np.where(self.units == NO_UNIT, 1.0, point[self.units])
+        pieces, tilts = self.pieces
+        least = np.zeros(len(self.explicit))
+        np.maximum.at(least, self.owners, pieces + tilts * scores[self.owners])
+        constant, slope = self.ceiling
+        return least, constant + slope * scores
+
     def gather(self, activations: Floats) -> Floats:
         """The columns at these activations of the ReLU."""
         sums = np.bincount(self.owners, self.weights * activations.reshape(-1)[self.elements], len(self.explicit))
@@ -174,6 +184,10 @@ class SumRows:
     @property
     def row_count(self) -> int:
         return self.count
+
+    @property
+    def defining(self) -> Ints:
+        return np.arange(self.count)
 
     @property
     def piece(self) -> int:

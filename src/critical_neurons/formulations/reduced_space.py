@@ -14,17 +14,20 @@ from scipy import sparse
 
 from critical_neurons.core.bounds import Bounds
 from critical_neurons.core.linear_suffix import Tail
-from critical_neurons.core.network import NO_UNIT, Bools, Floats, Ints, Network
-from critical_neurons.core.program import Branching, Program, Rows, stack_rows
+from critical_neurons.core.loss import Loss, as_loss
+from critical_neurons.core.network import Network
+from critical_neurons.core.program import SHARED, Branching, Origins, Program, Rows, stack_rows
+from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints
 from critical_neurons.formulations.affine import AffineNetwork
 from critical_neurons.formulations.assembly import assemble_program, lay_out_columns
 from critical_neurons.formulations.convex_hull import MOST_NUMBERS, HullRows, count_numbers
 from critical_neurons.formulations.gates import Formulation
-from critical_neurons.formulations.lazy_rows import PoolRows, ReluRows
+from critical_neurons.formulations.lazy_rows import PoolRows, RelaxedPoolRows, ReluRows
 from critical_neurons.formulations.local_search import MaskSearch
+from critical_neurons.formulations.loss_term import LossTerm, follow
 from critical_neurons.formulations.objective import Goal
 from critical_neurons.formulations.pooled_columns import SumRows
-from critical_neurons.formulations.softmax import SoftmaxTerm, follow
+from critical_neurons.formulations.relaxed_points import Favour, Repair, fit_sparsity
 
 CLOSED = 1e-9
 """Up to this share of its bound an activation is rounding: p at its bound U and a score of 0 leave p - U, not 0."""
@@ -33,7 +36,7 @@ CLOSED = 1e-9
 def encode_eliminated(
     network: Network,
     bounds: Bounds,
-    labels: Ints,
+    labels: Ints | Loss,
     goal: Goal,
     formulation: Formulation,
     *,
@@ -45,7 +48,7 @@ def encode_eliminated(
     """`binary`: scores are 0 or 1. `tail`: what follows the network, where it is a span of a model."""
     affine = AffineNetwork(network, bounds, formulation, summed=not integer and not formulation.completes)
     counts = {index: len(gate.explicit) if integer else 0 for index, gate in affine.gates.items()}
-    counts |= {index: len(pool.rivals) for index, pool in affine.pools.items()}
+    counts |= {index: len(pool.rivals) if integer else 0 for index, pool in affine.pools.items()}
     explicit = affine.column_count - affine.unit_count
     blocks = lay_out_columns(affine.unit_count, explicit, sum(counts.values()), affine.batch_size)
     gate_columns = _deal_out(counts, blocks["gate"].start)
@@ -56,36 +59,41 @@ def encode_eliminated(
     columns = affine.columns_of(values)
     sources = (
         ReluRows(affine, gate_columns, column_count),
-        PoolRows(affine, gate_columns, column_count),
+        PoolRows(affine, gate_columns, column_count) if integer else RelaxedPoolRows(affine, column_count),
         SumRows(affine.sums, column_count),
     )
     program = assemble_program(
         blocks,
         goal,
         network,
-        SoftmaxTerm(follow(affine, tail), labels, blocks["softmax"], column_count),
-        rows=stack_rows(_encode_choices(affine, gate_columns, column_count), column_count),
+        LossTerm(follow(affine, tail), as_loss(labels), blocks["softmax"], column_count),
+        rows=stack_rows(_encode_choices(affine, gate_columns, column_count, integer=integer), column_count),
         sources=tuple(source for source in sources if has_rows and source.count),
         activations=columns[blocks["activation"]],
-        gates=_start_gates(affine, columns, values, network, relus=integer),
+        gates=_start_gates(affine, columns, values, network) if integer else np.zeros(0, dtype=bool),
         integer=integer,
         highest_activation=1.0,
     )
     lower, upper = _bound_columns(affine, program, integer, has_rows)
-    implicit = 0 if integer else sum(len(gate.explicit) for gate in affine.gates.values())
-    implicit += sum(len(sums.elements) for sums in affine.sums.values())
-    program = replace(program, lower=lower, upper=upper, implicit_gates=implicit)
+    program = replace(program, lower=lower, upper=upper)
+    if not integer:
+        implicit = [len(gate.explicit) for gate in affine.gates.values()]
+        implicit += [len(sums.elements) for sums in affine.sums.values()]
+        implicit += [len(pool.rivals) for pool in affine.pools.values()]
+        program = replace(program, implicit_gates=sum(implicit), origins=_find_origins(affine, blocks))
+    if not integer and not formulation.completes and program.sources:
+        program = replace(program, propose=Favour(Repair(affine, program), as_loss(labels), tail))
     if binary:
         integral = program.integer | (np.arange(column_count) < affine.unit_count)
         program = replace(program, integer=integral)
     if formulation.completes:
         completion = Completion(network, affine, program, binary, integer)
-        search = MaskSearch(network, bounds.inputs, labels, goal)
+        search = MaskSearch(network, bounds.inputs, as_loss(labels), goal)
         program = replace(program, complete=completion, improve=Improvement(completion, search))
     if formulation.completes and binary and integer:
         small = count_numbers(affine) <= MOST_NUMBERS
         hulls = HullRows(affine, gate_columns, column_count) if small else None
-        depths = np.repeat(np.arange(len(network.groups)), network.groups)
+        depths = np.repeat(np.arange(len(network.group_sizes)), network.group_sizes)
         program = replace(program, branching=Branching(blocks["score"], depths, hulls))
     return program
 
@@ -110,14 +118,9 @@ class Completion:
         columns, values = self.affine.complete(given)
         completed = np.zeros(self.program.column_count)
         completed[: len(columns)] = columns
-        gates = _start_gates(self.affine, columns, values, self.network, relus=self.integer)
-        completed[self.program.blocks["gate"]] = gates
-        sparsity = self.program.blocks["sparsity"].start
-        if self.program.cost[sparsity]:
-            rows = self.program.rows
-            bounding = np.flatnonzero(rows.matrix[:, [sparsity]].toarray().reshape(-1))
-            completed[sparsity] = (rows.lower - rows.matrix @ completed)[bounding].max()
-        return completed
+        if self.integer:
+            completed[self.program.blocks["gate"]] = _start_gates(self.affine, columns, values, self.network)
+        return fit_sparsity(self.program, completed)
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,15 @@ class Improvement:
         better = point.copy()
         better[score] = self.search.improve(np.round(point[score]), seconds, seed)
         return self.completion(better)
+
+
+def _find_origins(affine: AffineNetwork, blocks: Mapping[str, slice]) -> Origins:
+    points, depths = np.full((2, blocks["softmax"].stop), SHARED)
+    for index, part in affine.parts.items():
+        points[part.columns] = part.explicit // affine.sizes[index]
+        depths[part.columns] = index
+    points[blocks["softmax"]] = np.arange(affine.batch_size)
+    return Origins(points, depths)
 
 
 def _deal_out(counts: Mapping[int, int], first: int) -> dict[int, slice]:
@@ -151,12 +163,9 @@ def _bound_columns(affine: AffineNetwork, program: Program, integer: bool, has_r
     return lower, upper
 
 
-def _start_gates(
-    affine: AffineNetwork, columns: Floats, values: Mapping[int, Floats], network: Network, *, relus: bool
-) -> Bools:
-    """The gates and choices that go with the values; `relus`: those of the ReLUs have columns."""
-    parts = [columns[gate.columns] > CLOSED for gate in affine.gates.values() if relus]
-    parts.append(np.zeros(0, dtype=bool))
+def _start_gates(affine: AffineNetwork, columns: Floats, values: Mapping[int, Floats], network: Network) -> Bools:
+    """The gates and choices that go with the values."""
+    parts = [columns[gate.columns] > CLOSED for gate in affine.gates.values()]
     for index, pool in affine.pools.items():
         read = values[network.ops[index].sources[0]].reshape(-1)[pool.rivals]
         best_first = np.lexsort((-read, pool.rivalries))
@@ -164,10 +173,12 @@ def _start_gates(
         chosen = np.zeros(len(pool.rivals), dtype=bool)
         chosen[best_first[firsts]] = True
         parts.append(chosen)
-    return np.concatenate(parts)
+    return np.concatenate([np.zeros(0, dtype=bool), *parts])
 
 
-def _encode_choices(affine: AffineNetwork, gate_columns: Mapping[int, slice], column_count: int) -> list[Rows]:
+def _encode_choices(
+    affine: AffineNetwork, gate_columns: Mapping[int, slice], column_count: int, *, integer: bool
+) -> list[Rows]:
     """y <= z for every explicit activation, z <= s where gates follow scores, sum of m = 1 in every window."""
     parts = []
     for index, gate in affine.gates.items():
@@ -177,7 +188,7 @@ def _encode_choices(affine: AffineNetwork, gate_columns: Mapping[int, slice], co
         if gate.follow_scores:
             scored = np.flatnonzero(gate.explicit_units != NO_UNIT)
             parts.append(_order(gate_columns[index].start + scored, gate.explicit_units[scored], column_count))
-    for index, pool in affine.pools.items():
+    for index, pool in affine.pools.items() if integer else ():
         places = gate_columns[index].start + np.arange(len(pool.rivals))
         matrix = sparse.csr_array(
             (np.ones(len(places)), (pool.rivalries, places)), shape=(len(pool.explicit), column_count)

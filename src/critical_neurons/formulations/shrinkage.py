@@ -13,18 +13,8 @@ from typing import assert_never
 import numpy as np
 
 from critical_neurons.core.bounds import Bounds
-from critical_neurons.core.network import (
-    NO_UNIT,
-    Affine,
-    Concat,
-    Floats,
-    Input,
-    MaxPool,
-    Network,
-    Relu,
-    Sum,
-    spread_windows,
-)
+from critical_neurons.core.network import Affine, Concat, Input, MaxPool, Network, Relu, Sum, spread_windows
+from critical_neurons.core.structure import NO_UNIT, Floats
 
 
 def find_shrinks(network: Network, bounds: Bounds) -> dict[int, Floats]:

@@ -5,20 +5,29 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from critical_neurons.core.plan import Plan
-from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError, PlanMismatchError
-from critical_neurons.readers import unwrap
+from critical_neurons.core.structure import SIZE, Slice
+from critical_neurons.errors import (
+    InvalidFileError,
+    InvalidInputError,
+    InvalidSettingError,
+    PlanMismatchError,
+    first_line,
+)
+from critical_neurons.removal.remove import remove_units
+from critical_neurons.structure import unwrap
 
 FORMAT = "critical_neurons model"
 
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 MODEL, PLAN, PROVENANCE = "model.safetensors", "plan.json", "provenance.json"
@@ -32,90 +41,80 @@ LISTED = 4
 
 
 def check_unit_counts(model: nn.Module, plan: Plan) -> None:
-    modules = dict(model.named_modules())
-    for layer in plan.layers:
-        weight = getattr(modules.get(layer.name), "weight", None)
-        found = len(weight) if isinstance(weight, Tensor) else "no"
-        if found != len(layer.kept):
+    """Raise unless the model has, of all that the plan slices, as much as the plan keeps."""
+    for each in plan.structure.slices:
+        found = _measure(model, each)
+        kept = plan.stays[np.atleast_2d(each.units)[0]].sum()  # all blocks keep as many
+        if found != kept:
             raise PlanMismatchError(
-                f"{layer.name}: the plan keeps {len(layer.kept)} units of it, the model has {found}. Give the plan "
-                "that the model was pruned by."
+                f"{each.tensor}: the plan keeps {kept} of its {each.units.shape[-1]} channels, the model has "
+                f"{'no such' if found is None else found}. Give the plan that the model was pruned by."
             )
 
 
-def list_sizes(module: nn.Module) -> dict[str, int]:
-    """What removal changes of a module besides its tensors."""
-    match module:
-        case nn.Linear():
-            names = ["in_features", "out_features"]
-        case nn.Conv1d() | nn.Conv2d():
-            names = ["in_channels", "out_channels", "groups"]
-        case nn.BatchNorm1d() | nn.BatchNorm2d():
-            names = ["num_features"]
-        case _:
-            names = []
-    return {name: getattr(module, name) for name in names}
+def make_smaller(path: Path, model: nn.Module, plan: Plan) -> nn.Module:
+    """The model in the sizes that the plan leaves, with any values. Raise unless the plan is one of this model."""
+    for each in plan.structure.slices:
+        found = _measure(model, each)
+        blocks = len(each.units) if each.units.ndim == 2 else 1
+        if found != each.units.shape[-1] or (blocks > 1 and len(_find(model, each.tensor)) % blocks):
+            raise InvalidFileError(f"{path}: it slices {each.tensor} in another way than this network allows.")
+    try:
+        return remove_units(model, plan.structure, plan.stays)
+    except (RuntimeError, ValueError, IndexError, AttributeError, TypeError) as error:
+        raise InvalidFileError(f"{path}: does not fit this network ({first_line(error)}).") from error
 
 
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    match module:
-        case nn.Linear():
-            return {"weight": (module.out_features, module.in_features), "bias": (module.out_features,)}
-        case nn.Conv1d() | nn.Conv2d():
-            per_group = module.in_channels // module.groups
-            return {"weight": (module.out_channels, per_group, *module.kernel_size), "bias": (module.out_channels,)}
-        case nn.BatchNorm1d() | nn.BatchNorm2d():
-            return dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (module.num_features,))
-        case _:
-            return {}
+def _measure(model: nn.Module, each: Slice) -> int | None:
+    """The size of what is sliced, None where there is nothing of that name."""
+    values = _find(model, each.tensor)
+    if each.axis == SIZE:
+        return values if type(values) is int else None
+    return values.shape[each.axis] if isinstance(values, Tensor) and 0 <= each.axis < values.ndim else None
 
 
-def resize_module(name: str, module: nn.Module, sizes: Mapping[str, int]) -> None:
-    """Give the module the sizes that were saved, and tensors to be filled. A size can only fall."""
-    old = list_sizes(module)
-    groups = sizes.get("groups", 1)
-    if (
-        sizes.keys() != old.keys()
-        or any(not 1 <= sizes[key] <= old[key] for key in old)
-        or any(sizes[key] % groups for key in sizes if key != "groups")
-    ):
-        raise InvalidFileError(
-            f"{PROVENANCE}: {name} cannot have the sizes {dict(sizes)}; in the original it has {old}."
-        )
-    for key, size in sizes.items():
-        setattr(module, key, size)
-    for key, shape in _shapes(module).items():
-        values = module._parameters.get(key, module._buffers.get(key))
-        if values is not None and values.shape != shape:
-            empty = values.detach().new_empty(shape)
-            is_parameter = isinstance(values, nn.Parameter)
-            setattr(module, key, nn.Parameter(empty, requires_grad=values.requires_grad) if is_parameter else empty)
+def _find(model: nn.Module, name: str) -> Any:
+    """A parameter, a buffer or a plain attribute of a module."""
+    owner, _, key = name.rpartition(".")
+    module = dict(model.named_modules(remove_duplicate=False)).get(owner)
+    if module is None:
+        return None
+    return next((held[key] for held in (module._parameters, module._buffers, vars(module)) if key in held), None)
 
 
-def give_bias(module: nn.Module) -> None:
-    """Removal gives a layer a bias where the removed units leave a constant behind."""
-    if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d) and module.bias is None:
-        weight = module.weight
-        module.bias = nn.Parameter(weight.detach().new_empty(len(weight)), requires_grad=weight.requires_grad)
+def give_biases(model: nn.Module, names: Collection[str]) -> None:
+    """Refitting may give a layer a bias that had none."""
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear | nn.modules.conv._ConvNd) or module.bias is not None:
+            continue
+        if (f"{name}.bias" if name else "bias") in names:
+            size = module.out_features if isinstance(module, nn.Linear) else module.out_channels
+            weight = module.weight
+            module.bias = nn.Parameter(weight.detach().new_empty(size), requires_grad=weight.requires_grad)
 
 
 def fill_tensors(path: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Names and shapes must agree exactly; the floating-point type is that of the file."""
+    """Names and shapes must agree exactly; floating-point types are those of the file."""
     types = {values.dtype for values in tensors.values() if values.is_floating_point()}
     if len(types) == 1:
-        model.to(types.pop())
+        model.to(types.pop())  # and with it the buffers that are not in the file
     expected = {name: values for name, values in model.state_dict().items() if isinstance(values, Tensor)}
     complaints = [f"{name} is missing" for name in expected if name not in tensors]
     complaints += [f"{name} is unexpected" for name in tensors if name not in expected]
     complaints += [
         f"{name} is {found.dtype} {tuple(found.shape)} in place of {values.dtype} {tuple(values.shape)}"
         for name, values in expected.items()
-        if (found := tensors.get(name)) is not None and (found.shape, found.dtype) != (values.shape, values.dtype)
+        if (found := tensors.get(name)) is not None and not _fits(found, values)
     ]
     if complaints:
         more = f" and {len(complaints) - LISTED} more" if len(complaints) > LISTED else ""
         raise InvalidFileError(f"{path}: does not fit the network: {'; '.join(complaints[:LISTED])}{more}.")
     model.load_state_dict({name: values.clone() for name, values in tensors.items()}, assign=True)
+
+
+def _fits(found: Tensor, values: Tensor) -> bool:
+    same_kind = found.dtype == values.dtype or (found.is_floating_point() and values.is_floating_point())
+    return found.shape == values.shape and same_kind
 
 
 def find_shared(state: Mapping[str, Tensor]) -> list[list[str]]:
@@ -171,9 +170,6 @@ def read_part(path: Path, provenance: Mapping[str, Any]) -> bytes:
 def check_provenance(data: Mapping[str, Any]) -> Mapping[str, Any]:
     if data["digest"] != digest_content({name: value for name, value in data.items() if name != "digest"}):
         raise ValueError("the digest of its content is another")
-    numbers = [size for sizes in data["sizes"].values() for size in sizes.values()]
-    if not all(type(number) is int for number in numbers):
-        raise ValueError("a size that is no whole number")
     if not all(isinstance(name, str) for names in data["shared"] for name in (*names, data["sha256"][MODEL])):
         raise ValueError("a name that is no text")
     return data

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
-import logging
 import os
-import tempfile
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from critical_neurons.core.files import check_writable, write_atomically
-from critical_neurons.errors import ExportError, InvalidInputError, InvalidSettingError, MissingExtraError
+from critical_neurons.errors import ExportError, InvalidInputError, InvalidSettingError
+from critical_neurons.io.onnx_runtime import Runner, open_onnx, quiet, reporting, require_onnx
+from critical_neurons.removal.rows import (
+    Inputs,
+    call_model,
+    count_rows,
+    find_tensors,
+    map_inputs,
+    match_model,
+    name_tensors,
+    take_rows,
+)
 
 TRACED_ROWS = 3
 """Inputs in the traced batch: more than one, since torch takes a batch of one for a fixed size."""
@@ -29,16 +39,14 @@ CHECKED_ROWS = (1, 5)
 EXPORT_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 """Largest difference between the outputs of the model and of its export, relative to the largest output above one."""
 
-CALIBRATION_ROWS = 32
-"""Images per step when the ranges for int8 are found."""
-
 INPUT, OUTPUT, BATCH = "input", "output", "batch"
-"""What the input and the output of an ONNX file are called, and their first axis."""
+"""What the input and the output of an ONNX file are called, and their first axis, unless the model says otherwise. Of
+several, inputs are called as in the forward and outputs by their names or numbers."""
+
+ONNX_NAMES = "onnx_names"
+"""Where the `meta` of a model that was an ONNX file has the names of its input and output: they stay."""
 
 FORWARD_HINT = " Neither the number of inputs nor their values may decide what the forward does."
-
-Runner: TypeAlias = Callable[[Tensor], Tensor]
-"""What turns a batch of inputs into outputs."""
 
 
 @dataclass(frozen=True)
@@ -50,111 +58,98 @@ class Export:
     difference: float
 
 
-def export_onnx(model: nn.Module, path: str | os.PathLike[str], example: Tensor) -> Export:
-    """One ONNX file with a dynamic batch, its input and output called "input" and "output"."""
+def export_onnx(model: nn.Module, path: str | os.PathLike[str], example: Inputs) -> Export:
+    """One ONNX file with a dynamic batch. A single input or output is called "input" or "output", or as in the ONNX
+    file that the model comes from."""
     check_writable(path)
     return _write(path, convert_to_onnx(model, example), model, example, open_onnx)
 
 
-def export_pt2(model: nn.Module, path: str | os.PathLike[str], example: Tensor) -> Export:
-    """A file of `torch.export`, with a dynamic batch."""
+def export_pt2(model: nn.Module, path: str | os.PathLike[str], example: Inputs) -> Export:
+    """A file of `torch.export`, with a dynamic batch. Outputs of a type that it does not know become a tuple."""
     check_writable(path)
     rows = _cycle(example, TRACED_ROWS, model)
     content = io.BytesIO()
-    with _reporting("torch.export", FORWARD_HINT), _quiet():
-        torch.export.save(_capture(model, rows), content)
+    with reporting("torch.export", FORWARD_HINT), quiet():
+        copied = _copy_for_export(model, rows, Tensor, int, float, str, type(None))
+        torch.export.save(_capture(copied, rows), content)
     return _write(path, content.getvalue(), model, example, _open_pt2)
 
 
-def convert_to_onnx(model: nn.Module, example: Tensor) -> bytes:
+def convert_to_onnx(model: nn.Module, example: Inputs) -> bytes:
     require_onnx()
     rows = _cycle(example, TRACED_ROWS, model)
-    with _reporting("ONNX export", FORWARD_HINT), _quiet():
+    with reporting("ONNX export", FORWARD_HINT), quiet():
+        args, kwargs = _split_arguments(rows)
+        reads, gives = _name_ends(model, rows)
         program: Any = torch.onnx.export(
-            _capture(model, rows),
-            (rows,),
+            _capture(_copy_for_export(model, rows, Tensor), rows),
+            args,
+            kwargs=kwargs,
             dynamo=True,
-            dynamic_shapes=({0: BATCH},),  # names the axis
+            dynamic_shapes=_free_batch(model, rows, BATCH),  # names the axis
             verbose=False,
-            input_names=[INPUT],
-            output_names=[OUTPUT],
+            input_names=reads,
+            output_names=gives,
         )
         content: bytes = program.model_proto.SerializeToString()
     return content
 
 
-def open_onnx(source: bytes | Path, threads: int = 1) -> Runner:
-    """Run an ONNX file with onnxruntime, on the CPU and so many threads."""
-    runtime = require_onnx()
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 4  # what goes wrong is raised, too
-    # Threads that wait busily would slow down whatever is measured next.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    with _reporting("loading in onnxruntime", " It knows no convolutions in float64: convert with model.float()."):
-        session = runtime.InferenceSession(
-            source if isinstance(source, bytes) else str(source), options, providers=["CPUExecutionProvider"]
-        )
-
-    def run(inputs: Tensor) -> Tensor:
-        try:  # `with _reporting` would show in the latency of small networks
-            return torch.from_numpy(session.run([OUTPUT], {INPUT: inputs.numpy()})[0])
-        except Exception as error:
-            raise _failed("running in onnxruntime", error) from error
-
-    return run
+def _name_ends(model: nn.Module, rows: Inputs) -> tuple[list[str], list[str]]:
+    """What inputs and outputs are called."""
+    known = model.meta if isinstance(model, fx.GraphModule) else {}
+    source, target = known.get(ONNX_NAMES, (INPUT, OUTPUT))
+    if isinstance(rows, Tensor):
+        reads = [source]
+    elif isinstance(rows, Mapping):
+        reads = list(rows)
+    else:
+        reads = [name for name, _ in name_tensors(inspect.signature(model.forward).bind(*rows).arguments)]
+    found = [name for name, _ in name_tensors(_run(_copy(model), rows))]
+    gives = [name if name and not name[0].isdigit() and name not in reads else f"{OUTPUT}_{name}" for name in found]
+    return reads, [target] if len(found) == 1 else gives
 
 
-def quantise_onnx(content: bytes, calibration: Tensor) -> bytes:
-    """The network in int8, by onnxruntime's static quantisation: weights per channel, activations per tensor with the
-    ranges they take on the calibration inputs."""
-    require_onnx()
-    from onnxruntime import quantization
-
-    batches = iter([{INPUT: rows.numpy()} for rows in torch.split(calibration, CALIBRATION_ROWS)])
-
-    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
-        def get_next(self) -> dict[str, Any] | None:
-            return next(batches, None)
-
-    with tempfile.TemporaryDirectory() as folder, _reporting("int8 quantisation"), _quiet():
-        source, target = Path(folder, "float.onnx"), Path(folder, "int8.onnx")
-        source.write_bytes(content)
-        quantization.quantize_static(
-            str(source), str(target), Reader(), quant_format=quantization.QuantFormat.QDQ, per_channel=True
-        )
-        return target.read_bytes()
-
-
-def check_export(model: nn.Module, run: Runner, example: Tensor) -> float:
-    """The largest difference between the outputs of the model and of its export; an error if it is large."""
-    exact, differences = _copy(model), []
+def check_export(model: nn.Module, run: Runner, example: Inputs) -> float:
+    """The largest difference between the outputs of the model and of its export, which are compared one by one; an
+    error if it is large."""
+    exact, differences = _copy(model), [0.0]
     for count in CHECKED_ROWS:
         rows = _cycle(example, count, model)
-        with torch.no_grad():
-            expected = exact(rows.clone())
-        if not isinstance(expected, Tensor):
-            raise ExportError(f"the model returns a {type(expected).__name__}. Accepted: a tensor.")
-        with _reporting(f"running the export on {count} inputs"):
-            found = run(rows)
-        if found.shape != expected.shape:
+        expected = list(name_tensors(_run(exact, rows)))
+        with reporting(f"running the export on {count} inputs"):
+            found = list(find_tensors(run(rows)))
+        if len(found) != len(expected) or not expected:
             raise ExportError(
-                f"the export gives outputs of shape {tuple(found.shape)} for {count} inputs, the model "
-                f"{tuple(expected.shape)}. Is the number of inputs written into its forward?"
+                f"the export gives {len(found)} tensors, the model {len(expected)}. Accepted: as many, at least one."
             )
-        difference = float((found.detach() - expected).abs().max())
-        tolerance = EXPORT_TOLERANCE.get(expected.dtype, EXPORT_TOLERANCE[torch.float32])
-        if not difference <= tolerance * max(1.0, float(expected.abs().max())):
-            raise ExportError(f"the export gives other outputs than the model (difference {difference:.2e}).")
-        differences.append(difference)
+        for (name, wanted), given in zip(expected, found, strict=True):
+            differences.append(_compare(f"{name}: " if name else "", wanted, given, count))
     return max(differences)
+
+
+def _compare(where: str, wanted: Tensor, found: Tensor, count: int) -> float:
+    if found.shape != wanted.shape:
+        raise ExportError(
+            f"{where}the export gives outputs of shape {tuple(found.shape)} for {count} inputs, the model "
+            f"{tuple(wanted.shape)}. Is the number of inputs written into its forward?"
+        )
+    if wanted.numel() == 0:
+        return 0.0
+    tolerance = EXPORT_TOLERANCE.get(wanted.dtype, EXPORT_TOLERANCE[torch.float32])
+    exact = wanted.double()
+    difference = float((found.detach().double() - exact).abs().max())
+    if not difference <= tolerance * max(1.0, float(exact.abs().max())):
+        raise ExportError(f"{where}the export gives other outputs than the model (difference {difference:.2e}).")
+    return difference
 
 
 def _write(
     path: str | os.PathLike[str],
     content: bytes,
     model: nn.Module,
-    example: Tensor,
+    example: Inputs,
     open_file: Callable[[Path], Runner],
 ) -> Export:
     found: list[float] = []
@@ -163,20 +158,56 @@ def _write(
 
 
 def _open_pt2(path: Path) -> Runner:
-    with path.open("rb") as file, _reporting("torch.export"), _quiet():
+    with path.open("rb") as file, reporting("torch.export"), quiet():
         module: Any = torch.export.load(file).module()
 
-    def run(inputs: Tensor) -> Tensor:
+    def run(inputs: Inputs) -> Any:
         with torch.no_grad():
-            outputs: Tensor = module(inputs)
-        return outputs
+            return call_model(module, inputs)
 
     return run
 
 
-def _capture(model: nn.Module, rows: Tensor) -> torch.export.ExportedProgram:
+def _copy_for_export(model: nn.Module, rows: Inputs, *known: type) -> nn.Module:
+    """A copy that gives a tuple of tensors if the outputs hold anything that an exporter does not know."""
+    copied = _copy(model)
+    if not all(isinstance(each, known) for each in tree_leaves(_run(copied, rows))):
+        whole = copied.forward
+
+        @wraps(whole)  # exporters ask for the names of the arguments
+        def forward(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+            return tuple(find_tensors(whole(*args, **kwargs)))
+
+        copied.forward = forward
+    return copied
+
+
+def _run(model: nn.Module, rows: Inputs) -> Any:
+    """Its outputs, for a copy of the inputs: a forward may write into them."""
+    with torch.no_grad():
+        return call_model(model, map_inputs(rows, Tensor.clone))
+
+
+def _capture(model: nn.Module, rows: Inputs) -> torch.export.ExportedProgram:
     """The forward as a graph. Neither how many inputs there are nor what is in them may change its course."""
-    return torch.export.export(_copy(model), (rows,), dynamic_shapes=({0: torch.export.Dim(BATCH)},))
+    args, kwargs = _split_arguments(rows)
+    shapes = _free_batch(model, rows, torch.export.Dim(BATCH))
+    return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
+
+
+def _split_arguments(rows: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """By position and by name."""
+    if isinstance(rows, Mapping):
+        return (), dict(rows)
+    return ((rows,) if isinstance(rows, Tensor) else tuple(rows)), {}
+
+
+def _free_batch(model: nn.Module, rows: Inputs, batch: Any) -> dict[str, Any]:
+    """For every argument of the forward which axis of it is not fixed: the first."""
+    args, kwargs = _split_arguments(rows)
+    given = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+    shapes: dict[str, Any] = tree_map_only(Tensor, lambda _: {0: batch}, given)
+    return shapes
 
 
 def _copy(model: nn.Module) -> nn.Module:
@@ -184,54 +215,13 @@ def _copy(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model).to("cpu").eval()
 
 
-def _cycle(example: Tensor, count: int, model: nn.Module) -> Tensor:
-    """So many inputs, of the type of the model's parameters."""
-    if not isinstance(example, Tensor) or example.ndim < 2 or len(example) == 0:
-        raise InvalidInputError(
-            "example: give a batch of inputs, a tensor of shape (batch, ...) with at least one row."
-        )
-    dtype = next((parameter.dtype for parameter in model.parameters()), example.dtype)
-    return example.detach()[torch.arange(count) % len(example)].to("cpu", dtype)
-
-
-@contextmanager
-def _reporting(step: str, hint: str = "") -> Iterator[None]:
-    """What exporters and runtimes raise, which is of every type, becomes one sentence."""
-    try:
-        yield
-    except (ExportError, MissingExtraError, InvalidInputError):
-        raise
-    except Exception as error:
-        raise _failed(step, error, hint) from error
-
-
-def _failed(step: str, error: Exception, hint: str = "") -> ExportError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return ExportError(f"{step} failed: {reason.rstrip('.')}.{hint}")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Exporters speak about their own insides. What matters to the user is raised, or checked afterwards."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
-
-
-def require_onnx() -> Any:
-    """onnxruntime, when it and what exports for it are installed."""
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(error.name or "onnxruntime", "onnx") from error
-    return onnxruntime
+def _cycle(example: Inputs, count: int, model: nn.Module) -> Inputs:
+    """So many inputs on the CPU, floating-point ones in the type of the model's parameters."""
+    rows = count_rows(example)
+    if rows == 0:
+        raise InvalidInputError("example: give a batch of inputs, with at least one row.")
+    taken = map_inputs(take_rows(example, torch.arange(count) % rows), Tensor.detach)
+    return map_inputs(match_model(taken, model), Tensor.cpu)
 
 
 EXPORTERS = {".onnx": export_onnx, ".pt2": export_pt2}

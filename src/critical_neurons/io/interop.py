@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,11 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from critical_neurons.core.network import NO_UNIT, Bools, Floats, Layer
-from critical_neurons.core.plan import Plan, choose_highest, group_units
+from critical_neurons.core.plan import Plan
 from critical_neurons.core.scores import Scores
+from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Group, Layer
 from critical_neurons.errors import InvalidSettingError, MissingExtraError, PlanMismatchError, PruningError
-from critical_neurons.readers import check_architecture, on_cpu, unwrap
+from critical_neurons.readers import check_architecture, on_cpu
+from critical_neurons.removal.remove import zero_units
+from critical_neurons.structure import unwrap
 
 STEP = 2.0**-40
 """Between the importance of units that score the same: more than float64 loses on the way, less than scores mean."""
@@ -37,32 +40,34 @@ def as_masks(plan: Plan, model: nn.Module) -> dict[tuple[str, str], Tensor]:
         for (module, parameter), mask in plan.as_masks(model).items():
             prune.custom_from_mask(model.get_submodule(module), parameter, mask)
 
-    The model then gives what `cn.mask` gives. Masked are the weights and bias of a removed unit, in its layer and in
-    the batch norm between the layer and its ReLU. One without weights of its own adds a constant there that no mask
-    of parameters takes away: an error. Constants behind the ReLU stay, as they do under `cn.mask`.
+    The model then gives what `cn.mask` gives: masked is all that belongs to a removed unit, in the layers that make
+    it, in norms, and in the layers that read it. Where it leaves a constant that `cn.mask` adds to a bias, no mask
+    will do: an error.
     """
     source = unwrap(model)
     check_architecture(source, plan.architecture, "the plan was")
-    stays = plan.stays
-    held = {layer.name: layer.units for layer in plan.layers} | {hold.module: hold.units for hold in plan.holds}
-    masks: dict[tuple[str, str], Tensor] = {}
-    for name, units in held.items():
-        removed = torch.from_numpy(np.flatnonzero(~stays[units]))
-        if len(removed) == 0:
-            continue
-        module = source.get_submodule(name)
-        if not isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.BatchNorm1d | nn.BatchNorm2d):
+    for wiring in plan.structure.wirings:
+        if (wiring.constants[~plan.stays[wiring.inputs]] != 0).any():
             raise PruningError(
-                f"{name}: no mask of its parameters is known to silence a {type(module).__name__}. {INSTEAD}"
+                f"{wiring.module}: it reads removed units that leave a constant, which no mask of parameters adds to "
+                f"its bias. {INSTEAD}"
             )
-        if module.weight is None:
-            raise PruningError(
-                f"{name}: a {type(module).__name__} without weights adds a constant before the ReLU. {INSTEAD}"
-            )
-        for parameter, values in module.named_parameters(recurse=False):
-            masks[name, parameter] = torch.ones_like(values, requires_grad=False)
-            masks[name, parameter][removed.to(values.device)] = 0
-    return masks
+    masked = dict(zero_units(ones_like(source), plan.structure, plan.stays).named_parameters())
+    whole = dict(source.named_parameters())
+    return {
+        (name.rpartition(".")[0], name.rpartition(".")[2]): mask.detach().to(whole[name].device)
+        for name, mask in masked.items()
+        if not mask.all()
+    }
+
+
+def ones_like(model: nn.Module) -> nn.Module:
+    """A copy with ones in place of all parameters."""
+    ones = copy.deepcopy(model)
+    with torch.no_grad():
+        for values in ones.parameters():
+            values.fill_(1)
+    return ones
 
 
 @on_cpu
@@ -102,9 +107,10 @@ def as_torch_pruning(
         return LateImportance(scores, max_pruning_ratio)
     source = unwrap(model)
     check_architecture(source, scores.fingerprint.architecture, "the scores were")
+    modules = dict(source.named_modules())
     return TorchPruningImportance(
         source,
-        {source.get_submodule(layer.name): layer for layer in scores.layers},
+        {source.get_submodule(layer.name): layer for layer in scores.layers if layer.name in modules},
         _reasons(scores),
         _rank(scores, max_pruning_ratio),
         (
@@ -153,8 +159,13 @@ class TorchPruningImportance:
     architecture: str
 
     @property
+    def blocks(self) -> dict[str, int]:
+        return {layer.name: layer.blocks for layer in self.layers.values()}
+
+    @property
     def ignored_layers(self) -> list[nn.Module]:
-        return [self.model.get_submodule(name) for name in self.ignored]
+        modules = dict(self.model.named_modules())
+        return [modules[name] for name in self.ignored if name in modules]
 
     def ratios(self, plan: Plan) -> dict[nn.Module, float]:
         """For `pruning_ratio_dict`: what every layer has to lose so that as many channels are left as in the plan.
@@ -172,7 +183,9 @@ class TorchPruningImportance:
                     f"{layer.name}: the plan removes units of it, but {self.ignored[layer.name]}. Plan with keep=."
                 )
             # Torch-Pruning cuts what is left down to a whole number: half a channel more makes rounding harmless
-            ratios[self.model.get_submodule(layer.name)] = (len(layer.removed) - layer.blocks / 2) / layer.total
+            ratios[self.model.get_submodule(layer.name)] = (
+                len(layer.removed) - self.blocks[layer.name] / 2
+            ) / layer.total
         return ratios
 
     def __call__(self, group: Any) -> Tensor | None:
@@ -223,8 +236,10 @@ class TorchPruningImportance:
 def _reasons(scores: Scores) -> dict[str, str]:
     """The layers that Torch-Pruning has to leave alone, and why."""
     reasons = {layer.name: layer.reason for layer in scores.layers if not layer.scored}
-    for units, _ in group_units(scores.layers, scores.groups):
-        members = [layer for layer in scores.layers if np.isin(layer.units, units).any()]
+    for group in scores.structure.groups:
+        members = [layer for layer in scores.layers if layer.name in group.layers]
+        if any((layer.units == NO_UNIT).any() for layer in members):
+            reasons |= dict.fromkeys(group.layers, "some of its channels must stay")
         if any(len(np.unique(layer.units)) < layer.size for layer in members):
             reason = "Torch-Pruning would tear apart channels that share a unit"
             reasons |= {layer.name: reason for layer in members}
@@ -234,18 +249,20 @@ def _reasons(scores: Scores) -> dict[str, str]:
 def _rank(scores: Scores, max_pruning_ratio: float) -> Floats:
     """One number per unit in the order of the scores, all different; same channels of all blocks have the same."""
     per_unit = scores.per_unit
-    groups = group_units(scores.layers, scores.groups)
+    groups = scores.structure.groups
     wanted = []
-    for units, blocks in groups:
-        means = per_unit[units].reshape(blocks, -1).mean(axis=0)
-        least = max(1, math.ceil((1 - max_pruning_ratio) * len(means) - ROUNDING))
-        wanted.append(means + STAYS * choose_highest(means, least))
+    for group in groups:
+        means = per_unit[group.units].reshape(group.blocks, -1).mean(axis=0)
+        size = len(means)
+        alike = Group(group.layers, group.units[:size], 1, tuple(np.unique(part % size) for part in group.parts))
+        least = max(alike.least, math.ceil((1 - max_pruning_ratio) * size - ROUNDING))
+        wanted.append(means + STAYS * alike.choose(means, least))
     everything = np.concatenate(wanted)
     number = np.arange(len(everything))
     order = np.lexsort((-number, everything))
     ranked = np.empty(len(everything))
     ranked[order] = np.maximum.accumulate(everything[order] - STEP * number) + STEP * number
     values = np.empty(len(per_unit))
-    for (units, blocks), part in zip(groups, np.split(ranked, np.cumsum([len(w) for w in wanted])[:-1]), strict=True):
-        values[units] = np.tile(part, blocks)
+    for group, part in zip(groups, np.split(ranked, np.cumsum([len(w) for w in wanted])[:-1]), strict=True):
+        values[group.units] = np.tile(part, group.blocks)
     return values

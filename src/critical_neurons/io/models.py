@@ -1,4 +1,4 @@
-"""Loading: the name of a model and a file of weights to an nn.Module."""
+"""Loading: the name of a model and a file of weights, or an ONNX file, to an nn.Module."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from critical_neurons.errors import InvalidFileError, InvalidSettingError
 from critical_neurons.io.builtin_models import MODELS
+from critical_neurons.io.onnx_import import import_onnx
 
 WEIGHTS_INSIDE = ("state_dict", "model_state_dict", "model")
 """Where checkpoints keep the weights, next to the optimiser and the rest."""
@@ -31,8 +32,18 @@ LISTED = 6
 """Names shown in a message before the rest is counted."""
 
 
-def load_model(spec: str, weights: str | os.PathLike[str] | None = None) -> nn.Module:
-    """A built-in network by name, or what `package.module:factory` returns, on the CPU in evaluation mode."""
+ONNX = ".onnx"
+
+
+def load_model(
+    spec: str, weights: str | os.PathLike[str] | None = None, input_shape: tuple[int, ...] | None = None
+) -> nn.Module:
+    """A built-in network by name, what `package.module:factory` returns, or the network in an ONNX file; on the CPU
+    in evaluation mode. `input_shape`: of one input, for ONNX files that leave it open."""
+    if spec.endswith(ONNX):
+        if weights is not None:
+            raise InvalidSettingError(f"--weights: {spec} holds its weights. Leave out {weights}.")
+        return import_onnx(spec, input_shape)
     builtin = MODELS.get(spec)
     model = builtin.factory() if builtin else _call_factory(spec)
     if weights is not None:
@@ -45,7 +56,7 @@ def _call_factory(spec: str) -> nn.Module:
     if not (module_name and colon and name):
         raise InvalidSettingError(
             f"model: no built-in network is called {spec!r}. Give one of {', '.join(MODELS)}, or "
-            "package.module:factory, a function without arguments that returns an nn.Module."
+            "package.module:factory, a function without arguments that returns an nn.Module; or an .onnx file."
         )
     with _current_directory_importable():
         module = _import(spec, module_name)

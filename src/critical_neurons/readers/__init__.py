@@ -3,11 +3,14 @@
 from critical_neurons.readers.device import on_cpu
 from critical_neurons.readers.forward_pass import Passage, run_model
 from critical_neurons.readers.interpreter import are_probabilities, take_logarithms
-from critical_neurons.readers.layers import arithmetic as _arithmetic  # noqa: F401  registers built-in readers
+from critical_neurons.readers.layers import activations as _activations  # noqa: F401  registers built-in readers
+from critical_neurons.readers.layers import arithmetic as _arithmetic  # noqa: F401  so do these
 from critical_neurons.readers.layers import pooling as _pools  # noqa: F401  so do these
+from critical_neurons.readers.layers import rearranging as _rearranging  # noqa: F401  so do these
 from critical_neurons.readers.layers import reshaping as _shapes  # noqa: F401  so do these
 from critical_neurons.readers.layers import standard as _layers  # noqa: F401  so do these
 from critical_neurons.readers.registry import (
+    LEFT_OUT,
     Adds,
     Call,
     Concatenates,
@@ -18,22 +21,22 @@ from critical_neurons.readers.registry import (
     Passes,
     PoolsMaximum,
     Reading,
+    Rearranges,
     Rectifies,
     Reshapes,
     Scales,
+    TakesMaximum,
     reads,
 )
 from critical_neurons.readers.trace import (
     check_architecture,
     copy_for_reading,
-    fingerprint,
     read_network,
-    run_alike,
     trace_model,
-    unwrap,
 )
 
 __all__ = [
+    "LEFT_OUT",
     "Adds",
     "Call",
     "Concatenates",
@@ -45,19 +48,18 @@ __all__ = [
     "Passes",
     "PoolsMaximum",
     "Reading",
+    "Rearranges",
     "Rectifies",
     "Reshapes",
     "Scales",
+    "TakesMaximum",
     "are_probabilities",
     "check_architecture",
     "copy_for_reading",
-    "fingerprint",
     "on_cpu",
     "read_network",
     "reads",
-    "run_alike",
     "run_model",
     "take_logarithms",
     "trace_model",
-    "unwrap",
 ]

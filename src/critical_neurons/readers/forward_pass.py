@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from critical_neurons.core.linear_suffix import Tail
-from critical_neurons.core.network import Bools, Floats
 from critical_neurons.core.span import Span
+from critical_neurons.core.structure import Bools, Floats
 from critical_neurons.errors import InvalidSettingError, UnreadableModelError
 from critical_neurons.readers.interpreter import Walk, require_finite
-from critical_neurons.readers.trace import copy_for_reading, trace_model, unwrap
+from critical_neurons.readers.trace import copy_for_reading, trace_model
+from critical_neurons.structure import unwrap
 
 RUN_BATCH = 256
 """Data points run at once through the model."""

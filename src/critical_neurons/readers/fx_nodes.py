@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+DIVISIONS = (torch.split, torch.chunk, torch.tensor_split, torch.unbind, "split", "chunk", "tensor_split", "unbind")
+"""Calls that give several tensors, each a part of what they read."""
+
 
 def name_call(n: fx.Node) -> str:
     """The module's name; of a function or method, the name torch.fx gave the call."""

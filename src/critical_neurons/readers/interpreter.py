@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,10 +12,10 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from critical_neurons.errors import InvalidInputError, InvalidSettingError, UnreadableModelError
-from critical_neurons.readers.fx_nodes import find_literal_sizes, list_arguments, name_call
+from critical_neurons.readers.fx_nodes import DIVISIONS, find_literal_sizes, list_arguments, name_call
 from critical_neurons.readers.lowering import OpCollector
 from critical_neurons.readers.registry import (
-    SINGLE_ADVICE,
+    NO_PROGRAM,
     SLICEABLE,
     SPAN_ADVICE,
     Adds,
@@ -24,6 +26,7 @@ from critical_neurons.readers.registry import (
     Reading,
     Rectifies,
     Scales,
+    TakesMaximum,
     find_module_reader,
     find_reader,
     overrides_readable,
@@ -50,6 +53,7 @@ class Walk(fx.Interpreter):
         self.logits: Tensor
         self.ended = ""
         self._value_of: dict[fx.Node, int] = {}
+        self._parts_of: dict[fx.Node, list[int]] = {}
         self._cut = cut
         self._border = Border(cut)
         self._differentiable = differentiable
@@ -64,9 +68,13 @@ class Walk(fx.Interpreter):
             self._start(n, result)
         elif n not in self._cut.inside:
             self._pass_by(n, result)
+        elif any(source in self._parts_of for source in n.all_input_nodes):
+            self._value_of[n] = self._take_part(n)
         elif any(source in self._value_of for source in n.all_input_nodes):
             if isinstance(result, Tensor):
-                self._read(n, result)
+                self._value_of[n] = self._read(n, result)
+            elif n.target in DIVISIONS:
+                self._parts_of[n] = [self._read(n, part, number) for number, part in enumerate(result)]
             elif not isinstance(result, PLAIN):
                 raise UnreadableModelError(
                     f"{n.name}: it returns a {type(result).__name__}; only tensors are read. {SPAN_ADVICE}"
@@ -119,27 +127,39 @@ class Walk(fx.Interpreter):
         self.logits, self.ended = call.input, call.name
         self.notes.append(reading.note)
 
-    def _read(self, n: fx.Node, result: Tensor) -> None:
+    def _read(self, n: fx.Node, result: Tensor, part: int | None = None) -> int:
+        """The value that a call gives; `part`: which of several."""
         if self.ended:
             raise UnreadableModelError(f"{n.name}: it follows {self.ended}, which is read only as the last step.")
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
         reader = self._reader(n, module)
-        call, nodes = self._call(n, module, result), self._tensors(n)
+        call, nodes = replace(self._call(n, module, result), part=part), self._tensors(n)
         if not all(node in self._value_of for node in nodes):
             raise call.refuse("it reads a tensor that does not come from the input", "Make it part of a layer.")
         sources = tuple(self._value_of[node] for node in nodes)
         reading = reader(call)
-        if len(sources) != 1 and not isinstance(reading, Adds | Concatenates):
-            raise call.refuse("it joins several values", "Values are joined by addition and torch.cat only.")
+        if len(sources) != 1 and not isinstance(reading, Adds | Concatenates | TakesMaximum):
+            raise call.refuse(
+                "it joins several values", "They are joined by x + y, x - y, torch.maximum and torch.cat only."
+            )
         self._check_constants(n, call, reading)
-        self._value_of[n] = self.collector.note(call, reading, sources)
         if isinstance(reading, Ends):
             self._end(call, reading)
+        return self.collector.note(call, reading, sources)
+
+    def _take_part(self, n: fx.Node) -> int:
+        source = n.args[0]
+        if n.target is operator.getitem and isinstance(source, fx.Node) and isinstance(n.args[1], int):
+            return self._parts_of[source][n.args[1]]
+        raise UnreadableModelError(
+            f"{name_call(n)}: it reads all parts of a tensor at once. They are read one by one, as in "
+            "a, b = x.chunk(2, 1)."
+        )
 
     def _check_constants(self, n: fx.Node, call: Call, reading: Reading) -> None:
         """What a call reads besides its inputs: constants where it calculates, sizes where it does not."""
         others = [node for node in list_arguments(n) if node not in self._value_of]
-        constant = call.module is None and isinstance(reading, Scales)
+        constant = call.module is None and isinstance(reading, Scales | Rectifies)
         if not constant and any(isinstance(self.env[node], Tensor) for node in others):
             raise call.refuse("it reads a tensor that does not come from the input", "Make it part of a layer.")
         if isinstance(reading, Scales | Rectifies) and any(node in self._cut.carried for node in others):
@@ -173,19 +193,24 @@ class Walk(fx.Interpreter):
             kind = type(result).__name__.removeprefix("immutable_")  # torch.fx has its own
             raise UnreadableModelError(
                 f"the model returns a {kind}; a single tensor of logits (batch, classes) is read. Wrap it in a "
-                "module that returns the logits alone."
+                f"module that returns the logits alone. {NO_PROGRAM}"
             )
         value, last = self.env[result], self._cut.exit or result
-        if last not in self._value_of or not isinstance(value, Tensor) or value.ndim != 2 or value.shape[1] < 2:
+        if (
+            last not in self._value_of
+            or not isinstance(value, Tensor)
+            or value.ndim not in (1, 2)
+            or len(value) != self._border.batch_size
+        ):
             found = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            advice = f" {SINGLE_ADVICE}" if isinstance(value, Tensor) and value[0].numel() == 1 else ""
             raise UnreadableModelError(
-                f"the model returns a {found}; logits of shape (batch, classes) with at least two classes are "
-                f"read.{advice}"
+                f"the model returns a {found}; outputs of shape (batch, outputs) are read, or (batch,). {NO_PROGRAM}"
             )
         require_finite(value, "the model")
         if not self.ended:
             self.logits = value if self._cut.exit is None else self._undo_softmax(value)
+        with torch.set_grad_enabled(self._differentiable):
+            self.logits = self.logits.reshape(len(value), -1)
         if self._cut.exit is None:
             self.leaving = self.logits
         self.last = self._value_of[last]
@@ -193,7 +218,7 @@ class Walk(fx.Interpreter):
 
     def _undo_softmax(self, outputs: Tensor) -> Tensor:
         """Probabilities come from a softmax inside a call that is not read."""
-        if not are_probabilities(outputs):
+        if outputs.ndim == 1 or outputs.shape[1] == 1 or not are_probabilities(outputs):
             return outputs
         self.notes.append("the model returns probabilities: the program works on their logarithms")
         with torch.set_grad_enabled(self._differentiable):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy import sparse
 from torch import Tensor
 
-from critical_neurons.core.network import Floats, Shape
+from critical_neurons.core.network import NO_POSITION, Shape
+from critical_neurons.core.structure import Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,32 @@ class ReshapeMap:
         return values.reshape(len(values), *self.input_shape)
 
 
+@dataclass(frozen=True, eq=False)
+class GatherMap:
+    """Every element one of the input or zero: `elements` (output shape) are flat indices, `NO_POSITION` for zero."""
+
+    elements: Ints
+    input_shape: Shape
+
+    def apply(self, values: Floats) -> Floats:
+        gathered = np.take(values.reshape(len(values), -1), self.elements, axis=1)
+        return np.where(self.elements == NO_POSITION, 0.0, gathered)
+
+    apply_linear = apply
+    apply_absolute = apply
+
+    def adjoint(self, values: Floats) -> Floats:
+        """What reads an element, added up."""
+        result: Floats = values.reshape(len(values), -1) @ self._matrix
+        return result.reshape(len(values), *self.input_shape)
+
+    @cached_property
+    def _matrix(self) -> sparse.csr_array:
+        read = np.flatnonzero(self.elements != NO_POSITION)
+        entries = (np.ones(len(read)), (read, self.elements.reshape(-1)[read]))
+        return sparse.csr_array(entries, shape=(self.elements.size, math.prod(self.input_shape)))
+
+
 @dataclass(frozen=True)
 class ConvolutionMap:
     """A 1- or 2-dimensional convolution with zero padding: weight (outputs, inputs / groups, *kernel).
@@ -122,6 +152,42 @@ class ConvolutionMap:
             padding, given = (0,) * len(self.before), F.pad(given, ends[::-1])
         convolve = (F.conv1d, F.conv2d)[len(self.stride) - 1]
         return convolve(given, weight, None, self.stride, padding, self.dilation, self.groups).numpy()
+
+
+@dataclass(frozen=True)
+class TransposedConvolutionMap:
+    """A 1- or 2-dimensional transposed convolution: weight (inputs, outputs / groups, *kernel).
+
+    Without its offset it is the adjoint of a convolution with the same weight.
+    """
+
+    weight: Tensor
+    offset: Floats
+    stride: Shape
+    padding: Shape
+    output_padding: Shape
+    dilation: Shape
+    groups: int
+
+    def apply(self, values: Floats) -> Floats:
+        result = self.apply_linear(values)
+        return result + _per_channel(self.offset, result)
+
+    def apply_linear(self, values: Floats) -> Floats:
+        return self._transpose(values, self.weight)
+
+    def apply_absolute(self, values: Floats) -> Floats:
+        return self._transpose(values, self.weight.abs())
+
+    def adjoint(self, values: Floats) -> Floats:
+        convolve = (F.conv1d, F.conv2d)[len(self.stride) - 1]
+        options = (self.stride, self.padding, self.dilation, self.groups)
+        return convolve(_tensor(values), self.weight, None, *options).numpy()
+
+    def _transpose(self, values: Floats, weight: Tensor) -> Floats:
+        transposed = (F.conv_transpose1d, F.conv_transpose2d)[len(self.stride) - 1]
+        options = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
+        return transposed(_tensor(values), weight, None, *options).numpy()
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import assert_never
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from critical_neurons.core.network import Affine, Concat, Input, MaxPool, Op, Relu, Shape, Sum
-from critical_neurons.errors import InvalidSettingError, UnreadableModelError
-from critical_neurons.readers.channels import Channels, ChannelTracker, Cost
-from critical_neurons.readers.linear_maps import ReshapeMap, ScaleMap
+from critical_neurons.core.structure import Floats, Ints
+from critical_neurons.errors import InvalidSettingError
+from critical_neurons.readers.channels import ChannelTracker
+from critical_neurons.readers.labels import Channels
+from critical_neurons.readers.linear_maps import GatherMap, ReshapeMap, ScaleMap
+from critical_neurons.readers.maxima import write_difference, write_max_pool
 from critical_neurons.readers.registry import (
     SLICEABLE,
-    SPAN_ADVICE,
     Adds,
     Call,
     Concatenates,
@@ -26,9 +27,11 @@ from critical_neurons.readers.registry import (
     Passes,
     PoolsMaximum,
     Reading,
+    Rearranges,
     Rectifies,
     Reshapes,
     Scales,
+    TakesMaximum,
 )
 
 
@@ -44,24 +47,26 @@ class OpCollector:
         self._parameters: dict[int, str] = {}
 
     def start(self, shape: Shape) -> int:
-        return self.add(Input(shape), self.tracker.start(shape[0]))
+        return self.add(Input(shape), self.tracker.start(shape))
 
     def note(self, call: Call, reading: Reading, sources: tuple[int, ...]) -> int:
         """Add the ops of a call; the index of its value."""
         name, shape, source = call.name, call.output_shape, sources[0]
         incoming, tracker = self.channels[source], self.tracker
-        kind = type(call.module).__name__
         match reading:
             case Mixes():
                 self._call_once(call)
                 obstacle = reading.obstacle or _obstacle(call)
-                cost = _cost(call, reading.groups)
-                channels = tracker.mix(incoming, name, kind, cost, padded=reading.padded, obstacle=obstacle)
+                channels = tracker.mix(
+                    *(incoming, name, shape[reading.axis], shape),
+                    axis=reading.axis,
+                    padded=reading.padded,
+                    obstacle=obstacle,
+                )
                 return self.add(Affine(name, source, shape, reading.map), channels)
             case Filters():
                 self._call_once(call)
-                cost = _cost(call, call.input_shape[0])
-                channels = tracker.filter(incoming, name, kind, cost, padded=reading.padded)
+                channels = tracker.filter(incoming, name, shape[0], shape, padded=reading.padded)
                 return self.add(Affine(name, source, shape, reading.map, keeps_channels=True), channels)
             case Scales():
                 scale, offset = reading.scale, reading.offset
@@ -71,26 +76,39 @@ class OpCollector:
                     channels = tracker.calculate(incoming, name, scale, offset)
                 else:
                     self._call_once(call)
-                    parameters = len(list(call.module.parameters()))
-                    channels = tracker.scale(incoming, name, scale, offset, parameters=parameters)
+                    channels = tracker.scale(incoming, name, scale, offset)
                 op = Affine(name, source, shape, ScaleMap(scale, offset), keeps_channels=True)
                 return self.add(op, channels)
             case KeepsChannels():
                 if obstacle := _obstacle(call):
                     tracker.block(incoming, f"it feeds {name}, {obstacle}")
-                channels = tracker.average(incoming, name, keeps_constants=reading.keeps_constants)
+                channels = tracker.average(incoming, name, shape, keeps_constants=reading.keeps_constants)
                 return self.add(Affine(name, source, shape, reading.map, keeps_channels=True), channels)
             case Reshapes():
-                channels = tracker.reshape(incoming, call.input_shape, shape, reading.obstacle)
-                reshape = ReshapeMap(call.input_shape, shape)
+                channels = tracker.reshape(incoming, shape, reading.obstacle)
+                reshape = ReshapeMap(incoming.shape, shape)
                 return self.add(Affine(name, source, shape, reshape, keeps_channels=True), channels)
+            case Rearranges():
+                channels = tracker.rearrange(incoming, name, reading.elements, reading.numbered)
+                gather = GatherMap(reading.elements, incoming.shape)
+                return self.add(Affine(name, source, shape, gather, keeps_channels=True), channels)
             case Rectifies():
-                return self._rectify(name, source, reading.ceiling)
+                if obstacle := reading.obstacle or (_obstacle(call) if np.ndim(reading.slope) else ""):
+                    tracker.block(incoming, f"it feeds {name}, {obstacle}")
+                if call.module is not None and (slopes := sum(p.numel() for p in call.module.parameters())):
+                    self._call_once(call)
+                    tracker.count(name, slopes)
+                return self._rectify(name, source, reading)
             case PoolsMaximum():
-                return self.add(MaxPool(name, source, shape, reading.windows), incoming)
+                channels = tracker.average(incoming, name, shape, keeps_constants=True)
+                return self.add(MaxPool(name, source, shape, reading.windows), channels)
             case Adds():
-                channels = tracker.add([self.channels[index] for index in sources], name)
-                return self.add(Sum(name, sources, shape), channels)
+                added = (source, self._negate(name, sources[1])) if reading.difference else sources
+                channels = tracker.add([self.channels[index] for index in added], name)
+                return self.add(Sum(name, added, shape), channels)
+            case TakesMaximum():
+                channels = tracker.compare([self.channels[index] for index in sources], name, smaller=reading.smaller)
+                return self._compare(name, sources, channels, smaller=reading.smaller)
             case Concatenates():
                 channels = tracker.concatenate([self.channels[index] for index in sources])
                 return self.add(Concat(name, sources, shape), channels)
@@ -99,26 +117,55 @@ class OpCollector:
             case _:
                 assert_never(reading)
 
-    def _rectify(self, name: str, source: int, ceiling: float | None) -> int:
-        """max(0, x), or min(max(0, x), c) = max(0, x) - max(0, x - c), both gated by the same units.
+    def _rectify(self, name: str, source: int, reading: Rectifies) -> int:
+        """The part of x above 0 and, times the slope, the part below it, both gated by the same units.
 
         A ReLU behind a max pool is put before it, which is the same: both keep the order of numbers.
         """
         op = self.ops[source]
-        if isinstance(op, MaxPool) and not self.channels[source].nonnegative:
-            inside = self._rectify(name, op.source, ceiling)
-            return self.add(replace(op, source=inside), self.channels[inside])
-        shape, incoming = op.shape, self.channels[source]
-        channels, units = self.tracker.rectify(incoming, shape, ceiling)
+        if isinstance(op, MaxPool) and reading.is_relu and not self.channels[source].nonnegative:
+            inside = self._rectify(name, op.source, reading)
+            channels = self.tracker.average(self.channels[inside], name, op.shape, keeps_constants=True)
+            return self.add(replace(op, source=inside), channels)
+        channels, units = self.tracker.rectify(self.channels[source], reading)
+        above = self._clip(name, source, units, channels, reading.ceiling)
+        if reading.is_relu:
+            return above
+        negated = self._scale(name, source, -1.0)
+        below = self._scale(name, self._clip(name, negated, units, channels, reading.depth), -reading.slope)
+        return self.add(Sum(name, (above, below), op.shape), channels)
+
+    def _clip(self, name: str, source: int, units: Ints, channels: Channels, ceiling: float | None) -> int:
+        """max(0, x), or min(max(0, x), c) = max(0, x) - max(0, x - c)."""
+        shape = channels.shape
         rectified = self.add(Relu(name, source, shape, units), channels)
         if ceiling is None:
             return rectified
-        ones = np.ones(shape[0])
-        lowered = Affine(name, source, shape, ScaleMap(ones, -ceiling * ones), keeps_channels=True)
-        above = self.add(Relu(name, self.add(lowered, incoming), shape, units), channels)
-        negated = Affine(name, above, shape, ScaleMap(-ones, 0 * ones), keeps_channels=True)
-        minus = self.add(negated, channels)
+        lowered = self._scale(name, source, 1.0, -ceiling)
+        minus = self._scale(name, self.add(Relu(name, lowered, shape, units), channels), -1.0)
         return self.add(Sum(name, (rectified, minus), shape, ceiling), channels)
+
+    def _compare(self, name: str, sources: tuple[int, ...], channels: Channels, *, smaller: bool) -> int:
+        """max(a, b) = b + max(0, a - b) and min(a, b) = b - max(0, b - a), by a ReLU without units."""
+        a, b = sources
+        over, under = (b, a) if smaller else (a, b)
+        first, shape = len(self.ops), channels.shape
+        for op in write_difference(name, shape, over, under, first):
+            self.add(op, channels)
+        gained = len(self.ops) - 1
+        return self.add(Sum(name, (self._scale(name, gained, -1.0) if smaller else gained, b), shape), channels)
+
+    def _negate(self, name: str, source: int) -> int:
+        channels, ones = self.channels[source], np.ones(self.ops[source].shape[0])
+        negated = self._scale(name, source, -1.0)
+        self.channels[negated] = self.tracker.calculate(channels, name, -ones, 0.0 * ones)
+        return negated
+
+    def _scale(self, name: str, source: int, factor: float | Floats, offset: float = 0.0) -> int:
+        """A factor and an offset that belong to another reading: its channels are told of elsewhere."""
+        shape, zeros = self.ops[source].shape, np.zeros(self.ops[source].shape[0])
+        scale = ScaleMap(zeros + factor, zeros + offset)
+        return self.add(Affine(name, source, shape, scale, keeps_channels=True), self.channels[source])
 
     def pass_by(self, name: str, module: nn.Module) -> None:
         """A module called outside the span must not be one of its layers, which may lose units."""
@@ -131,21 +178,21 @@ class OpCollector:
             )
 
     def keep_reachable(self, last: int) -> list[Op]:
-        """The ops that a value depends on, numbered anew."""
+        """The ops that a value depends on, numbered anew. A max pool of values that may be negative becomes ReLUs."""
         wanted = {0, last}
         for index in range(last, -1, -1):
             if index in wanted:
                 wanted.update(self.ops[index].sources)
-        order = sorted(wanted)
-        number = {old: new for new, old in enumerate(order)}
-        for index in order:
-            op = self.ops[index]
-            if isinstance(op, MaxPool) and not self.channels[op.source].nonnegative:
-                raise UnreadableModelError(
-                    f"{op.name}: a max pool on values that may be negative. It is read behind a ReLU, or "
-                    f"right before one. {SPAN_ADVICE}"
-                )
-        return [_renumber(self.ops[index], number) for index in order]
+        number: dict[int, int] = {}
+        ops: list[Op] = []
+        for index in sorted(wanted):
+            op = _renumber(self.ops[index], number)
+            if isinstance(op, MaxPool) and not self.channels[self.ops[index].sources[0]].nonnegative:
+                ops += write_max_pool(op, ops[op.source].shape, len(ops))
+            else:
+                ops.append(op)
+            number[index] = len(ops) - 1
+        return ops
 
     def add(self, op: Op, channels: Channels) -> int:
         self.ops.append(op)
@@ -160,18 +207,6 @@ class OpCollector:
             other = self._parameters.setdefault(id(parameter), call.name)
             if other != call.name:
                 raise call.refuse(f"it shares weights with {other}", "Layers that share weights are not read.")
-
-
-def _cost(call: Call, groups: int) -> Cost:
-    """Weights per pair of channels, and how often each is used."""
-    weight = getattr(call.module, "weight", None)
-    return Cost(
-        size=call.output_shape[0],
-        kernel=math.prod(weight.shape[2:]) if isinstance(weight, Tensor) else 0,
-        positions=math.prod(call.output_shape[1:]),
-        groups=groups,
-        extras=int(getattr(call.module, "bias", None) is not None),
-    )
 
 
 def _renumber(op: Op, number: dict[int, int]) -> Op:

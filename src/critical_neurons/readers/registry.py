@@ -6,17 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 from torch import Tensor, nn
 
-from critical_neurons.core.network import Floats, Ints, LinearMap, Shape
+from critical_neurons.core.network import LinearMap, Shape
+from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.errors import UnreadableModelError
 
-SPAN_ADVICE = "If it lies before or behind all that is to be scored, name the part in between with start= and stop=."
+NO_PROGRAM = "cn.search and cn.compress need no program and work all the same."
 
-SINGLE_ADVICE = (
-    "Of a single score make two outputs, 0 and the score, by a row of zeros in the last layer: their softmax is its "
-    "sigmoid."
+SPAN_ADVICE = (
+    "If it lies before or behind all that is to be scored, name the part in between with start= and stop=. "
+    f"{NO_PROGRAM}"
 )
+
+LEFT_OUT = "is left out: the program works on the logits before it"
+"""What is noted of a last step that keeps the order of the outputs."""
 
 SLICEABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d)
 """Modules with parameters along their channels that removal knows how to slice."""
@@ -35,6 +40,8 @@ class Call:
     inputs: tuple[Tensor, ...]
     output: Tensor
     literal_sizes: tuple[int, ...]
+    part: int | None = None
+    """Which of its results `output` is, where it gives several: torch.chunk."""
 
     @property
     def input(self) -> Tensor:
@@ -42,11 +49,12 @@ class Call:
 
     @property
     def input_shape(self) -> Shape:
-        return tuple(self.input.shape[1:])
+        """Of one data point; a single number is one channel."""
+        return tuple(self.input.shape[1:]) or (1,)
 
     @property
     def output_shape(self) -> Shape:
-        return tuple(self.output.shape[1:])
+        return tuple(self.output.shape[1:]) or (1,)
 
     def argument(self, position: int, keyword: str, default: Any = None) -> Any:
         """An argument given by position (0 is the input) or by keyword."""
@@ -60,13 +68,15 @@ class Call:
 class Mixes:
     """New units, each from all input channels, or from those of its group: a linear layer, a convolution.
 
-    `padded`: its inputs are extended by zeros. `obstacle`: why neither inputs nor outputs can be removed, if so.
+    `axis`: where the channels lie, before and after, not counting the batch. `padded`: its inputs are extended by
+    zeros. `obstacle`: why neither inputs nor outputs can be removed, if so.
     """
 
     map: LinearMap
     groups: int = 1
     padded: bool = False
     obstacle: str = ""
+    axis: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,11 +117,45 @@ class Reshapes:
     obstacle: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Rearranges:
+    """Every element one of the input, or zero: slices, permuted axes, zeros in front of the channels.
+
+    `elements` (output shape): flat indices of one data point of the input, `NO_POSITION` for zero. `numbered`: the
+    axes of the input, not counting the batch, whose entries the call knows by their number, so that none may go.
+    """
+
+    elements: Ints
+    numbered: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class Rectifies:
-    """max(0, x), and not above the ceiling if there is one."""
+    """min(max(0, x), ceiling) - slope min(max(0, -x), depth): ReLU, ReLU6, LeakyReLU, PReLU, Hardtanh, |x|.
+
+    `slope`: one number, or one per channel. `ceiling` and `depth` may be missing. `obstacle`: why the channels must
+    stay, if so.
+    """
 
     ceiling: float | None = None
+    slope: float | Floats = 0.0
+    depth: float | None = None
+    obstacle: str = ""
+
+    def apply(self, values: Floats) -> Floats:
+        """To one data point."""
+        slope = np.reshape(self.slope, (-1, *[1] * (values.ndim - 1)))
+        bent: Floats = np.clip(values, 0.0, self.ceiling) - slope * np.clip(-values, 0.0, self.depth)
+        return bent
+
+    @property
+    def is_relu(self) -> bool:
+        """Whether nothing is left of negative numbers."""
+        return not np.any(self.slope)
+
+    @property
+    def nonnegative(self) -> bool:
+        return bool(np.all(np.asarray(self.slope) <= 0))
 
 
 @dataclass(frozen=True)
@@ -123,7 +167,16 @@ class PoolsMaximum:
 
 @dataclass(frozen=True)
 class Adds:
-    """The sum of its inputs."""
+    """The sum of its inputs; `difference`: the first of two without the other."""
+
+    difference: bool = False
+
+
+@dataclass(frozen=True)
+class TakesMaximum:
+    """The larger of two inputs, element by element; `smaller`: the smaller of them."""
+
+    smaller: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,9 +202,11 @@ Reading: TypeAlias = (
     | Scales
     | KeepsChannels
     | Reshapes
+    | Rearranges
     | Rectifies
     | PoolsMaximum
     | Adds
+    | TakesMaximum
     | Concatenates
     | Passes
     | Ends

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Collection
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from critical_neurons.core.network import Fingerprint, Network
+from critical_neurons.core.network import Network
 from critical_neurons.core.span import Span
+from critical_neurons.core.structure import Structure
 from critical_neurons.errors import (
     CriticalNeuronsError,
     InvalidInputError,
     InvalidSettingError,
     PlanMismatchError,
     UnreadableModelError,
+    first_line,
 )
 from critical_neurons.readers.device import on_cpu
 from critical_neurons.readers.interpreter import Walk, refuse_hooked_weights
-from critical_neurons.readers.registry import SPAN_ADVICE, find_module_reader, overrides_readable
+from critical_neurons.readers.registry import NO_PROGRAM, SPAN_ADVICE, find_module_reader, overrides_readable
 from critical_neurons.readers.subgraph import Cut, cut_out
+from critical_neurons.structure import OUTPUT, find_structure, fingerprint, unwrap
 
 READING_TOLERANCE = 1e-9
 """Largest relative difference between the logits of the model and of the network read from it."""
+
+UNREAD = "the outputs do not depend on it"
 
 EXAMPLE_SIZE = 3
 """Data points in the tracing run: more than one, so that a forward that touches the batch axis shows."""
@@ -40,12 +43,13 @@ def read_network(
     ignore: Collection[str] = (),
     start: str | None = None,
     stop: str | None = None,
+    structure: Structure | None = None,
 ) -> Network:
     """Describe `model` as affine maps and ReLUs in float64. The model itself is left as it is.
 
     `example` is a batch of inputs; only a few rows of it are used, for shapes and for a check of the result.
     Layers named in `ignore` get no scores. With `start` or `stop` only the span from the one module to the other is
-    read, both included; the rest is run as it is.
+    read, both included; the rest is run as it is. `structure` is the model's, where it is known already.
     """
     span, source = Span(start, stop), unwrap(model)
     check_weights(source, span)
@@ -64,39 +68,23 @@ def read_network(
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise InvalidInputError(
-                f"the model does not run on inputs of shape {tuple(example.shape)}: {_first_line(error)}"
+                f"the model does not run on inputs of shape {tuple(example.shape)}: {first_line(error)}"
             ) from error
-    known = walk.collector.tracker.layer_names
-    unknown = sorted(set(ignore) - set(known))
-    if unknown:
-        raise InvalidSettingError(f"ignore: no layer is called {', '.join(unknown)}. Layers: {', '.join(known)}.")
-    reason = "it gives the network's output" if stop is None else "it feeds what follows the span"
+    reason = OUTPUT if stop is None else "it feeds what follows the span"
     ops, outgoing = walk.collector.keep_reachable(walk.last), walk.collector.channels[walk.last]
-    found = walk.collector.tracker.finish(outgoing, reason, ops, ignore)
-    network = Network(
-        found.ops,
-        found.layers,
-        found.groups,
-        found.wirings,
-        found.holds,
-        fingerprint(source),
-        (*walk.notes, *span.notes),
-        span,
-    )
+    found = walk.collector.tracker.finish(outgoing, reason)
+    unknown = sorted(set(ignore) - set(found.units))
+    if unknown:
+        listed = ", ".join(found.units)
+        raise InvalidSettingError(f"ignore: no layer is called {', '.join(unknown)}. Layers: {listed}.")
+    whole = find_structure(source, example, ignore=ignore) if structure is None else structure
+    inside = whole if span.whole else whole.within(found.modules)
+    unread = {layer.name: UNREAD for layer in inside.layers if layer.name not in found.units}
+    scored, _ = inside.restrict({**unread, **found.reasons})
+    network = Network(found.number(scored, ops), scored, (*walk.notes, *span.notes), span)
     read = torch.from_numpy(network.forward(walk.entering.numpy()))
     _check_reading((read, walk.leaving), (walked, expected))
     return network
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside DataParallel, DistributedDataParallel and torch.compile wrappers."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
 
 
 def copy_for_reading(model: nn.Module) -> nn.Module:
@@ -105,7 +93,7 @@ def copy_for_reading(model: nn.Module) -> nn.Module:
         return copy.deepcopy(model).to("cpu", torch.float64).eval()
     except (RuntimeError, TypeError) as error:
         raise UnreadableModelError(
-            f"{type(model).__name__}: it cannot be copied ({_first_line(error)}). Does it keep activations or other "
+            f"{type(model).__name__}: it cannot be copied ({first_line(error)}). Does it keep activations or other "
             "results of a run as attributes?"
         ) from error
 
@@ -128,16 +116,6 @@ def check_weights(model: nn.Module, span: Span) -> None:
             raise UnreadableModelError(f"{name}: {values.dtype} weights are not read; float32 and float64 are.")
         if values.is_floating_point() and not torch.isfinite(values).all():
             raise InvalidInputError(f"{name}: the model has NaN or infinite weights.")
-
-
-def fingerprint(model: nn.Module) -> Fingerprint:
-    architecture, weights = hashlib.sha256(), hashlib.sha256()
-    for name, values in model.state_dict().items():
-        if isinstance(values, Tensor):
-            architecture.update(f"{name} {tuple(values.shape)};".encode())
-            data = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            weights.update(f"{name} {values.dtype};".encode() + data.numpy().tobytes())
-    return Fingerprint(architecture.hexdigest()[:16], weights.hexdigest()[:16])
 
 
 def check_architecture(model: nn.Module, architecture: str, subject: str) -> None:
@@ -193,29 +171,20 @@ def trace_model(model: nn.Module, span: Span) -> tuple[fx.GraphModule, Cut]:
             if span.whole or not tracer.failed or any(end.startswith(f"{tracer.failed}.") for end in ends):
                 where = f"the forward of {tracer.failed}" if tracer.failed else "the forward"
                 raise UnreadableModelError(
-                    f"{type(model).__name__}: {where} cannot be traced by torch.fx ({_first_line(error)}). Control "
+                    f"{type(model).__name__}: {where} cannot be traced by torch.fx ({first_line(error)}). Control "
                     "flow that depends on values or sizes must go, or the part that needs it must become a layer "
                     f"with a reader (@reads). {SPAN_ADVICE}"
                 ) from error
-            opaque[tracer.failed] = _first_line(error)
+            opaque[tracer.failed] = first_line(error)
     inputs = [node for node in graph.nodes if node.op == "placeholder" and not node.args]
     if len(inputs) != 1:
         names = ", ".join(node.name for node in inputs)
-        raise UnreadableModelError(f"the forward has several inputs ({names}); networks with one are read.")
+        raise UnreadableModelError(
+            f"the forward has several inputs ({names}); networks with one are read. {NO_PROGRAM}"
+        )
     traced = fx.GraphModule(model, graph)
     traced.graph.eliminate_dead_code()
     return traced, cut_out(traced.graph, span, opaque, [name for name, _ in model.named_modules()])
-
-
-def run_alike(traced: fx.GraphModule, model: nn.Module) -> fx.GraphModule:
-    """The graph with the modules of another model, and the constants it has: tracing made some of them."""
-    parts: dict[str, Any] = {}
-    for node in traced.graph.nodes:
-        if node.op == "call_module":
-            parts[node.target] = model.get_submodule(node.target)
-        elif node.op == "get_attr":
-            parts[node.target] = attrgetter(node.target)(traced)
-    return fx.GraphModule(parts, traced.graph)
 
 
 def _check_reading(*pairs: tuple[Tensor, Tensor]) -> None:
@@ -227,7 +196,3 @@ def _check_reading(*pairs: tuple[Tensor, Tensor]) -> None:
                 f"the network read from the model gives other logits than the model (difference {difference:.2e}). "
                 "Hooks, in-place changes of shared values or a forward that reads more than its input are not read."
             )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

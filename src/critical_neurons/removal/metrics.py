@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -11,11 +11,20 @@ from typing import Any
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from critical_neurons.errors import CriticalNeuronsError, InvalidInputError
+from critical_neurons.errors import CriticalNeuronsError, InvalidInputError, first_line
+from critical_neurons.removal.rows import (
+    Inputs,
+    call_model,
+    find_tensors,
+    match_model,
+    split_rows,
+    take_rows,
+)
 
 SAMPLE_SECONDS = 1e-3
 """A call shorter than this is repeated within one sample: the clock and the loop must not count."""
@@ -38,45 +47,45 @@ def count_bytes(model: nn.Module) -> int:
     return len(save({name: values.contiguous().clone() for name, values in model.state_dict().items()}))
 
 
-def count_macs(model: nn.Module, example: Tensor) -> int:
+def count_macs(model: nn.Module, example: Inputs) -> int:
     """Multiply-adds of convolutions and matrix products for one input, by torch's own counter; nothing else."""
-    with _evaluating(model), FlopCounterMode(display=False) as counter:
-        model(_as_of(model, example[:1]))
+    with evaluating(model), _unfused(), FlopCounterMode(display=False) as counter:
+        run_model(model, _first(example))
     return int(counter.get_total_flops()) // 2
 
 
-def measure_activations(model: nn.Module, example: Tensor) -> int:
+def measure_activations(model: nn.Module, example: Inputs) -> int:
     """The most bytes of activations alive at once, for one input run eagerly.
 
     The input counts and every tensor computed from it, as long as something refers to it; views of one memory count
     once. Weights do not count, nor what a kernel needs inside.
     """
-    rows = _as_of(model, example[:1]).clone()
+    row = match_model(_first(example), model)
     weights = [*model.parameters(), *model.buffers()]
-    with _evaluating(model), _Watch(rows, known=weights) as watch:
-        model(rows)
+    with evaluating(model), _Watch(find_tensors(row), known=weights) as watch:
+        run_model(model, row)
     return int(watch.peak)
 
 
-def measure_accuracy(model: nn.Module, inputs: Tensor, labels: Tensor, *, batch_size: int = 512) -> float:
+def measure_accuracy(model: nn.Module, inputs: Inputs, labels: Tensor, *, batch_size: int = 512) -> float:
     """Share of data points whose highest output is their label, in evaluation mode. The mode is put back."""
     return share_of_equals(predict(model, inputs, batch_size=batch_size), labels)
 
 
-def predict(model: nn.Module, inputs: Tensor, *, batch_size: int = 512) -> Tensor:
+def predict(model: nn.Module, inputs: Inputs, *, batch_size: int = 512) -> Tensor:
     """The class of the highest output of every data point, on the CPU."""
-    with _evaluating(model):
-        return predict_by(lambda rows: model(_as_of(model, rows)), inputs, batch_size=batch_size)
+    with evaluating(model):
+        return predict_by(lambda rows: run_model(model, rows), inputs, batch_size=batch_size)
 
 
-def predict_by(run: Callable[[Tensor], Tensor], inputs: Tensor, *, batch_size: int = 512) -> Tensor:
+def predict_by(run: Callable[[Inputs], Any], inputs: Inputs, *, batch_size: int = 512) -> Tensor:
     """The same for anything that turns inputs into outputs."""
-    return torch.cat([_run(run, rows).argmax(dim=1).cpu() for rows in torch.split(inputs, batch_size)])
+    return torch.cat([_find_classes(run(rows)).argmax(dim=1).cpu() for rows in split_rows(inputs, batch_size)])
 
 
-def count_classes(model: nn.Module, example: Tensor) -> int:
-    with _evaluating(model):
-        return _run(lambda rows: model(_as_of(model, rows)), example[:1]).shape[1]
+def count_classes(model: nn.Module, example: Inputs) -> int:
+    with evaluating(model):
+        return _find_classes(run_model(model, _first(example))).shape[1]
 
 
 def share_of_equals(found: Tensor, expected: Tensor) -> float:
@@ -102,19 +111,31 @@ def time_in_turns(calls: Sequence[Callable[[], object]], *, repeats: int) -> lis
     return samples
 
 
-def _run(run: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """Outputs (batch, classes), or an error that says what is wrong with them."""
+def run_model(model: nn.Module, inputs: Inputs) -> Any:
+    """What it gives for inputs of its own type and device, or an error that says that it does not run on them."""
+    rows = match_model(inputs, model)
     try:
-        outputs = run(rows)
+        return call_model(model, rows)
     except CriticalNeuronsError:
         raise
-    except RuntimeError as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InvalidInputError(f"inputs: the model does not run on shape {tuple(rows.shape)}: {reason}") from error
-    if not isinstance(outputs, Tensor) or outputs.ndim != 2:
-        found = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
+    except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError) as error:
+        shapes = ", ".join(str(tuple(values.shape)) for values in find_tensors(rows))
+        raise InvalidInputError(f"inputs: the model does not run on shape {shapes}: {first_line(error)}") from error
+
+
+def _first(inputs: Inputs) -> Inputs:
+    """A copy of the first row."""
+    return take_rows(inputs, torch.arange(1))
+
+
+def _find_classes(outputs: Any) -> Tensor:
+    """The only output, (batch, classes), or an error that says what there is instead."""
+    tensors = list(find_tensors(outputs))
+    if len(tensors) != 1 or tensors[0].ndim != 2:
+        shapes = ", ".join(str(tuple(values.shape)) for values in tensors)
+        found = f"shape {shapes}" if tensors else type(outputs).__name__
         raise InvalidInputError(f"model: it returns {found}. Accepted: a tensor of outputs (batch, classes).")
-    return outputs
+    return tensors[0]
 
 
 def _choose_loop(call: Callable[[], object]) -> int:
@@ -125,7 +146,7 @@ def _choose_loop(call: Callable[[], object]) -> int:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """In evaluation mode, without gradients. The modes are put back."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
@@ -137,19 +158,30 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _as_of(model: nn.Module, inputs: Tensor) -> Tensor:
-    """With the type and on the device of the model's parameters."""
-    return inputs.to(next(model.parameters(), inputs))
+@contextmanager
+def _unfused() -> Iterator[None]:
+    """The counter knows matrix products alone: attention and recurrent layers must not be one call."""
+    library: Any = torch.backends.mkldnn
+    fast, enabled = torch.backends.mha.get_fastpath_enabled(), library.enabled
+    torch.backends.mha.set_fastpath_enabled(False)
+    library.enabled = False  # not by its `flags`, which warn of settings that are none of ours
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        library.enabled = enabled
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the memory of tensors while they live, and keeps the highest sum."""
 
-    def __init__(self, rows: Tensor, known: Sequence[Tensor]) -> None:
+    def __init__(self, inputs: Iterable[Tensor], known: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._alive = {values.untyped_storage().data_ptr() for values in known}
         self._bytes, self.peak = 0, 0
-        self._enter(rows)
+        for values in inputs:
+            self._enter(values)
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -1,145 +1,246 @@
-"""Removal: nn.Module and plan to a new, smaller module. The given module is left as it is."""
+"""Removal: nn.Module, structure and the units that stay to a new module. The given one is left as it is."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from critical_neurons.core.network import Bools, Floats, Layer, Network
-from critical_neurons.core.plan import LayerPlan, Plan
-from critical_neurons.errors import PlanMismatchError, PruningError
+from critical_neurons.core.structure import SIZE, Bools, Slice, Structure, Wiring
+from critical_neurons.errors import PruningError, first_line
+from critical_neurons.removal.rows import Inputs, call_model, find_tensors, map_inputs
 
-REMOVAL_TOLERANCE = 1e-9
-"""Largest relative difference, in float64, between the outputs of the masked and of the smaller model."""
+REMOVAL_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
+"""Largest relative difference between the outputs of the masked and of the smaller model, by their type."""
+
+ROUGH_TOLERANCE = 1e-1
+"""The same for types that are rounder still."""
+
+FAILURES = (RuntimeError, ValueError, LookupError, TypeError, AssertionError, AttributeError, ArithmeticError)
+"""What a forward raises that cannot cope with inputs or sizes."""
 
 
-def remove_units(model: nn.Module, network: Network, plan: Plan) -> nn.Module:
-    """A copy of `model` without the removed units: same class, names, dtype, device and mode."""
-    stays = units_that_stay(network, plan)
-    smaller = copy.deepcopy(model)
-    for wiring in network.wirings:
-        inputs, outputs = stays[wiring.inputs], stays[wiring.outputs]
-        if not (inputs.all() and outputs.all()):
-            module = smaller.get_submodule(wiring.module)
-            if (wiring.shifted & ~inputs).any():
-                _fold(module, np.where(inputs, 0.0, wiring.constants))
-            _slice(module, _numbers(inputs), _numbers(outputs))
+def remove_units(model: nn.Module, structure: Structure, stays: Bools) -> nn.Module:
+    """A copy of `model` without the removed units: same class, names, dtype, device and mode.
+
+    Parameters that lose nothing are shared with the model; see `own_tensors`.
+    """
+    smaller = _copy_sharing(model)
+    added = _fold_constants(smaller, structure.wirings, stays)
+    _change(smaller, (*structure.slices, *added), stays, _take)
+    for each in structure.slices:
+        if each.axis == SIZE:
+            owner, _, name = each.tensor.rpartition(".")
+            setattr(smaller.get_submodule(owner), name, int(stays[each.units].sum()))
+    for module in smaller.modules():
+        _resize(module)
     return smaller
 
 
-def check_removal(masked: nn.Module, smaller: nn.Module, example: Tensor) -> None:
-    """Both models, in float64 on the CPU, must give the same outputs."""
-    with torch.no_grad():
-        expected = masked(example)
-        try:
-            found = smaller(example)
-        except RuntimeError as error:
-            raise PruningError(
-                f"the smaller model does not run ({str(error).splitlines()[0]}). Is a size written into its forward?"
-            ) from error
-    difference = float((expected - found).abs().max())
-    if not difference <= REMOVAL_TOLERANCE * max(1.0, float(expected.abs().max())):
-        raise PruningError(
-            f"the smaller model gives other outputs than the masked one (difference {difference:.2e})."
-        )
+def zero_units(model: nn.Module, structure: Structure, stays: Bools) -> nn.Module:
+    """A copy of `model` of the same size in which all that belongs to the removed units is zero, but for
+    variances, which are one.
 
-
-def units_that_stay(network: Network, plan: Plan) -> Bools:
-    """One entry per unit of the network, and a last one, True, that answers for NO_UNIT.
-
-    The network may number its units otherwise than the plan, which may leave layers out: names and channels count.
+    Parameters that lose nothing are shared with the model; see `own_tensors`.
     """
-    stays = np.ones(network.unit_count + 1, dtype=bool)
-    layers = {layer.name: layer for layer in network.layers}
-    for planned in plan.layers:
-        layer = layers.get(planned.name)
-        if len(planned.removed) and (layer is None or not layer.scored):
-            reason = layer.reason if layer is not None else "there is no such layer"
-            raise PlanMismatchError(f"{planned.name}: the plan removes units of it, but they must stay: {reason}.")
-        if layer is not None:
-            stays[layer.units[planned.removed]] = False
-    for planned in plan.layers:
-        if planned.name in layers:
-            _check_layer(layers[planned.name], planned, stays)
-    return stays
+    masked = _copy_sharing(model)
+    _fold_constants(masked, structure.wirings, stays)
+    _change(masked, structure.slices, stays, _zero)
+    return masked
 
 
-def _check_layer(layer: Layer, planned: LayerPlan, stays: Bools) -> None:
-    """The layer loses what the plan says, and as much in every block."""
-    if not np.array_equal(np.flatnonzero(stays[layer.units]), planned.kept):
-        raise PlanMismatchError(f"{layer.name}: the plan keeps channels of it that it shares with removed ones.")
-    if len(planned.removed) == 0:
-        return
-    counts = np.bincount(planned.kept * layer.blocks // layer.size, minlength=layer.blocks)
-    if len(set(counts.tolist())) > 1:
-        raise PlanMismatchError(
-            f"{layer.name}: the plan keeps {', '.join(map(str, counts))} channels of its blocks; a grouped "
-            "convolution needs as many of each."
-        )
+def own_tensors(model: nn.Module, other: nn.Module) -> nn.Module:
+    """The same module, with copies of the parameters and buffers it shares with another."""
+    shared = {id(values) for values in (*other.parameters(), *other.buffers())}
+    for values, places in _list_places(model).items():
+        if id(values) in shared:
+            _put(values, values.detach().clone(), places)
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):  # it computes with a list of its own
+            module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
+    return model
 
 
-def _numbers(stays: Bools) -> Tensor:
-    return torch.from_numpy(np.flatnonzero(stays))
+def check_removal(masked: nn.Module, smaller: nn.Module, inputs: Inputs) -> None:
+    """Both models must give the same outputs."""
+    compare_outputs(run_evenly(masked, inputs), run_smaller(smaller, inputs))
 
 
-def _fold(module: nn.Module, constants: Floats) -> None:
-    """Add to the bias what the removed inputs still carry: the same number at every position."""
-    weight = module.get_parameter("weight")
-    exact = weight.detach().double()
-    carried = torch.from_numpy(constants).to(exact)
-    kernel = exact.flatten(2).sum(2) if exact.ndim > 2 else exact
-    groups = getattr(module, "groups", 1)
-    blocks = kernel.reshape(groups, -1, kernel.shape[1]) @ carried.reshape(groups, -1, 1)
-    bias = blocks.reshape(-1)
-    if module.bias is not None:
-        bias = bias + module.get_parameter("bias").detach()
-    module.bias = nn.Parameter(bias.to(weight.dtype), requires_grad=weight.requires_grad)
+def run_smaller(smaller: nn.Module, inputs: Inputs) -> list[Tensor]:
+    try:
+        return run_evenly(smaller, inputs)
+    except FAILURES as error:
+        raise PruningError(
+            f"the smaller model does not run ({first_line(error)}). Is a size written into its forward?"
+        ) from error
 
 
-def _slice(module: nn.Module, inputs: Tensor, outputs: Tensor) -> None:
-    """Keep only these input and output channels."""
+def compare_outputs(expected: list[Tensor], found: list[Tensor]) -> None:
+    """Raise unless the masked and the smaller model gave the same."""
+    shapes = [[tuple(values.shape) for values in outputs] for outputs in (expected, found)]
+    if shapes[0] != shapes[1]:
+        accepted, given = (", ".join(map(str, each)) for each in shapes)
+        raise PruningError(f"the smaller model gives outputs of shape {given}, not {accepted}.")
+    for one, other in zip(expected, found, strict=True):
+        difference, scale = _compare(one, other)
+        if not difference <= REMOVAL_TOLERANCE.get(one.dtype, ROUGH_TOLERANCE) * scale:
+            raise PruningError(
+                f"the smaller model gives other outputs than the masked one (difference {difference:.2e})."
+            )
+
+
+def run_evenly(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    """The outputs, without gradients, with the same number in place of every random one: models of different sizes
+    would draw different ones. A forward may change its inputs in place, but not those of the next run."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), _EvenNoise():  # type: ignore[no-untyped-call]
+        torch.manual_seed(0)
+        return list(find_tensors(call_model(model, map_inputs(inputs, Tensor.clone))))
+
+
+class _EvenNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What draws random numbers out of a shape gives `LEVEL` everywhere; around a mean, that many deviations off."""
+
+    LEVEL = 0.5
+    NAMES = frozenset({"rand", "randn", "rand_like", "randn_like", "normal", "uniform", "exponential", "bernoulli"})
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        name = func._schema.name.partition("::")[2].rstrip("_")
+        if name not in self.NAMES or not outputs.is_floating_point():
+            return outputs
+        if name == "normal" and not func._schema.is_mutable and len(args) == 2:
+            return outputs.copy_(args[0] + self.LEVEL * args[1])
+        if name == "bernoulli" and not func._schema.is_mutable:
+            return outputs.copy_(args[0])
+        return outputs.fill_(self.LEVEL)
+
+
+def _compare(one: Tensor, other: Tensor) -> tuple[float, float]:
+    """The largest difference, and what it is measured by. Infinite values must be the same."""
+    if not (one.is_floating_point() or one.is_complex()) or one.numel() == 0:
+        return 0.0, 1.0
+    same = (one == other) | (one.isnan() & other.isnan())
+    difference = torch.where(same, 0.0, (one - other).abs())
+    finite = one.abs()[one.isfinite()]
+    return float(difference.max()), max(1.0, float(finite.max())) if len(finite) else 1.0
+
+
+def _copy_sharing(model: nn.Module) -> nn.Module:
+    """A copy with the same parameters: what is not changed need not be copied. Buffers are: a forward may write to
+    them."""
+    return copy.deepcopy(model, {id(values): values for values in model.parameters()})
+
+
+def _fold_constants(model: nn.Module, wirings: tuple[Wiring, ...], stays: Bools) -> list[Slice]:
+    """Add to biases what removed inputs still carry: the same number at every position. The biases that are new."""
+    added: list[Slice] = []
+    for wiring in wirings:
+        constants = np.where(stays[wiring.inputs], 0.0, wiring.constants)
+        if not constants.any():
+            continue
+        module = model.get_submodule(wiring.module)
+        weight = module.get_parameter("weight")
+        exact = weight.detach().double()
+        carried = torch.from_numpy(constants).to(exact)
+        kernel = exact.flatten(2).sum(2) if exact.ndim > 2 else exact
+        blocks = kernel.reshape(wiring.groups, -1, kernel.shape[1]) @ carried.reshape(wiring.groups, -1, 1)
+        bias = blocks.reshape(-1)
+        if module.bias is None:
+            added.append(Slice(f"{wiring.module}.bias", 0, wiring.outputs))
+        else:
+            bias = bias + module.get_parameter("bias").detach()
+        module.bias = nn.Parameter(bias.to(weight.dtype), requires_grad=weight.requires_grad)
+    return added
+
+
+def _take(values: Tensor, each: Slice, stays: Bools) -> Tensor:
+    """The indices of an axis that stay, block by block where there are blocks."""
+    if each.units.ndim == 1:
+        return values.index_select(each.axis, _indices(stays[each.units], values))
+    kept = [_indices(stays[units], values) for units in each.units]
+    if len({len(indices) for indices in kept}) > 1:
+        raise PruningError(f"{each.tensor}: its groups do not lose as many channels each.")
+    blocks = zip(values.chunk(len(each.units)), kept, strict=True)
+    return torch.cat([block.index_select(each.axis, indices) for block, indices in blocks])
+
+
+def _zero(values: Tensor, each: Slice, stays: Bools) -> Tensor:
+    kept = torch.from_numpy(stays[each.units]).to(values.device)
+    if each.tensor.rpartition(".")[2] == "running_var":
+        return torch.where(kept, values, 1.0)  # a batch norm divides by it, maybe without an epsilon
+    shape = [1] * values.ndim
+    shape[each.axis] = -1
+    if kept.ndim == 1:
+        return values * kept.reshape(shape)
+    blocks = zip(values.chunk(len(kept)), kept, strict=True)
+    return torch.cat([block * one.reshape(shape) for block, one in blocks])
+
+
+def _indices(chosen: Bools, values: Tensor) -> Tensor:
+    return torch.from_numpy(np.flatnonzero(chosen)).to(values.device)
+
+
+def _change(
+    model: nn.Module, slices: Iterable[Slice], stays: Bools, change: Callable[[Tensor, Slice, Bools], Tensor]
+) -> None:
+    """Other parameters and buffers in place of those that lose something."""
+    by_tensor: dict[str, list[Slice]] = {}
+    for each in slices:
+        if each.axis != SIZE and not stays[each.units].all():
+            by_tensor.setdefault(each.tensor, []).append(each)
+    places = _list_places(model)
+    for name, several in by_tensor.items():
+        owner, _, key = name.rpartition(".")
+        old = getattr(model.get_submodule(owner), key)
+        new = old.detach()
+        several.sort(key=lambda each: (-each.units.ndim, each.axis))  # blocks first: they are dealt of the whole axis
+        for each in several:
+            new = change(new, each, stays)
+        _put(old, new, places[old])
+
+
+def _list_places(model: nn.Module) -> dict[Tensor, list[tuple[dict[str, Any], str]]]:
+    """Wherever the modules of a model have a parameter or buffer: one may have several names."""
+    places: dict[Tensor, list[tuple[dict[str, Any], str]]] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, values in tensors.items():
+                if values is not None:
+                    places.setdefault(values, []).append((tensors, name))
+    return places
+
+
+def _put(old: Tensor, new: Tensor, places: list[tuple[dict[str, Any], str]]) -> None:
+    """The attributes of a parameter survive."""
+    if isinstance(old, nn.Parameter):
+        new = nn.Parameter(new, requires_grad=old.requires_grad)
+    new.__dict__.update(old.__dict__)
+    for tensors, name in places:
+        tensors[name] = new
+
+
+def _resize(module: nn.Module) -> None:
+    """Sizes that a module keeps beside its tensors."""
     match module:
         case nn.Linear():
-            _replace(module, "weight", outputs)
-            _replace(module, "weight", inputs, axis=1)
-            _replace(module, "bias", outputs)
-            module.in_features, module.out_features = len(inputs), len(outputs)
-        case nn.Conv1d() | nn.Conv2d():
-            _slice_convolution(module, inputs, outputs)
-        case nn.BatchNorm1d() | nn.BatchNorm2d():
-            for name in ("weight", "bias", "running_mean", "running_var"):
-                _replace(module, name, outputs)
-            module.num_features = len(outputs)
-        case _:
-            raise PruningError(f"{type(module).__name__}: its channels cannot be removed.")
-
-
-def _slice_convolution(module: nn.Conv1d | nn.Conv2d, inputs: Tensor, outputs: Tensor) -> None:
-    """The weight of an output channel spans the input channels of its group only."""
-    per_group = module.in_channels // module.groups
-    group_of_output = outputs // (module.out_channels // module.groups)
-    if per_group == 1:
-        groups = len(inputs)
-        _replace(module, "weight", outputs)
-    else:
-        groups = module.groups
-        kept = (inputs % per_group).reshape(groups, -1)[group_of_output]
-        weight = module.weight.detach()[outputs.to(module.weight.device)]
-        index = kept.reshape(*kept.shape, *[1] * (weight.ndim - 2)).expand(-1, -1, *weight.shape[2:])
-        sliced = weight.gather(1, index.to(weight.device))
-        module.weight = nn.Parameter(sliced, requires_grad=module.weight.requires_grad)
-    _replace(module, "bias", outputs)
-    module.in_channels, module.out_channels, module.groups = len(inputs), len(outputs), groups
-
-
-def _replace(module: nn.Module, name: str, numbers: Tensor, axis: int = 0) -> None:
-    old = getattr(module, name)
-    if old is None:
-        return
-    new = old.detach().index_select(axis, numbers.to(old.device)).clone()
-    setattr(
-        module, name, nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
-    )
+            module.out_features, module.in_features = module.weight.shape
+        case nn.modules.conv._ConvNd():
+            first, second = module.weight.shape[:2]
+            old = module.in_channels if module.transposed else module.out_channels
+            if module.groups == module.in_channels > 1 and first != old:
+                module.groups = module.groups * first // old
+            module.in_channels = first if module.transposed else second * module.groups
+            module.out_channels = second * module.groups if module.transposed else first
+        case nn.modules.batchnorm._NormBase() if module.weight is not None or module.running_mean is not None:
+            module.num_features = len(module.weight if module.weight is not None else module.running_mean)
+        case nn.PReLU():
+            module.num_parameters = module.weight.numel()
+        case nn.Embedding() | nn.EmbeddingBag():
+            module.embedding_dim = module.weight.shape[1]

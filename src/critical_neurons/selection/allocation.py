@@ -7,7 +7,7 @@ from itertools import permutations
 
 import numpy as np
 
-from critical_neurons.core.network import Floats, Ints
+from critical_neurons.core.structure import Floats, Group
 from critical_neurons.errors import InvalidSettingError
 
 ROUNDING = 1e-9
@@ -19,42 +19,42 @@ MOST_SHIFTS = 100
 
 
 def share_budget(
-    groups: Sequence[tuple[Ints, int]],
+    groups: Sequence[Group],
     losses: Sequence[Floats],
     cost: Callable[[Floats], float],
     slope: Callable[[Floats], Floats],
     limit: float,
     start: Sequence[int] | None = None,
 ) -> list[int]:
-    """Counts that keep the cost within the limit, at least one unit of every block, with no room for a further one.
+    """Counts that keep the cost within the limit, at least the least of every group, with no room for a further one.
 
     `losses[g][n]`: what n + 1 units removed from group g cost the loss. `cost` and `slope`, its derivative, are those
     of how much of every unit is kept, with a last entry for NO_UNIT. Where the loss rises least for the cost saved,
     the next units go: of one group one of every block, the losses made convex before. Once the limit is met, those
     that fit come back, where the loss falls most for it first. `start`: counts to begin with in place of all.
     """
-    kept = np.ones(sum(len(units) for units, _ in groups) + 1)
-    counts = [len(units) for units, _ in groups] if start is None else list(start)
-    for (units, _), count in zip(groups, counts, strict=True):
-        kept[units] = count / len(units)
+    kept = np.ones(sum(map(len, groups)) + 1)
+    counts = [len(group) for group in groups] if start is None else list(start)
+    for group, count in zip(groups, counts, strict=True):
+        kept[group.units] = count / len(group)
     rises = [np.diff(make_convex(np.concatenate([[0.0], loss]))) for loss in losses]
 
     def price(place: int, gone: int, saved: Floats) -> float:
         """What the loss rises by, for the cost saved, when after so many the next of every block go."""
-        units, blocks = groups[place]
-        return float(rises[place][gone : gone + blocks].sum() / (blocks * saved[units].mean()))
+        blocks = groups[place].blocks
+        return float(rises[place][gone : gone + blocks].sum() / (blocks * saved[groups[place].units].mean()))
 
     def move(place: int, step: int) -> None:
-        units, blocks = groups[place]
-        counts[place] += step * blocks
-        kept[units] = counts[place] / len(units)
+        group = groups[place]
+        counts[place] += step * group.blocks
+        kept[group.units] = counts[place] / len(group)
 
     while cost(kept) > limit + ROUNDING:
         saved = slope(kept)
         prices = {
-            place: price(place, len(units) - counts[place], saved)
-            for place, (units, blocks) in enumerate(groups)
-            if counts[place] > blocks
+            place: price(place, len(group) - counts[place], saved)
+            for place, group in enumerate(groups)
+            if counts[place] > group.least
         }
         if not prices:
             raise InvalidSettingError(
@@ -66,9 +66,9 @@ def share_budget(
     while True:
         saved = slope(kept)
         prices = {
-            place: price(place, len(units) - counts[place] - blocks, saved)
-            for place, (units, blocks) in enumerate(groups)
-            if counts[place] < len(units) and place not in tried
+            place: price(place, len(group) - counts[place] - group.blocks, saved)
+            for place, group in enumerate(groups)
+            if counts[place] < len(group) and place not in tried
         }
         if not prices:
             return counts
@@ -80,7 +80,7 @@ def share_budget(
 
 
 def shift_shares(
-    groups: Sequence[tuple[Ints, int]],
+    groups: Sequence[Group],
     counts: Sequence[int],
     fit: Callable[[Sequence[int]], list[int]],
     loss: Callable[[Sequence[int]], float],
@@ -107,14 +107,13 @@ def shift_shares(
     return best
 
 
-def _shift(
-    groups: Sequence[tuple[Ints, int]], counts: Sequence[int], more: int, less: int, factor: float
-) -> list[int] | None:
+def _shift(groups: Sequence[Group], counts: Sequence[int], more: int, less: int, factor: float) -> list[int] | None:
     """One group larger by the factor and the other smaller by it, a unit at least; None where either cannot be."""
     further = list(counts)
-    (units, grown), (_, shrunk) = groups[more], groups[less]
-    further[more] = min(max(round(counts[more] * factor / grown), counts[more] // grown + 1) * grown, len(units))
-    further[less] = max(min(round(counts[less] / factor / shrunk), counts[less] // shrunk - 1), 1) * shrunk
+    whole, grown, shrunk = len(groups[more]), groups[more].blocks, groups[less].blocks
+    further[more] = min(max(round(counts[more] * factor / grown), counts[more] // grown + 1) * grown, whole)
+    fewer = min(round(counts[less] / factor / shrunk), counts[less] // shrunk - 1) * shrunk
+    further[less] = max(fewer, groups[less].least)
     return further if further[more] > counts[more] and further[less] < counts[less] else None
 
 

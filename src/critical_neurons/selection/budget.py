@@ -6,13 +6,12 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from critical_neurons.core.costs import Measure, count_cost, count_new_biases, differentiate_cost
-from critical_neurons.core.network import Floats, Ints, Network
-from critical_neurons.core.settings import BUDGETS
+from critical_neurons.core.budget import Budget
+from critical_neurons.core.costs import count_cost, count_new_biases, differentiate_cost
+from critical_neurons.core.structure import Floats, Group, Measure, Structure
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.selection.allocation import ROUNDING, share_budget
 from critical_neurons.selection.gate_descent import Limit
@@ -26,23 +25,25 @@ SHARE_STEPS = 1000
 
 @dataclass(frozen=True)
 class Spending:
-    """`groups` of units that go together in blocks, as `group_units` gives them. `biases_added`: modules behind
-    removed units may be given a bias, which counts as well."""
+    """`biases_added`: modules behind removed units may be given a bias, which counts as well."""
 
-    network: Network
-    groups: list[tuple[Ints, int]]
-    budget: dict[str, Any]
+    structure: Structure
+    budget: Budget
     biases_added: bool
 
     @property
+    def groups(self) -> tuple[Group, ...]:
+        return self.structure.groups
+
+    @property
     def by_layer(self) -> bool:
-        return self._measure == "units" and "scope" not in self.budget
+        return self.budget.by_layer
 
     def check(self) -> None:
         """Raise where the budget is too small for one unit of every block: before anything is run."""
-        kept, limit = np.ones(self.network.unit_count + 1), self._limit(1.0)
-        for units, blocks in self.groups:
-            kept[units] = blocks / len(units)
+        kept, limit = np.ones(self.structure.unit_count + 1), self._limit(1.0)
+        for group in self.groups:
+            kept[group.units] = group.least / len(group)
         least = self._cost(kept)
         if not self.by_layer and least > limit + ROUNDING:
             share = math.ceil(least / self._limit(0.0) / NAMED_STEP) * NAMED_STEP
@@ -59,12 +60,14 @@ class Spending:
         """The largest counts within the budget that are the same share of every group."""
 
         def count(step: int) -> list[int]:
-            return [max(len(units) * step // SHARE_STEPS // blocks, 1) * blocks for units, blocks in self.groups]
+            return [
+                max(len(each) * step // SHARE_STEPS // each.blocks * each.blocks, each.least) for each in self.groups
+            ]
 
         def fits(step: int) -> bool:
-            kept = np.ones(self.network.unit_count + 1)
-            for (units, _), number in zip(self.groups, count(step), strict=True):
-                kept[units] = number / len(units)
+            kept = np.ones(self.structure.unit_count + 1)
+            for group, number in zip(self.groups, count(step), strict=True):
+                kept[group.units] = number / len(group)
             return self._cost(kept) <= self._limit(1.0)
 
         return count(max(bisect_left(range(SHARE_STEPS + 1), True, key=lambda step: not fits(step)) - 1, 0))
@@ -72,7 +75,7 @@ class Spending:
     def limit_gates(self, gates: Floats, way: float) -> list[Limit]:
         """Near these gates, what they may be once so much of the way down to the budget has been gone."""
         if self.by_layer:
-            return self.limit_counts([self.budget["units"] * len(units) for units, _ in self.groups], gates, way)
+            return self.limit_counts([self.budget.share * len(group) for group in self.groups], gates, way)
         kept = np.append(gates, 1.0)
         slope = np.maximum(self._slope(kept)[:-1], np.finfo(float).tiny)
         room = slope @ gates + self._limit(way) - self._cost(kept)  # the cost to first order
@@ -82,30 +85,25 @@ class Spending:
     def limit_counts(self, counts: Sequence[float], gates: Floats, way: float) -> list[Limit]:
         """The same, where every group has its own count."""
         return [
-            Limit(units, np.ones(len(units)), len(units) - way * (len(units) - count))
-            for (units, _), count in zip(self.groups, counts, strict=True)
+            Limit(group.units, np.ones(len(group)), len(group) - way * (len(group) - count))
+            for group, count in zip(self.groups, counts, strict=True)
         ]
 
     @property
     def _measure(self) -> Measure:
-        return next(name for name in BUDGETS if name in self.budget)
+        return self.budget.measure
 
     def _limit(self, way: float) -> float:
         """What may be left once so much of the way down to the budget has been gone."""
-        everything = np.ones(self.network.unit_count + 1)
-        whole = everything[:-1].sum() if self._measure == "units" else self._count(everything)
-        return float(whole * (1 - way * (1 - self.budget[self._measure])))
+        everything = np.ones(self.structure.unit_count + 1)
+        return float(self._count(everything) * (1 - way * (1 - self.budget.share)))
 
     def _cost(self, kept: Floats) -> float:
-        if self._measure == "units":
-            return float(kept[:-1].sum())
         added = self.biases_added and self._measure == "params"
-        return self._count(kept) + (count_new_biases(self.network.wirings, kept, everywhere=True) if added else 0.0)
+        return self._count(kept) + (count_new_biases(self.structure.wirings, kept, everywhere=True) if added else 0.0)
 
     def _count(self, kept: Floats) -> float:
-        return count_cost(self.network.wirings, kept, self._measure)
+        return count_cost(self.structure, kept, self._measure)
 
     def _slope(self, kept: Floats) -> Floats:
-        if self._measure == "units":
-            return np.append(np.ones(len(kept) - 1), 0.0)
-        return differentiate_cost(self.network.wirings, kept, self._measure)
+        return differentiate_cost(self.structure, kept, self._measure)

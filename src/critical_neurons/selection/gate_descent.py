@@ -1,30 +1,30 @@
-"""Gate descent: model and inputs to gates: which units the network itself misses least.
+"""Gate descent: which units a model needs most, by the gradient of gates in [0, 1] on all of them.
 
-A gate in [0, 1] multiplies what the ReLU of its unit reads. The loss is how far the outputs of the gated network
-diverge from those of the whole one, so no labels are needed. Nothing is certified.
+The loss is how far the outputs of the gated model are from those of the whole one, so no labels are needed. Nothing
+is certified.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
-from critical_neurons.core.network import Bools, Floats, Hold, Ints
-from critical_neurons.errors import InvalidInputError
+from critical_neurons.core.structure import Bools, Floats, Ints
+from critical_neurons.removal.rows import Inputs, count_rows, take_rows
+from critical_neurons.selection.distance import Distance
+from critical_neurons.selection.gated_model import GatedModel
 from critical_neurons.selection.prefix_cache import Front
 
 TEMPERATURES = (0.5, 1.0, 0.25)
 """At which outputs are compared: sharper than they are, what changes a decision counts more than what changes
 confidence. Which is best differs from network to network; large ones have the first alone."""
 
-STEPS, STEP_SIZE = 400, 0.05
+STEP_SIZE = 0.05
 LEAST_BATCH, MOST_BATCH, BATCH_NUMBERS = 25, 250, 2 * 10**6
 """Inputs of a step: as many as make so many numbers in a forward pass, within limits."""
 
@@ -39,14 +39,22 @@ BISECTIONS = 40
 EXCHANGED = 12
 """Units of a group that may go, and that may come back, tried against each other: the first of both by gradient."""
 
-MOST_TRIALS, TRIAL_NUMBERS = 200, 10**9
-"""Exchanges tried at most, and numbers in all their forward passes."""
+TRIAL_NUMBERS = 10**9
+"""In all forward passes of exchanges."""
 
 AJAR = 1e-6
 """In place of a gate of 0, to differentiate: a ReLU of nothing has no slope."""
 
 PASS_SIZE = 500
 """Inputs run at once where no gradient is wanted."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Of the descent, and exchanges tried behind it at most."""
+
+    descent: int = 400
+    swaps: int = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,41 +66,25 @@ class Limit:
     most: float
 
 
-class GatedModel:
-    """A model whose units have gates; a forward pass of one input makes `size` numbers."""
-
-    def __init__(self, model: nn.Module, holds: Iterable[Hold], unit_count: int, size: int) -> None:
-        self.unit_count, self.size = unit_count, size
-        self.module = copy.deepcopy(model).cpu().eval().requires_grad_(False)
-        self._factors = torch.ones(unit_count + 1)
-        for hold in holds:
-            self.module.get_submodule(hold.module).register_forward_hook(
-                self._make_hook(torch.from_numpy(hold.units))
-            )
-
-    def _make_hook(self, units: Tensor) -> Callable[[nn.Module, object, Tensor], Tensor]:
-        def multiply(module: nn.Module, args: object, output: Tensor) -> Tensor:
-            return output * self._factors[units].reshape(-1, *[1] * (output.ndim - 2)).to(output.dtype)
-
-        return multiply
-
-    def run(self, inputs: Tensor, gates: Tensor) -> Tensor:
-        self._factors = torch.cat([gates, gates.new_ones(1)])  # the last entry answers for NO_UNIT
-        outputs: Tensor = self.module(inputs)
-        return outputs
-
-
 class GateSearch:
-    def __init__(self, model: GatedModel, inputs: Tensor, seed: int = 0) -> None:
-        self._model, self._inputs, self._seed = model, inputs, seed
-        self._batch_size = min(MOST_BATCH, max(LEAST_BATCH, BATCH_NUMBERS // model.size))
+    """`size`: numbers in a forward pass of one input."""
+
+    def __init__(
+        self, model: GatedModel, inputs: Inputs, distance: Distance, seed: int = 0, *, size: int, effort: Steps
+    ) -> None:
+        self._model, self._inputs, self._distance, self._seed = model, inputs, distance, seed
+        self._size, self._count, self._steps = size, count_rows(inputs), effort
+        self._batch_size = min(MOST_BATCH, max(LEAST_BATCH, BATCH_NUMBERS // size))
         whole = torch.ones(model.unit_count)
-        probe = partial(model.run, inputs[:2], torch.ones(model.unit_count, requires_grad=True))
-        self._front = Front(model.module, probe, len(inputs))
+        few = take_rows(inputs, torch.arange(2))
+        probe = partial(model.run, few, torch.ones(model.unit_count, requires_grad=True))
+        self._front = Front(model.module, probe, self._count)
         with self._front.learn():
-            self._wanted = torch.cat([model.run(part, whole) for part in torch.split(inputs, PASS_SIZE)])
-        if not torch.isfinite(self._wanted).all():
-            raise InvalidInputError("inputs: the model gives NaN or infinite values for them. Are they scaled right?")
+            parts = [
+                model.run(take_rows(inputs, rows), whole)
+                for rows in torch.split(torch.arange(self._count), PASS_SIZE)
+            ]
+        self._wanted = [torch.cat(each) for each in zip(*parts, strict=True)]
         self._differentiated, self._slope = (b"", 0.0), np.zeros(0)
 
     def descend(
@@ -109,12 +101,13 @@ class GateSearch:
         gates = torch.ones(self._model.unit_count, dtype=torch.float32)
         generator = torch.Generator().manual_seed(self._seed)
         first, second = torch.zeros_like(gates), torch.zeros_like(gates)
-        for step in range(STEPS):
-            progress(step, STEPS)
+        steps = self._steps.descent
+        for step in range(steps):
+            progress(step, steps)
             slope = self._differentiate(gates, self._draw(generator), temperature)
             first = MOMENTUM * first + (1 - MOMENTUM) * slope
             second = SECOND_MOMENTUM * second + (1 - SECOND_MOMENTUM) * slope.square()
-            way = (step + 1) / STEPS
+            way = (step + 1) / steps
             sharpening = SHARPENING * max(0.0, (way - RAMP) / (1 - RAMP)) * (1 - 2 * gates)
             mean, square = first / (1 - MOMENTUM ** (step + 1)), second / (1 - SECOND_MOMENTUM ** (step + 1))
             for part in limit(gates.double().numpy(), min(1.0, way / RAMP)):
@@ -122,7 +115,7 @@ class GateSearch:
                 scale = square[units].mean().sqrt().clamp(min=torch.finfo(torch.float32).tiny)
                 moved = gates[units] - STEP_SIZE * (mean[units] / scale + sharpening[units])
                 gates[units] = torch.from_numpy(project(moved.double().numpy(), part.weights, part.most)).float()
-        progress(STEPS, STEPS)
+        progress(steps, steps)
         return gates.double().numpy()
 
     def exchange(self, stays: Bools, groups: Sequence[Ints], temperature: float = 1.0) -> tuple[Bools, float]:
@@ -132,7 +125,7 @@ class GateSearch:
         most, to first order, are tried first. All inputs are heard.
         """
         best, least = self._exchange_many(stays, groups, temperature)
-        trials = min(MOST_TRIALS, TRIAL_NUMBERS // (len(self._inputs) * self._model.size))
+        trials = min(self._steps.swaps, TRIAL_NUMBERS // (self._count * self._size))
         tried: set[tuple[int, int]] = set()
         while len(tried) < trials:
             offers = [pair for pair in self._list_exchanges(best, groups, temperature) if pair not in tried]
@@ -179,25 +172,27 @@ class GateSearch:
 
     def _differentiate_all(self, stays: Bools, temperature: float) -> Floats:
         slope = torch.zeros(len(stays), dtype=torch.float32)
-        for rows in torch.split(torch.arange(len(self._inputs)), self._batch_size):
+        for rows in torch.split(torch.arange(self._count), self._batch_size):
             part = self._differentiate(torch.from_numpy(stays).float(), rows, temperature)
-            slope += part * len(rows) / len(self._inputs)
+            slope += part * len(rows) / self._count
         return slope.double().numpy()
 
     @torch.no_grad()
     def measure(self, stays: Bools, temperature: float = 1.0) -> float:
         """The loss on all inputs of the network with these units alone."""
         gates, total = torch.from_numpy(stays).float(), 0.0
-        for rows in torch.split(torch.arange(len(self._inputs)), PASS_SIZE):
+        for rows in torch.split(torch.arange(self._count), PASS_SIZE):
             total += float(self._diverge(gates, rows, temperature)) * len(rows)
-        return total / len(self._inputs)
+        return total / self._count
 
     @torch.no_grad()
-    def count_changed(self, stays: Bools) -> int:
-        """Inputs for which another output is the largest when these units alone stay."""
-        gates, parts = torch.from_numpy(stays).float(), torch.split(torch.arange(len(self._inputs)), PASS_SIZE)
-        found = torch.cat([self._run(rows, gates).argmax(1) for rows in parts])
-        return int((found != self._wanted.argmax(1)).sum())
+    def count_changed(self, stays: Bools) -> float:
+        """See `Distance.changed`."""
+        gates, total = torch.from_numpy(stays).float(), 0.0
+        for rows in torch.split(torch.arange(self._count), PASS_SIZE):
+            found = self._run(rows, gates)
+            total += self._distance.changed(found, [each[rows] for each in self._wanted]) * len(rows)
+        return total / self._count
 
     def _list_exchanges(self, stays: Bools, groups: Sequence[Ints], temperature: float) -> list[tuple[int, int]]:
         slope = self.differentiate(stays, temperature)
@@ -216,16 +211,14 @@ class GateSearch:
         return slope
 
     def _diverge(self, gates: Tensor, rows: Tensor, temperature: float = 1.0) -> Tensor:
-        found = functional.log_softmax(self._run(rows, gates) / temperature, dim=1)
-        wanted = functional.log_softmax(self._wanted[rows] / temperature, dim=1)
-        return functional.kl_div(found, wanted, log_target=True, reduction="batchmean")
+        return self._distance.measure(self._run(rows, gates), [each[rows] for each in self._wanted], temperature)
 
-    def _run(self, rows: Tensor, gates: Tensor) -> Tensor:
+    def _run(self, rows: Tensor, gates: Tensor) -> list[Tensor]:
         with self._front.recall(rows):
-            return self._model.run(self._inputs[rows], gates)
+            return self._model.run(take_rows(self._inputs, rows), gates)
 
     def _draw(self, generator: torch.Generator) -> Tensor:
-        return torch.randperm(len(self._inputs), generator=generator)[: self._batch_size]
+        return torch.randperm(self._count, generator=generator)[: self._batch_size]
 
 
 def project(values: Floats, weights: Floats, most: float) -> Floats:

@@ -9,18 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from critical_neurons.core.network import Bools, Ints
+from critical_neurons.core.structure import Bools, Group, Ints
 from critical_neurons.selection.elimination import Consumer, eliminate, measure_error
 from critical_neurons.selection.lower_bound import bound_error
 from critical_neurons.selection.swaps import exchange
-
-
-@dataclass(frozen=True, eq=False)
-class Group:
-    """Units that are chosen among each other, and in how many blocks of which as many must go."""
-
-    units: Ints
-    blocks: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +45,7 @@ class Decisions:
         kept = keep_last(order, count)
         if self._bounded:
             self._errors[place] = measure_error(maps, torch.from_numpy(kept))
-            self._bounds[place] = bound_error(maps, len(group.units), count, group.blocks)
+            self._bounds[place] = bound_error(maps, len(group), count, group.blocks)
         self._orders[place], stays[group.units] = order, kept
 
     def tell(self, draft: nn.Module | None = None) -> Chosen:
@@ -62,7 +54,7 @@ class Decisions:
 
 def _order(consumers: Sequence[Consumer], group: Group, count: int) -> Ints:
     """The units of the group in the order in which they go; the last `count` are to stay."""
-    order = eliminate(consumers, len(group.units), group.blocks).order.numpy()
+    order = eliminate(consumers, len(group), group.blocks).order.numpy()
     stays = exchange(consumers, torch.from_numpy(keep_last(order, count)), group.blocks)
     return _put_last(order, stays.numpy())
 

@@ -18,11 +18,13 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from critical_neurons.core.network import Bools, Ints, Wiring
+from critical_neurons.core.structure import Bools, Group, Ints, Structure, Wiring
+from critical_neurons.removal.refit.im2col import Weighted, from_matrix, to_matrix
+from critical_neurons.removal.rows import Inputs, call_model, count_rows, take_rows
+from critical_neurons.selection.distance import Distance, list_outputs
 from critical_neurons.selection.elimination import NONE, Consumer, Elimination, eliminate, refit
-from critical_neurons.selection.group_choice import Chosen, Decisions, Group, keep_last
+from critical_neurons.selection.group_choice import Chosen, Decisions, keep_last
 from critical_neurons.selection.statistics import add_ridge, gather_metrics, gather_moments
 from critical_neurons.selection.trial import Carrier, Draft, Reached, draw_carried
 
@@ -43,19 +45,18 @@ PASS_SIZE = 64
 class _Runs:
     """Inputs, and what the model gives for them."""
 
-    inputs: Tensor
-    outputs: Tensor
+    inputs: Inputs
+    outputs: list[Tensor]
+    distance: Distance
 
     @torch.no_grad()
     def diverge(self, draft: nn.Module) -> float:
-        """By how much the outputs of the draft diverge from the model's."""
-        total = 0.0
-        for rows, outputs in zip(
-            torch.split(self.inputs, PASS_SIZE), torch.split(self.outputs, PASS_SIZE), strict=True
-        ):
-            found, wanted = (functional.log_softmax(each, dim=1) for each in (draft(rows), outputs))
-            total += float(functional.kl_div(found, wanted, log_target=True, reduction="sum"))
-        return total / len(self.inputs)
+        """How far the outputs of the draft are from the model's."""
+        total, count = 0.0, count_rows(self.inputs)
+        for rows in torch.split(torch.arange(count), PASS_SIZE):
+            found = list_outputs(call_model(draft, take_rows(self.inputs, rows)))
+            total += float(self.distance.measure(found, [each[rows] for each in self.outputs])) * len(rows)
+        return total / count
 
 
 class Choice:
@@ -64,29 +65,29 @@ class Choice:
     def __init__(
         self,
         model: nn.Module,
-        wirings: Sequence[Wiring],
-        groups: Sequence[Group],
-        inputs: Tensor,
+        structure: Structure,
+        inputs: Inputs,
+        distance: Distance,
         *,
         seed: int = 0,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        self._model, self._groups, self._seed = model, groups, seed
-        self._unit_count = sum(len(group.units) for group in groups)
-        self._consumers = [wiring for wiring in wirings if reads_units(wiring)]
+        self._model, self._groups, self._seed, self._distance = model, structure.groups, seed, distance
+        self._unit_count = structure.unit_count
+        self._consumers = list_consumers(structure, model)
         names = [wiring.module for wiring in self._consumers]
         self._moments, outputs = gather_moments(model, names, inputs, progress)
-        self._all = _Runs(inputs, outputs)
+        self._all = _Runs(inputs, outputs, distance)
         self._sample = self._draw(0)
 
     @cached_property
     def carrier(self) -> Carrier:
-        return Carrier(self._model, self._consumers, self._all.inputs, self._seed)
+        return Carrier(self._model, self._consumers, self._all.inputs, self._distance, self._seed)
 
     @cached_property
     def _carried(self) -> Draft:
         inputs = draw_carried(self._all.inputs, self._seed)
-        return Draft(self._model, self._consumers, inputs, len(inputs), self._seed)
+        return Draft(self._model, self._consumers, inputs, count_rows(inputs), self._seed)
 
     def trace(self, progress: Callable[[int, int], None] = lambda done, total: None) -> list[Elimination]:
         """Every group by itself in the whole model: the order in which its units go, and what each costs.
@@ -175,19 +176,21 @@ class Choice:
 
     def _draw(self, number: int) -> _Runs:
         """A sample of the inputs: data sets come in the order of their classes."""
-        inputs, outputs = self._all.inputs, self._all.outputs
         generator = torch.Generator().manual_seed(self._seed + number)
-        drawn = torch.randperm(len(inputs), generator=generator)[:METRIC_INPUTS]
-        return _Runs(inputs[drawn], outputs[drawn])
+        drawn = torch.randperm(count_rows(self._all.inputs), generator=generator)[:METRIC_INPUTS]
+        outputs = [each[drawn] for each in self._all.outputs]
+        return _Runs(take_rows(self._all.inputs, drawn), outputs, self._distance)
 
     def _weigh(
         self, model: nn.Module, modules: Sequence[str], temperature: float | None, draw: int = 0
     ) -> dict[str, Tensor]:
         if temperature is not None and modules:
             inputs = self._draw(draw).inputs
-            return gather_metrics(model, modules, inputs, temperature=temperature, seed=self._seed + draw)
-        weights = {name: model.get_submodule(name).get_parameter("weight") for name in modules}
-        return {name: torch.eye(len(weight), dtype=torch.float64) for name, weight in weights.items()}
+            return gather_metrics(
+                model, modules, inputs, self._distance, temperature=temperature, seed=self._seed + draw
+            )
+        sizes = {wiring.module: len(wiring.outputs) for wiring in self._consumers}
+        return {name: torch.eye(sizes[name], dtype=torch.float64) for name in modules}
 
     def _find_last(self, place: int) -> int:
         """Where the last module stands that reads the group."""
@@ -232,12 +235,16 @@ class Choice:
         """Weights of zero for what does not stay, and the others with it."""
         for wiring in consumers:
             module, moments = draft.get_submodule(wiring.module), self._moments[wiring.module]
-            weight, old = module.get_parameter("weight"), self._model.get_submodule(wiring.module).bias
-            bias = old.detach().clone() if isinstance(old, Tensor) else weight.new_zeros(len(weight))
+            assert isinstance(module, Weighted)
+            old = self._model.get_submodule(wiring.module).bias
+            bias = old.detach().clone() if isinstance(old, Tensor) else module.weight.new_zeros(len(wiring.outputs))
+            fitted = []
             for part in _split(self._model, wiring):
-                fitted = refit(moments.regularise(part.number), part.weight, torch.from_numpy(stays[part.units]))
-                weight[part.outputs] = fitted.T.reshape(weight[part.outputs].shape).to(weight)
-                bias[part.outputs] += (moments.mean[part.number].double() @ (part.weight - fitted)).to(bias)
+                fitted.append(
+                    refit(moments.regularise(part.number), part.weight, torch.from_numpy(stays[part.units]))
+                )
+                bias[part.outputs] += (moments.mean[part.number].double() @ (part.weight - fitted[-1])).to(bias)
+            module.weight.data = from_matrix(module, torch.stack(fitted)).to(module.weight)
             module.bias = nn.Parameter(bias, requires_grad=False)
 
 
@@ -253,10 +260,19 @@ def _learn(reached: Mapping[str, Reached], module: str, part: _Part, left: Tenso
     return squares, weight
 
 
-def reads_units(wiring: Wiring) -> bool:
-    """Whether the module could make up for the units it reads. A depthwise convolution carries them on."""
-    depthwise = wiring.groups > 1 and wiring.groups == len(wiring.inputs)
-    return bool(wiring.kernel) and not depthwise and bool((wiring.inputs >= 0).any())
+def list_consumers(structure: Structure, model: nn.Module) -> list[Wiring]:
+    """The modules that read units and can be refitted, in the order of the calls."""
+    return [
+        wiring
+        for wiring in structure.wirings
+        if wiring.reads_units and isinstance(model.get_submodule(wiring.module), Weighted)
+    ]
+
+
+def group_is_read(structure: Structure, group: Group, model: nn.Module) -> bool:
+    """Whether modules that can be refitted read every unit of the group."""
+    read = [wiring.inputs for wiring in list_consumers(structure, model)]
+    return bool(read) and bool(np.isin(group.units, np.concatenate(read)).all())
 
 
 @dataclass(frozen=True)
@@ -274,11 +290,13 @@ Source: TypeAlias = Callable[[str, _Part, Tensor], tuple[Tensor, Tensor]]
 
 
 def _split(model: nn.Module, wiring: Wiring) -> list[_Part]:
-    weight = model.get_submodule(wiring.module).get_parameter("weight").detach().double().flatten(1)
+    module = model.get_submodule(wiring.module)
+    assert isinstance(module, Weighted)
+    weight = to_matrix(module, module.weight.detach().double())
     inputs = wiring.inputs.reshape(wiring.groups, -1)
-    outputs = torch.arange(len(weight)).reshape(wiring.groups, -1)
+    outputs = torch.arange(len(wiring.outputs)).reshape(wiring.groups, -1)
     kernel = weight.shape[1] // inputs.shape[1]
     return [
-        _Part(number, weight[rows].T, rows, np.repeat(units, kernel))
+        _Part(number, weight[number], rows, np.repeat(units, kernel))
         for number, (rows, units) in enumerate(zip(outputs, inputs, strict=True))
     ]

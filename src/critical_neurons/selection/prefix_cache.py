@@ -9,6 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from critical_neurons.removal.refit.im2col import Weighted
+
 HELD_BYTES = 2**28
 """What may be held; modules that are reached later and no longer fit are run each time."""
 
@@ -21,14 +23,15 @@ class Front:
     """
 
     def __init__(self, model: nn.Module, probe: Callable[[], object], input_count: int) -> None:
-        modules = [module for module in model.modules() if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)]
+        modules = [module for module in model.modules() if isinstance(module, Weighted)]
         with torch.enable_grad(), _gather(modules) as probed:
             probe()
         self._steady: list[nn.Module] = []
         room = float(HELD_BYTES)
         for module, outputs in probed.items():
             size = outputs[0].nbytes / len(outputs[0]) * input_count
-            alone = len(outputs) == 1 and "forward" not in vars(module)  # a module of two places gives two things
+            alone = len(outputs) == 1 and "forward" not in vars(module) and outputs[0].ndim > 1
+            # a module of two places gives two things, one without a batch axis none that can be told apart
             if alone and size <= room and not outputs[0].requires_grad:
                 self._steady.append(module)
                 room -= size

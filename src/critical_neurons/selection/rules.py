@@ -10,15 +10,15 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from critical_neurons.core.costs import Measure, count_cost, count_new_biases
-from critical_neurons.core.network import Floats, Ints, Layer
-from critical_neurons.core.plan import LayerPlan, Plan, choose_highest, group_units
+from critical_neurons.core.budget import Budget, Scope
+from critical_neurons.core.costs import count_cost, count_new_biases
+from critical_neurons.core.plan import Plan
 from critical_neurons.core.scores import Scores
 from critical_neurons.core.span import Span
+from critical_neurons.core.structure import Bools, Floats, Group, Ints, Layer, Measure, Structure
 from critical_neurons.errors import InvalidSettingError
 
 Threshold: TypeAlias = float | Mapping[str, float] | Literal["mean"]
-Scope: TypeAlias = Literal["layer", "global"]
 
 ROUNDING = 1e-9
 """Added to a share times a count before it is cut down, so that 0.29 of 100 units are 29."""
@@ -48,83 +48,103 @@ def select_units(
     given: dict[str, Any] = {"threshold": threshold, "units": units, "params": params, "macs": macs}
     chosen = {name: value for name, value in given.items() if value is not None}
     if not chosen and scores.settings.get("budget"):
-        budget = dict(scores.settings["budget"])
-        scope = budget.pop("scope", "layer")
-        chosen = budget
+        budget: Budget = scores.settings["budget"]
+        chosen, scope = {budget.measure: budget.share}, budget.scope
     if len(chosen) != 1:
         raise InvalidSettingError(
             "plan: give one of threshold=, units=, params= and macs=; none of them only for scores with a budget."
         )
-    (name, value), *_ = chosen.items()
     if scope not in ("layer", "global"):
         raise InvalidSettingError(f"plan: scope={scope!r}. Accepted: 'layer', 'global'.")
     check_counts(min_units, round_to)
     names = check_keep(keep, scores.layers)
-    groups = _groups(scores, names, min_units)
+    (name, value), *_ = chosen.items()
+    stays, reasons, description = _choose(
+        scores.structure, scores.per_unit, (name, value), scope, min_units, round_to, names, biases_added
+    )
+    if names:
+        description = f"{description}; {', '.join(names)} {KEPT}"
+    if name == "units" and not names and stays[:-1].mean() > value + ROUNDING:
+        description += f" ({stays[:-1].mean():.4g} in fact: some layers are at their minimum)"
+    if not _span(scores).whole:
+        description = description.replace(f"of the {name} kept", f"of the {name} of the span kept")
+    return Plan(scores.structure, stays, reasons, description, _provenance(scores), _span(scores))
+
+
+def keep_within(structure: Structure, per_unit: Floats, budget: Budget, *, biases_added: bool) -> Bools:
+    """What a budget leaves of the units with the highest values; with a last entry for NO_UNIT."""
+    wanted = budget.measure, budget.share
+    return _choose(structure, per_unit, wanted, budget.scope, 1, 1, (), biases_added)[0]
+
+
+def _choose(
+    structure: Structure,
+    per_unit: Floats,
+    wanted: tuple[str, Any],
+    scope: Scope,
+    min_units: int,
+    round_to: int,
+    keep: Collection[str],
+    biases_added: bool,
+) -> tuple[Bools, dict[str, str], str]:
+    """Which units stay, why for every layer, and by what rule."""
+    name, value = wanted
+    groups = _list_groups(structure, per_unit, keep, min_units)
     match name:
         case "threshold":
-            rule = _by_threshold(groups, scores, value)
+            rule = _by_threshold(groups, structure, value)
         case "units":
             rule = _by_share(groups, value, scope)
         case "params" | "macs" as measure:
             try:  # multiples for all layers
-                whole = _groups(scores, names, max(min_units, round_to))
-                rule = _by_cost(whole, scores, measure, value, round_to, biases_added=biases_added)
+                whole = _list_groups(structure, per_unit, keep, max(min_units, round_to))
+                rule = _by_cost(whole, structure, measure, value, round_to, biases_added=biases_added)
                 groups = whole
             except InvalidSettingError:
-                rule = _by_cost(groups, scores, measure, value, round_to, biases_added=biases_added)
+                rule = _by_cost(groups, structure, measure, value, round_to, biases_added=biases_added)
         case _:
             raise InvalidSettingError(f"plan: the budget of these scores is of {name!r}, which is not known here.")
-    stays = np.ones(sum(scores.groups) + 1, dtype=bool)  # the last entry answers for NO_UNIT
+    stays = np.ones(structure.unit_count + 1, dtype=bool)  # the last entry answers for NO_UNIT
     reasons: dict[str, str] = {}
     for group in groups:
         if group.whole:
             reasons |= dict.fromkeys(group.layers, KEPT)
             continue
-        wanted, reason = (
+        count, reason = (
             rule.counts.get(group, len(group.values)),
             rule.reasons.get(group, "no threshold given for it"),
         )
-        count = _round(wanted, group, round_to, up=rule.rounds_up)
-        if count != wanted:
-            reason += f"; {wanted} made {count} by rounding or the minimum"
-        stays[group.units] = choose_highest(group.values, count, group.blocks)
+        rounded = _round(count, group, round_to, up=rule.rounds_up)
+        if rounded != count:
+            reason += f"; {count} made {rounded} by rounding or the minimum"
+        stays[group.units] = group.choose(rounded)
         reasons |= dict.fromkeys(group.layers, reason)
-    layers = tuple(
-        LayerPlan(
-            layer.name,
-            layer.units,
-            np.flatnonzero(stays[layer.units]),
-            layer.reason or reasons[layer.name],
-            layer.blocks,
-        )
-        for layer in scores.layers
-    )
-    description = f"{rule.description}; {', '.join(names)} {KEPT}" if names else rule.description
-    if name == "units" and not names and stays[:-1].mean() > value + ROUNDING:
-        description += f" ({stays[:-1].mean():.4g} in fact: some layers are at their minimum)"
-    return Plan(
-        layers,
-        scores.groups,
-        scores.holds,
-        description,
-        scores.fingerprint.architecture,
-        _provenance(scores),
-        _span(scores),
-    )
+    return stays, reasons, rule.description
 
 
 @dataclass(frozen=True, eq=False)
 class _Group:
-    """Units that are chosen among each other: those of a layer, or of layers that share them; `least` of them stay,
-    all of them where the group is to be left `whole`."""
+    """A group of units and their values; `least` of them stay, all of them where it is to be left `whole`."""
 
-    layers: tuple[str, ...]
-    units: Ints
+    group: Group
     values: Floats
-    blocks: int
     least: int
     whole: bool
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return self.group.layers
+
+    @property
+    def units(self) -> Ints:
+        return self.group.units
+
+    @property
+    def blocks(self) -> int:
+        return self.group.blocks
+
+    def choose(self, count: int) -> Bools:
+        return self.group.choose(self.values, count)
 
 
 @dataclass(frozen=True)
@@ -137,14 +157,13 @@ class _Rule:
     rounds_up: bool
 
 
-def _groups(scores: Scores, keep: Collection[str], min_units: int) -> list[_Group]:
-    per_unit = scores.per_unit
+def _list_groups(structure: Structure, per_unit: Floats, keep: Collection[str], min_units: int) -> list[_Group]:
     groups = []
-    for units, blocks in group_units(scores.layers, scores.groups):
-        layers = tuple(layer.name for layer in scores.layers if np.isin(layer.units, units).any())
-        whole = not set(layers).isdisjoint(keep)
-        least = len(units) if whole else min(min_units, len(units))
-        groups.append(_Group(layers, units, per_unit[units], blocks, least, whole))
+    for group in structure.groups:
+        whole = not set(group.layers).isdisjoint(keep)
+        least = group.blocks * math.ceil(max(min_units, group.least) / group.blocks)
+        least = len(group) if whole else min(least, len(group))
+        groups.append(_Group(group, per_unit[group.units], least, whole))
     return groups
 
 
@@ -166,10 +185,10 @@ def check_keep(keep: str | Collection[str], known: Iterable[Layer]) -> tuple[str
     return tuple(name for name in layers if name in names)
 
 
-def _by_threshold(groups: list[_Group], scores: Scores, threshold: Threshold) -> _Rule:
+def _by_threshold(groups: list[_Group], structure: Structure, threshold: Threshold) -> _Rule:
     limits: dict[_Group, float] = {}
     for group in groups:
-        given = _threshold(group, scores, threshold)
+        given = _threshold(group, structure, threshold)
         if given is not None:
             limits[group] = given
     return _Rule(
@@ -182,18 +201,17 @@ def _by_threshold(groups: list[_Group], scores: Scores, threshold: Threshold) ->
     )
 
 
-def _threshold(group: _Group, scores: Scores, threshold: Threshold) -> float | None:
+def _threshold(group: _Group, structure: Structure, threshold: Threshold) -> float | None:
     """The threshold of a group; of layers that share their units the lowest given counts."""
     if isinstance(threshold, str):
         if threshold != "mean":
             raise InvalidSettingError(f"plan: threshold={threshold!r}. Accepted: a number, a mapping, or 'mean'.")
         return float(group.values.mean())
     if isinstance(threshold, Mapping):
-        unknown = sorted(set(threshold) - set(scores))
+        known = [layer.name for layer in structure.scored]
+        unknown = sorted(set(threshold) - set(known))
         if unknown:
-            raise InvalidSettingError(
-                f"plan: no scores for {', '.join(unknown)}. Scored layers: {', '.join(scores)}."
-            )
+            raise InvalidSettingError(f"plan: no scores for {', '.join(unknown)}. Scored layers: {', '.join(known)}.")
         given = [threshold[name] for name in group.layers if name in threshold]
     else:
         given = [threshold]
@@ -222,12 +240,12 @@ def _by_share(groups: list[_Group], share: float, scope: Scope) -> _Rule:
 
 
 def _by_cost(
-    groups: list[_Group], scores: Scores, measure: Measure, share: float, round_to: int, *, biases_added: bool
+    groups: list[_Group], structure: Structure, measure: Measure, share: float, round_to: int, *, biases_added: bool
 ) -> _Rule:
     """The most of the highest-scored units of all layers whose parameters or multiply-adds are within the share."""
     if not isinstance(share, Real) or not 0 < share <= 1:
         raise InvalidSettingError(f"plan: {measure}={share!r}. Accepted: a share above 0 and up to 1.")
-    total = sum(scores.groups)
+    total = structure.unit_count
 
     def keep(count: int) -> dict[_Group, int]:
         counts = _count_globally(groups, count / total)
@@ -236,11 +254,11 @@ def _by_cost(
     def cost(counts: Mapping[_Group, int]) -> float:
         kept = np.ones(total + 1)
         for group, count in counts.items():
-            kept[group.units] = choose_highest(group.values, count, group.blocks)
-        added = count_new_biases(scores.wirings, kept, everywhere=biases_added) if measure == "params" else 0.0
-        return count_cost(scores.wirings, kept, measure) + added
+            kept[group.units] = group.choose(count)
+        added = count_new_biases(structure.wirings, kept, everywhere=biases_added) if measure == "params" else 0.0
+        return count_cost(structure, kept, measure) + added
 
-    whole = count_cost(scores.wirings, np.ones(total + 1), measure)
+    whole = count_cost(structure, np.ones(total + 1), measure)
     limit = share * whole + ROUNDING
     least, most = 0, total
     if cost(keep(0)) > limit:
@@ -250,8 +268,7 @@ def _by_cost(
         least, most = (middle, most) if cost(keep(middle)) <= limit else (least, middle)
     counts = keep(most if cost(keep(most)) <= limit else least)
     counts = _fill(counts, round_to, lambda further: cost(further) <= limit)
-    of = measure if _span(scores).whole else f"{measure} of the span"
-    reached = f"at most {share:.4g} of the {of} kept ({cost(counts) / whole:.4g})"
+    reached = f"at most {share:.4g} of the {measure} kept ({cost(counts) / whole:.4g})"
     return _Rule(reached, counts, dict.fromkeys(counts, reached), rounds_up=False)
 
 
@@ -291,7 +308,7 @@ def _count_globally(groups: list[_Group], share: float) -> dict[_Group, int]:
     """The best of all units together, once every group has its minimum."""
     owner = np.repeat(np.arange(len(groups)), [len(group.values) for group in groups])
     everything = np.concatenate([group.values for group in groups])
-    secured = np.concatenate([choose_highest(group.values, group.least) for group in groups])
+    secured = np.concatenate([group.choose(group.least) for group in groups])
     count = max(int(secured.sum()), math.floor(share * len(owner) + ROUNDING))
     best = np.lexsort((np.arange(len(owner)), -everything, ~secured))[:count]
     return dict(zip(groups, np.bincount(owner[best], minlength=len(groups)).tolist(), strict=True))
@@ -320,6 +337,6 @@ def _provenance(scores: Scores) -> dict[str, Any]:
         "objective": scores.objective,
         "bound": scores.bound,
         "gap": scores.gap,
-        "settings": dict(scores.settings),
+        "settings": scores.plain_settings,
         "weights": scores.fingerprint.weights,
     }

@@ -1,4 +1,4 @@
-"""What modules read, and how the loss feels errors of what they give: second moments over inputs and positions."""
+"""Statistics: covariances of what modules read, and Fisher matrices of what they give."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from critical_neurons.errors import InvalidInputError
-from critical_neurons.removal.refit.im2col import by_group, unroll
+from critical_neurons.removal.refit.im2col import Weighted, by_group, channels_first, to_matrix, unroll
+from critical_neurons.removal.rows import Inputs, call_model, count_rows, take_rows
+from critical_neurons.selection.distance import Distance, list_outputs
 
 BATCH_SIZE = 64
 ROWS_PER_COLUMN, LEAST_ROWS = 10, 20_000
@@ -49,26 +50,27 @@ def add_ridge(squares: Tensor) -> Tensor:
 
 @torch.no_grad()
 def gather_moments(
-    model: nn.Module, modules: Sequence[str], inputs: Tensor, progress: Callable[[int, int], None]
-) -> tuple[dict[str, Moments], Tensor]:
+    model: nn.Module, modules: Sequence[str], inputs: Inputs, progress: Callable[[int, int], None]
+) -> tuple[dict[str, Moments], list[Tensor]]:
     """What the modules read when the model runs on the inputs, and what the model gives."""
-    sums = {name: _Sums(model.get_submodule(name), len(inputs)) for name in modules}
+    sums = {name: _Sums(model.get_submodule(name), count_rows(inputs)) for name in modules}
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         return lambda module, args, output: sums[name].add(args[0], output)
 
     handles = [model.get_submodule(name).register_forward_hook(watch(name)) for name in modules]
     try:
-        batches, outputs = torch.split(inputs, BATCH_SIZE), []
-        for done, batch in enumerate(batches):
+        batches, outputs = torch.split(torch.arange(count_rows(inputs)), BATCH_SIZE), []
+        for done, rows in enumerate(batches):
             progress(done, len(batches))
-            outputs.append(model(batch))
+            outputs.append(list_outputs(call_model(model, take_rows(inputs, rows))))
         progress(len(batches), len(batches))
     finally:
         for handle in handles:
             handle.remove()
-    moments, given = {name: each.finish() for name, each in sums.items()}, torch.cat(outputs)
-    if not all(torch.isfinite(each).all() for each in (given, *(found.covariance for found in moments.values()))):
+    moments = {name: each.finish() for name, each in sums.items()}
+    given = [torch.cat(parts) for parts in zip(*outputs, strict=True)]
+    if not all(torch.isfinite(each).all() for each in (*given, *(found.covariance for found in moments.values()))):
         raise InvalidInputError(
             "inputs: the model gives NaN or infinite values for them, or such as single precision cannot square. Are "
             "they scaled right?"
@@ -78,10 +80,9 @@ def gather_moments(
 
 class _Sums:
     def __init__(self, module: nn.Module, input_count: int) -> None:
-        assert isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)
+        assert isinstance(module, Weighted)
         self._module = module
-        self._groups = 1 if isinstance(module, nn.Linear) else module.groups
-        columns = module.weight[0].numel()
+        self._groups, columns, _ = to_matrix(module, module.weight).shape
         self._rows_per_input = -(-max(ROWS_PER_COLUMN * columns, LEAST_ROWS) // input_count)
         self._generator = torch.Generator().manual_seed(0)
         self._origin: Tensor | None = None
@@ -90,9 +91,9 @@ class _Sums:
         self._squares = torch.zeros(self._groups, columns, columns, dtype=torch.float32)
 
     def add(self, read: Tensor, given: Tensor) -> None:
-        count = given[0, 0].numel()
+        count = channels_first(self._module, given).shape[2]
         positions = torch.randperm(count, generator=self._generator)[: self._rows_per_input]
-        rows = by_group(unroll(self._module, read, positions), self._groups).float()
+        rows = by_group(unroll(self._module, read, positions, given.shape[2:]), self._groups).float()
         if self._origin is None:  # near the mean: far from it single precision would lose what varies
             self._origin = rows.mean(1, keepdim=True)
         rows = rows - self._origin
@@ -109,27 +110,25 @@ class _Sums:
 
 
 def gather_metrics(
-    model: nn.Module, modules: Sequence[str], inputs: Tensor, *, temperature: float, seed: int
+    model: nn.Module, modules: Sequence[str], inputs: Inputs, distance: Distance, *, temperature: float, seed: int
 ) -> dict[str, Tensor]:
-    """How the loss feels errors of what the modules give: (outputs, outputs), summed over positions.
+    """The Fisher matrix of what each module gives: (outputs, outputs), summed over positions.
 
-    The Fisher information of the model's outputs, over classes drawn from them: twice the divergence from the outputs
-    as they are, to second order. Above a `temperature` of 1 the outputs are taken for less certain than they are: the
-    loss of a trained network feels few of its inputs else.
+    Twice the distance from the outputs as they are, to second order. Above a `temperature` of 1 class probabilities
+    are taken for less certain than they are: a trained network is certain of most of its inputs, and errors of those
+    would count for nothing.
     """
     generator = torch.Generator().manual_seed(seed)
     metrics: dict[str, Tensor] = {}
-    for batch in torch.split(inputs, BATCH_SIZE):
+    count = count_rows(inputs)
+    for rows in torch.split(torch.arange(count), BATCH_SIZE):
         with torch.enable_grad(), _hold_outputs(model, modules) as held:
-            logits = model(batch) / temperature
-            spread = functional.log_softmax(logits.detach().double(), dim=1).exp()
-            drawn = torch.multinomial(spread, DRAWS, replacement=True, generator=generator)
-            for labels in drawn.T:
-                loss = functional.cross_entropy(logits, labels, reduction="sum")
+            outputs = list_outputs(call_model(model, take_rows(inputs, rows)))
+            for loss in distance.probe(outputs, temperature, DRAWS, generator):
                 slopes = torch.autograd.grad(loss, list(held.values()), retain_graph=True)
                 for name, slope in zip(held, slopes, strict=True):
-                    rows = slope.movedim(1, -1).flatten(0, -2)
-                    metrics[name] = metrics.get(name, 0.0) + (rows.T @ rows).double() / (DRAWS * len(inputs))
+                    errors = channels_first(model.get_submodule(name), slope).movedim(1, -1).flatten(0, -2)
+                    metrics[name] = metrics.get(name, 0.0) + (errors.T @ errors).double() / (DRAWS * count)
     return metrics
 
 

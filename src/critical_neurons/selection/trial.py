@@ -17,8 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from critical_neurons.core.network import Bools, Wiring
-from critical_neurons.removal.refit.im2col import by_group, unroll
+from critical_neurons.core.structure import Bools, Wiring
+from critical_neurons.removal.refit.im2col import (
+    Weighted,
+    by_group,
+    channels_first,
+    find_channel_axis,
+    from_matrix,
+    to_matrix,
+    unroll,
+)
+from critical_neurons.removal.rows import Inputs, call_model, count_rows, take_rows
+from critical_neurons.selection.distance import Distance, list_outputs
 from critical_neurons.selection.prefix_cache import Front
 
 Hook: TypeAlias = Callable[[nn.Module, tuple[Tensor, ...]], None]
@@ -33,31 +43,29 @@ RIDGE = 1e-2
 ROWS_PER_COLUMN, LEAST_ROWS = 10, 8_000
 """Positions beyond so many for every column, and beyond so many in all, are left out."""
 
-SOFTENING = 0.1
-"""The temperature at which outputs are compared, relative to their deviation."""
 
-
-def draw_carried(inputs: Tensor, seed: int) -> Tensor:
+def draw_carried(inputs: Inputs, seed: int) -> Inputs:
     """So many of the inputs, in random order."""
-    return inputs[torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))[:CARRIED_INPUTS]]
+    order = torch.randperm(count_rows(inputs), generator=torch.Generator().manual_seed(seed))
+    return take_rows(inputs, order[:CARRIED_INPUTS])
 
 
 class Carrier:
     """`consumers` are modules that read units; `model` is left as it is."""
 
-    def __init__(self, model: nn.Module, consumers: Sequence[Wiring], inputs: Tensor, seed: int = 0) -> None:
+    def __init__(
+        self, model: nn.Module, consumers: Sequence[Wiring], inputs: Inputs, distance: Distance, seed: int = 0
+    ) -> None:
         inputs = draw_carried(inputs, seed)
-        held_out = max(len(inputs) // FOLDS, 1)
+        rows = torch.arange(count_rows(inputs))
+        held_out = max(len(rows) // FOLDS, 1)
         self._folds = [
-            _Fold(model, consumers, inputs.roll(number * held_out, 0), held_out, seed) for number in range(FOLDS)
+            _Fold(model, consumers, take_rows(inputs, rows.roll(number * held_out)), distance, held_out, seed)
+            for number in range(FOLDS)
         ]
 
     def miss(self, stays: Bools, *, folds: int = FOLDS) -> float:
-        """Of how many inputs, as a share, the decision would change. `stays` (units); `folds`: the first of them.
-
-        A decision, the largest output, is taken for softer than it is, so that near misses count too. A divergence
-        of all outputs is the worse guide: where little is left it names networks that decide worse.
-        """
+        """See `Distance.miss`. `stays` (units); `folds`: the first of them."""
         return fmean(fold.miss(stays) for fold in self._folds[:folds])
 
 
@@ -65,20 +73,23 @@ class _Fold:
     """Refitted on all inputs but the last `held_out`, and judged by these."""
 
     def __init__(
-        self, model: nn.Module, consumers: Sequence[Wiring], inputs: Tensor, held_out: int, seed: int
+        self,
+        model: nn.Module,
+        consumers: Sequence[Wiring],
+        inputs: Inputs,
+        distance: Distance,
+        held_out: int,
+        seed: int,
     ) -> None:
-        self._draft, self._held_out = Draft(model, consumers, inputs, len(inputs) - held_out, seed), held_out
-        outputs = self._draft.outputs[-held_out:].double()
-        self._decisions = outputs.argmax(1, keepdim=True)
-        self._temperature = SOFTENING * float((outputs - outputs.mean(1, keepdim=True)).square().mean().sqrt()) or 1.0
+        self._draft, self._held_out = Draft(model, consumers, inputs, count_rows(inputs) - held_out, seed), held_out
+        self._distance, self._wanted = distance, [each[-held_out:] for each in self._draft.outputs]
         self._known: dict[bytes, float] = {}
 
     def miss(self, stays: Bools) -> float:
         key = stays.tobytes()
         if key not in self._known:
-            outputs = self._draft.run(np.append(stays, True))[-self._held_out :].double()
-            kept = (outputs / self._temperature).softmax(1).gather(1, self._decisions)
-            self._known[key] = 1 - float(kept.mean())
+            found = [each[-self._held_out :] for each in self._draft.run(np.append(stays, True))]
+            self._known[key] = self._distance.miss(found, self._wanted)
         return self._known[key]
 
 
@@ -98,19 +109,19 @@ class Draft:
     """
 
     @torch.no_grad()
-    def __init__(self, model: nn.Module, consumers: Sequence[Wiring], inputs: Tensor, fitted: int, seed: int) -> None:
+    def __init__(self, model: nn.Module, consumers: Sequence[Wiring], inputs: Inputs, fitted: int, seed: int) -> None:
         self._inputs, self.model = inputs, copy.deepcopy(model)
         generator = torch.Generator().manual_seed(seed)
         self._consumers = {
             wiring.module: _Consumer(self.model.get_submodule(wiring.module), wiring, fitted, generator)
             for wiring in consumers
         }
-        self._front = Front(self.model, self._probe, len(inputs))
+        self._front = Front(self.model, self._probe, count_rows(inputs))
         with self._front.learn():
             self.outputs = self._run({name: consumer.remember for name, consumer in self._consumers.items()})
 
     @torch.no_grad()
-    def run(self, stays: Bools) -> Tensor:
+    def run(self, stays: Bools) -> list[Tensor]:
         """What is given for the inputs with these units alone; `stays` has a last entry for NO_UNIT."""
         return self._recall({name: consumer.refit_to(stays) for name, consumer in self._consumers.items()})
 
@@ -129,39 +140,39 @@ class Draft:
         weights = [
             self.model.get_submodule(name).get_parameter("weight").requires_grad_() for name in self._consumers
         ]
-        self.model(self._inputs[:2])
+        call_model(self.model, take_rows(self._inputs, torch.arange(2)))
         for weight in weights:
             weight.requires_grad_(False)
 
-    def _recall(self, hooks: Mapping[str, Hook]) -> Tensor:
-        with self._front.recall(torch.arange(len(self._inputs))):
+    def _recall(self, hooks: Mapping[str, Hook]) -> list[Tensor]:
+        with self._front.recall(torch.arange(count_rows(self._inputs))):
             return self._run(hooks)
 
-    def _run(self, hooks: Mapping[str, Hook]) -> Tensor:
+    def _run(self, hooks: Mapping[str, Hook]) -> list[Tensor]:
         handles = [self.model.get_submodule(name).register_forward_pre_hook(hook) for name, hook in hooks.items()]
         try:
-            outputs: Tensor = self.model(self._inputs)
+            return list_outputs(call_model(self.model, self._inputs))
         finally:
             for handle in handles:
                 handle.remove()
-        return outputs
 
 
 class _Consumer:
     """A module of the draft, its weights as they were, and what it then gave at some positions."""
 
     def __init__(self, module: nn.Module, wiring: Wiring, fitted: int, generator: torch.Generator) -> None:
-        assert isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)
+        assert isinstance(module, Weighted)
         self._module, self._inputs, self._groups = module, wiring.inputs, wiring.groups
         self._fitted, self._generator = fitted, generator
-        self._weight = module.weight.detach().reshape(wiring.groups, -1, module.weight[0].numel()).mT.double()
+        self._weight = to_matrix(module, module.weight.detach()).double()
         self._bias = None if module.bias is None else module.bias.detach()
         self._kernel = self._weight.shape[1] * wiring.groups // len(wiring.inputs)
         rows = max(ROWS_PER_COLUMN * self._weight.shape[1], LEAST_ROWS)
         self._rows_per_input = -(-rows // fitted)
 
     def remember(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        count = self._module.forward(args[0][:1])[0, 0].numel()  # not a call: this runs before each
+        given = self._module.forward(args[0][:1])  # not a call: this runs before each
+        count = channels_first(self._module, given).shape[2]
         self._positions = torch.randperm(count, generator=self._generator)[: self._rows_per_input]
         self.wanted = self._unroll(args[0]) @ self._weight  # but for the bias, which the mean answers for
 
@@ -170,11 +181,13 @@ class _Consumer:
         kept = _list_kept(torch.from_numpy(stays[self._inputs]), self._groups, self._kernel)
 
         def refit(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            rows = self._unroll(args[0][: self._fitted, kept.inputs]) * kept.mask[:, None]
+            axis = find_channel_axis(self._module, args[0])
+            read = args[0][: self._fitted].index_select(axis, kept.inputs)
+            rows = self._unroll(read) * kept.mask[:, None]
             if tell is not None:
                 tell(rows)
             weight, shift = self._fit(rows, kept)
-            self._module.weight.data = weight.mT.reshape(self._module.weight.shape).to(self._module.weight)
+            self._module.weight.data = from_matrix(self._module, weight).to(self._module.weight)
             old = 0.0 if self._bias is None else self._bias
             self._module.bias = nn.Parameter((old + shift.flatten()).to(self._module.weight), requires_grad=False)
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from critical_neurons.core.network import Bools, Floats, Network
+from critical_neurons.core.budget import Budget
+from critical_neurons.core.network import Network
 from critical_neurons.core.plan import Plan
 from critical_neurons.core.scores import Scores
-from critical_neurons.core.settings import BUDGETS, Settings
-from critical_neurons.errors import InvalidInputError, InvalidSettingError, PlanMismatchError
-from critical_neurons.formulations import Budget, read_budget
-from critical_neurons.removal.remove import units_that_stay
+from critical_neurons.core.structure import NO_UNIT, Bools, Floats
+from critical_neurons.errors import InvalidSettingError, PlanMismatchError
+from critical_neurons.formulations import BudgetRows, budget_network
 from critical_neurons.selection.rules import select_units
 
 Source: TypeAlias = Plan | Scores
@@ -36,29 +35,7 @@ class Proposal:
     weights: str | None
 
 
-def check_incumbent(incumbent: object, settings: Settings) -> None:
-    """What can be said before the network is known."""
-    if not isinstance(incumbent, Plan | Scores):
-        raise InvalidInputError(
-            f"incumbent: found {type(incumbent).__name__}. Accepted: a Plan, or Scores that say which units stay."
-        )
-    if settings.formulation != "exact" or not settings.binary:
-        raise InvalidSettingError(
-            f"incumbent: found with formulation={settings.formulation!r}, binary={settings.binary}. A plan is a "
-            "point of the exact program with scores 0 or 1 alone: formulation='exact', binary=True."
-        )
-    if settings.loss_weight == "lagrangian":
-        raise InvalidSettingError(
-            "incumbent: judged at one loss weight, which loss_weight='lagrangian' searches for. Give a number."
-        )
-    if settings.by_class:
-        raise InvalidSettingError(
-            "incumbent: goes with a single program. by_class=True averages those of all classes, and an average is "
-            "no plan; leave out one of them."
-        )
-
-
-def propose_mask(incumbent: Source, network: Network, budget: Mapping[str, Any] | None) -> Proposal:
+def propose_mask(incumbent: Source, network: Network, budget: Budget | None) -> Proposal:
     """The mask of a plan for this network; of scores that are all 0 or 1 their own, of others what `plan` makes of
     the budget they were found under."""
     made_for = incumbent.architecture if isinstance(incumbent, Plan) else incumbent.fingerprint.architecture
@@ -78,10 +55,19 @@ def propose_mask(incumbent: Source, network: Network, budget: Mapping[str, Any] 
 
 
 def _mask(network: Network, plan: Plan) -> Floats:
-    try:
-        return units_that_stay(network, plan)[:-1].astype(np.float64)
-    except PlanMismatchError as error:
-        raise PlanMismatchError(f"incumbent: {error}") from error
+    """By names and channels: the network may number its units otherwise than the plan, or leave layers out."""
+    stays = np.ones(network.unit_count + 1)
+    layers = {layer.name: layer for layer in network.layers}
+    for planned in plan.layers:
+        layer = layers.get(planned.name)
+        if len(planned.removed) and (layer is None or (layer.units[planned.removed] == NO_UNIT).any()):
+            reason = layer.reason if layer is not None else "there is no such layer"
+            raise PlanMismatchError(
+                f"incumbent: {planned.name}: the plan removes units of it, but they must stay: {reason}."
+            )
+        if layer is not None:
+            stays[layer.units[planned.removed]] = 0.0
+    return stays[:-1]
 
 
 def _plan_scores(scores: Scores) -> Plan:
@@ -95,7 +81,7 @@ def _plan_scores(scores: Scores) -> Plan:
 
 def _spread(scores: Scores, network: Network) -> Floats:
     """Scores by layer to units of the network, which may number them otherwise, or leave some alone."""
-    mask = np.ones(network.unit_count)
+    mask = np.ones(network.unit_count + 1)
     for layer in network.layers:
         if layer.name in scores and layer.scored:
             mask[layer.units] = scores[layer.name]
@@ -103,17 +89,16 @@ def _spread(scores: Scores, network: Network) -> Floats:
     lost = [name for name, values in scores.items() if name not in scored and not values.all()]
     if lost:
         raise PlanMismatchError(f"incumbent: {', '.join(lost)}: units of it are removed, but get no scores here.")
-    return mask
+    return mask[:-1]
 
 
-def _check_budget(mask: Floats, network: Network, budget: Mapping[str, Any]) -> None:
-    allowed = read_budget(network, budget)
+def _check_budget(mask: Floats, network: Network, budget: Budget) -> None:
+    allowed = budget_network(network, budget)
     kept, over = allowed.weights @ mask, _find_excess(allowed, mask)
     if not over.any():
         return
-    measure = next(name for name in BUDGETS if name in budget)
-    share, counted = budget[measure], ""
-    if measure == "units" and len(kept) == len(network.groups):
+    measure, share, counted = budget.measure, budget.share, ""
+    if measure == "units" and len(kept) == len(network.group_sizes):
         found = "; ".join(
             f"{_name_group(network, group)} keeps {kept[group]:.0f} units, {allowed.limits[group]:.0f} are allowed"
             for group in np.flatnonzero(over).tolist()
@@ -123,29 +108,28 @@ def _check_budget(mask: Floats, network: Network, budget: Mapping[str, Any]) -> 
     else:
         found = f"{measure} are {kept[0] / allowed.limits[0] - 1:.2%} over what is allowed"
         counted = ", counted linearly around layers that all keep the same part (docs/method.md, section 5)"
-    least = _find_share(mask, network, budget, measure)
+    least = _find_share(mask, network, budget)
     raise InvalidSettingError(
         f"incumbent: over the budget, {measure}={share:.4g}{counted}: {found}. It is within {measure}={least:.4g}: "
         f"raise the budget to that, or give a plan within {share:.4g}."
     )
 
 
-def _find_excess(budget: Budget, mask: Floats) -> Bools:
+def _find_excess(budget: BudgetRows, mask: Floats) -> Bools:
     """Which limits the mask exceeds."""
     return np.asarray(budget.weights @ mask > budget.limits + ROUNDING * np.maximum(1.0, budget.limits))
 
 
 def _name_group(network: Network, group: int) -> str:
-    end = sum(network.groups[: group + 1])
-    units = np.arange(end - network.groups[group], end)
-    return ", ".join(layer.name for layer in network.scored if np.isin(layer.units, units).any())
+    return ", ".join(network.structure.groups[group].layers)
 
 
-def _find_share(mask: Floats, network: Network, budget: Mapping[str, Any], measure: str) -> float:
+def _find_share(mask: Floats, network: Network, budget: Budget) -> float:
     """The least share, in steps, within which the mask is."""
-    low, high = int(budget[measure] / SHARE_STEP), round(1 / SHARE_STEP)
+    low, high = int(budget.share / SHARE_STEP), round(1 / SHARE_STEP)
     while high - low > 1:
         middle = (low + high) // 2
-        over = _find_excess(read_budget(network, {**budget, measure: middle * SHARE_STEP}), mask).any()
+        wider = budget.with_share(middle * SHARE_STEP)
+        over = _find_excess(budget_network(network, wider), mask).any()
         low, high = (middle, high) if over else (low, middle)
     return high * SHARE_STEP

@@ -1,13 +1,13 @@
 """Solvers: program to solution. One file per solver; this one finds them by name."""
 
 from critical_neurons.errors import InvalidSettingError
-from critical_neurons.solvers.base import Capability, Limits, Report, Solver, ignore_progress
+from critical_neurons.solvers.base import Backend, Capability, Limits, Report, ignore_progress
 from critical_neurons.solvers.lagrangian_dual import maximise_dual
 
-__all__ = ["Capability", "Limits", "Report", "Solver", "find_solver", "ignore_progress", "maximise_dual"]
+__all__ = ["Backend", "Capability", "Limits", "Report", "find_solver", "ignore_progress", "maximise_dual"]
 
 
-def find_solver(name: str) -> Solver:
+def find_solver(name: str) -> Backend:
     """`auto`, `highs`, `barrier`, `scip`, or `cvxpy:NAME` for any solver of CVXPY."""
     if name == "auto":
         from critical_neurons.solvers.auto import AutoSolver

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from critical_neurons.core.program import Program
+from critical_neurons.core.program import SHARED, Program
 from critical_neurons.core.solution import Solution, Status
-from critical_neurons.solvers.base import Capability, Limits, Report, Solver
+from critical_neurons.solvers.base import Backend, Capability, Limits, Report
 from critical_neurons.solvers.highs import HighsSolver
 from critical_neurons.solvers.interior_point import BarrierSolver, find_obstacle
 
@@ -21,8 +21,11 @@ With few points HiGHS is quick, and gives vertices, whose scores are more often 
 
 LEAST_WIDE, MOST_WIDE = 500, 4000
 """Columns from which on interior points are taken for any number of data points, since the simplex method takes
-several times as long; and up to which they are where rows join, since these make Newton's equations dense."""
+several times as long; and up to which they are where rows join, since these make Newton's equations dense: that many
+columns that are shared, or one data point's own."""
 
+MOST_COLUMNS = 100_000
+"""In all: what Newton's equations keep of each data point fits into memory, and a step takes no minutes."""
 
 SETTLED = (Status.OPTIMAL, Status.INFEASIBLE, Status.UNBOUNDED)
 
@@ -46,13 +49,23 @@ class AutoSolver:
             found = min(found, other.solve(program, replace(limits, time_limit=left), report), key=_judge)
         return found
 
-    def _order(self, program: Program, limits: Limits) -> list[Solver]:
-        if limits.options or find_obstacle(program) is not None:
+    def _order(self, program: Program, limits: Limits) -> list[Backend]:
+        if limits.options or program.integer.any() or find_obstacle(program) is not None:
             return [HighsSolver()]
         points = program.term.columns.stop - program.term.columns.start
-        most = MOST_WIDE if program.sources else np.inf
-        wide = LEAST_WIDE <= program.column_count <= most
+        small = not program.sources or (
+            program.column_count <= MOST_COLUMNS and max(_count_together(program)) <= MOST_WIDE
+        )
+        wide = program.column_count >= LEAST_WIDE and small
         return [BarrierSolver(), HighsSolver()] if points >= MANY or wide else [HighsSolver(), BarrierSolver()]
+
+
+def _count_together(program: Program) -> tuple[int, int]:
+    """Shared columns, and the most that one data point has of its own."""
+    if program.origins is None:
+        return program.column_count, 0
+    points = program.origins.points
+    return int(np.sum(points == SHARED)), int(np.bincount(points[points != SHARED]).max(initial=0))
 
 
 def _judge(solution: Solution) -> tuple[bool, float]:

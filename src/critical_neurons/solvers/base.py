@@ -33,7 +33,7 @@ class Limits:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Solver(Protocol):
+class Backend(Protocol):
     @property
     def name(self) -> str: ...
 
@@ -60,4 +60,4 @@ def refuse_settled(solver: str, options: Mapping[str, Any], settled: Mapping[str
         if option in settled:
             setting = settled[option]
             advice = f"Use {setting}= instead." if setting else "Leave it out."
-            raise InvalidSettingError(f"solver_options: {option} of {solver} is set here already. {advice}")
+            raise InvalidSettingError(f"options: {option} of {solver} is set here already. {advice}")

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from critical_neurons.core.network import Floats
 from critical_neurons.core.program import Program, Rows, stack_rows
 from critical_neurons.core.solution import Status
+from critical_neurons.core.structure import Floats
 from critical_neurons.solvers.base import Limits, Report
 from critical_neurons.solvers.cutting_planes import FEASIBILITY_TOLERANCE, CutLoop, _Stop
 from critical_neurons.solvers.lp_engine import LinearEngine, Outcome

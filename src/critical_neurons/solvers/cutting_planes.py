@@ -19,10 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import sparse
 
-from critical_neurons.core.network import Floats, Ints
 from critical_neurons.core.program import Program, Rows, stack_rows
 from critical_neurons.core.solution import Solution, Status, Step, relative_gap
+from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.solvers.base import Limits, Report
+from critical_neurons.solvers.implied_bounds import find_least_cost
 from critical_neurons.solvers.lp_engine import LinearEngine, LinearResult, Outcome
 
 FEASIBILITY_TOLERANCE = 1e-6
@@ -46,6 +47,9 @@ INNER_SHARE = 0.1
 
 TIE_BREAK_SHARE = 0.1
 """Share of the gap tolerance left to the tie-break."""
+
+LEAST_GAIN = 1e-6
+"""By which scores in all must be able to fall for a tie-break to be worth its while."""
 
 IMPROVING_TIME_SHARE = 0.1
 """Share of the remaining time that trying for better points may take."""
@@ -137,6 +141,9 @@ class CutLoop:
             self._offer(point)
         if self._program.given is not None:
             self._improve(self._program.given, self._program.unpruned)
+        self._raise_bound(find_least_cost(self._program))
+        self._remaining()
+        self._propose(self._program.lower)
         self._engine = self._build(self._program, self._limits)
         for point in self._program.known:
             self._add_cuts(self._below(point))
@@ -153,6 +160,7 @@ class CutLoop:
             if turn.feasible and self._is_integral(turn.point):
                 self._offer(turn.point)
             self._complete(turn.point)
+            self._propose(turn.point)
             self._tell()
             if self._solved(target) or (turn.feasible and turn.gap <= target):
                 break
@@ -201,10 +209,21 @@ class CutLoop:
         """Offer the point that the formulation makes of these scores; whether there is one and it is feasible."""
         if self._program.complete is None:
             return False
-        completed = self._program.raise_term(self._program.complete(point))
-        feasible = self._is_feasible(completed)
+        return self._offer_if_feasible(self._program.complete(point))
+
+    def _propose(self, point: Floats) -> None:
+        """Offer the points that the formulation makes of these scores, as long as they are feasible."""
+        if self._program.propose is not None:
+            for proposed in self._program.propose(point):
+                if not self._offer_if_feasible(proposed):
+                    return
+                self._remaining()
+
+    def _offer_if_feasible(self, point: Floats) -> bool:
+        raised = self._program.raise_term(point)
+        feasible = self._is_feasible(raised)
         if feasible:
-            self._offer(completed)
+            self._offer(raised)
         return feasible
 
     def _improve(self, *points: Floats | None) -> None:
@@ -215,10 +234,8 @@ class CutLoop:
         for start in starts:
             seconds = IMPROVING_TIME_SHARE * self._remaining() / len(starts)
             better = self._program.improve(start, seconds=seconds, seed=self._limits.seed + self._trials)
-            better = self._program.raise_term(better)
             self._trials += 1
-            if self._is_feasible(better):
-                self._offer(better)
+            self._offer_if_feasible(better)
             self._tell()
 
     def _solve_fixed(self, point: Floats, target: float) -> None:
@@ -246,6 +263,10 @@ class CutLoop:
         """
         program, best, objective = self._program, self._incumbent, self._objective
         if program.tie_break is None or best is None or objective is None:
+            return
+        counted = np.flatnonzero(program.tie_break)
+        ends = np.where(program.tie_break > 0, program.lower, program.upper)
+        if program.tie_break @ best <= program.tie_break[counted] @ ends[counted] + LEAST_GAIN:
             return
         slack = TIE_BREAK_SHARE * self._limits.gap * max(1.0, abs(objective))
         self._fix_integers(best)

@@ -10,14 +10,15 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 from scipy import sparse
 
-from critical_neurons.core.network import Floats, Ints
+from critical_neurons.core.loss import LogisticLoss, Loss, SoftmaxLoss, SquaredLoss
 from critical_neurons.core.program import Program, Rows, place
 from critical_neurons.core.solution import Solution, Status, Step
+from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.errors import InvalidSettingError, MissingExtraError, SolverError
 from critical_neurons.solvers.base import Capability, Limits, Report, refuse_settled
 
@@ -88,7 +89,7 @@ class ConicSolver:
                 continue  # understood, and too strict to solve even this
             except Exception as error:
                 raise InvalidSettingError(
-                    f"solver_options: {self.name} does not take {option}={value!r} ({error})."
+                    f"options: {self.name} does not take {option}={value!r} ({error})."
                 ) from error
 
     def solve(self, program: Program, limits: Limits, report: Report) -> Solution:
@@ -166,15 +167,20 @@ class _Problem:
             x[bounded_above] <= upper[bounded_above],
             *_constrain(x, program.rows, self._fixed_point, self._free),
         ]
-        margins, offset = _express_margins(program)
-        if len(offset):
-            values = margins[:, self._free] @ x + (offset.reshape(-1) + margins @ self._fixed_point)
+        matrix, offset, loss = program.term.affine_forms()
+        self._batch = len(loss)
+        if len(loss):
             epigraph = place(1.0, np.arange(program.column_count)[program.term.columns], program.column_count)
             term = epigraph[:, self._free] @ x + epigraph @ self._fixed_point
-            constraints.append(cp.log_sum_exp(cp.reshape(values, offset.shape[::-1], order="F"), axis=0) <= term)
+            constraints.append(_write_loss(loss, matrix, offset, self._express) <= term)
         filled = [constraint for constraint in constraints if constraint.size]
         cost = program.cost[self._free] @ x + program.cost @ self._fixed_point
         self.problem = cp.Problem(cp.Minimize(cost), filled)
+
+    def _express(self, matrix: sparse.csr_array, offset: Floats) -> Any:
+        """matrix · x + offset, rows (d, output), as an expression (outputs, batch)."""
+        values = matrix[:, self._free] @ self._variable + (offset + matrix @ self._fixed_point)
+        return _cvxpy().reshape(values, (len(offset) // self._batch, self._batch), order="F")
 
     def point(self) -> Floats | None:
         if self._variable.value is None or not np.all(np.isfinite(self._variable.value)):
@@ -223,20 +229,22 @@ def _constrain(x: Any, rows: Rows, fixed_point: Floats, free: Ints) -> list[Any]
     ]
 
 
-def _express_margins(program: Program) -> tuple[sparse.csr_array, Floats]:
-    """Logits minus the label's logit: rows (d, class) over the columns, and the offset (d, class).
-
-    log sum exp(h_c) - h_label = log sum exp(h_c - h_label), without the large numbers.
-    """
-    matrix, offset, labels = program.term.affine_forms()
-    batch = len(labels)
-    if batch == 0:
-        return matrix, np.zeros((0, 0))
-    logits = offset.reshape(batch, -1)
-    classes = logits.shape[1]
-    label_rows = np.repeat(np.arange(batch) * classes + labels, classes)
-    own = np.take_along_axis(logits, labels[:, None], axis=1)
-    return sparse.csr_array(matrix - matrix[label_rows]), logits - own
+def _write_loss(loss: Loss, matrix: sparse.csr_array, offset: Floats, express: Callable[..., Any]) -> Any:
+    """One convex expression per data point. `express` makes an expression (outputs, batch) of rows and offsets."""
+    cp, batch = _cvxpy(), len(loss)
+    match loss:
+        case SoftmaxLoss():
+            # log sum exp(h_c) - h_label = log sum exp(h_c - h_label), without the large numbers
+            own = np.repeat(np.arange(batch) * (len(offset) // batch) + loss.labels, len(offset) // batch)
+            return cp.log_sum_exp(express(sparse.csr_array(matrix - matrix[own]), offset - offset[own]), axis=0)
+        case LogisticLoss():
+            sign = 1.0 - 2.0 * loss.labels
+            return cp.logistic(express(sparse.csr_array(sparse.diags_array(sign) @ matrix), sign * offset))[0]
+        case SquaredLoss():
+            missed = express(matrix, offset - loss.targets.reshape(-1))
+            return cp.sum(cp.square(missed), axis=0) / loss.targets.shape[1]
+        case _:
+            assert_never(loss)
 
 
 def _integrality(integer: Any) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from typing import Any
 import highspy
 import numpy as np
 
-from critical_neurons.core.network import Floats, Ints
 from critical_neurons.core.program import Program, Rows
 from critical_neurons.core.solution import Solution
+from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.errors import InvalidSettingError, SolverError
 from critical_neurons.solvers.base import Capability, Limits, Report, refuse_settled
 from critical_neurons.solvers.branch_and_bound import choose_loop
@@ -52,14 +52,14 @@ class HighsSolver:
         for option, value in options.items():
             if highs.getOptionType(option)[0] == highspy.HighsStatus.kError:
                 raise InvalidSettingError(
-                    f"solver_options: highs has no option {option!r}. See https://ergo-code.github.io/HiGHS/dev/options/definitions/."
+                    f"options: highs has no option {option!r}. See https://ergo-code.github.io/HiGHS/dev/options/definitions/."
                 )
             try:
                 accepted = highs.setOptionValue(option, value) != highspy.HighsStatus.kError
             except TypeError:
                 accepted = False
             if not accepted:
-                raise InvalidSettingError(f"solver_options: highs does not take {option}={value!r}.")
+                raise InvalidSettingError(f"options: highs does not take {option}={value!r}.")
 
     def solve(self, program: Program, limits: Limits, report: Report) -> Solution:
         self.check_options(limits.options)

@@ -12,56 +12,38 @@ is a lower bound of the program: F is convex, and rows that are missing would on
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from scipy import linalg, sparse
-from scipy.special import logsumexp, softmax
 
-from critical_neurons.core.network import Floats, Ints
-from critical_neurons.core.program import Program, Rows, stack_rows
+from critical_neurons.core.program import SHARED, Origins, Program, Rows, stack_rows
 from critical_neurons.core.solution import Solution, Status, Step, relative_gap
+from critical_neurons.core.structure import Floats
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.solvers.base import Capability, Limits, Report
 from critical_neurons.solvers.cutting_planes import FEASIBILITY_TOLERANCE, TIE_BREAK_SHARE
+from critical_neurons.solvers.implied_bounds import find_least, find_least_cost, imply_bounds
+from critical_neurons.solvers.loss_derivatives import Loss
+from critical_neurons.solvers.newton_steps import State
 
 MOST_STEPS = 200
 
 ROWS_PER_STEP = 50
 """Rows that a step may add, the most violated first: what many would cost in every later step few make up for."""
 
-RELAXATION = 1e-8
-"""By which rows may be violated: well within what counts as satisfied, and there is room inside."""
-
-SMALLEST_SLACK = 1e-3
-"""Of a row that joins while it is violated."""
-
-FIRST_PLACE = 0.9
-"""Where in its bounds every column starts."""
-
-FIRST_BARRIER = 0.1
-
 TIE_PRECISION = 0.01
 """What the barrier may be beside the cost that breaks ties."""
-
-TO_THE_BOUNDARY = 0.99
-"""Share of the way to the nearest bound that a step goes."""
 
 SHORTEST_STEP, MOST_SHORT_STEPS = 1e-4, 10
 """Steps that hardly move end the search after so many in a row: the program may have no point at all."""
 
-SMALLEST_GAP = 1e-15
-"""Between a point and its bounds: rounding makes it nothing."""
+INSIDE = 0.1
+"""How far from its upper bound every column starts, as a share of its range."""
 
-ROOM = 1.0
-"""Left above a column that the rows push up, so that its bound never decides."""
-
-FEW_ROWS = 2
-"""Times as many columns as rows, the loss's own among them, from which on Newton's equations are solved by rows."""
-
-REFINEMENTS = 2
+STEEP = 100.0
+"""How many times the loss may be that of a better start."""
 
 NO_COEFFICIENT = 1e-9
 """Rows whose coefficients are all smaller say nothing."""
@@ -73,7 +55,7 @@ class BarrierSolver:
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         if options:
-            raise InvalidSettingError(f"solver_options: barrier has none. Found: {', '.join(options)}.")
+            raise InvalidSettingError(f"options: barrier has none. Found: {', '.join(options)}.")
 
     def solve(self, program: Program, limits: Limits, report: Report) -> Solution:
         self.check_options(limits.options)
@@ -89,7 +71,11 @@ def find_obstacle(program: Program) -> str | None:
         return "integer columns"
     if np.any(program.rows.lower == program.rows.upper):
         return "equations"
-    return None if np.isfinite(np.stack(_imply_bounds(program))).all() else "columns that nothing bounds"
+    return None if np.isfinite(np.stack(imply_bounds(program))).all() else "columns that nothing bounds"
+
+
+class _OutOfTime(Exception):
+    """Ends the search."""
 
 
 class _Search:
@@ -102,8 +88,7 @@ class _Search:
         self._incumbent, self._objective = program.start, None
         if program.start is not None:
             self._objective = program.value(program.start)
-        self._bound: float | None = None
-        lower, upper = _imply_bounds(program)
+        lower, upper = imply_bounds(program)
         self._base = np.where(upper > lower, 0.0, lower)
         self._columns = np.flatnonzero(upper > lower)
         self._lower, self._upper = lower[self._columns], upper[self._columns]
@@ -111,11 +96,15 @@ class _Search:
         self._known = [np.zeros(source.count, dtype=bool) for source in program.sources]
         self._learnt: list[Rows] = []
         self._steps = 0
+        self._bound: float | None = None
+        self._raise_bound(find_least_cost(program))
 
     def run(self) -> Solution:
         interrupted = False
         try:
             self._search()
+        except _OutOfTime:
+            pass
         except KeyboardInterrupt:
             interrupted = True
         solved = self._gap <= self._limits.gap
@@ -140,25 +129,65 @@ class _Search:
         )
 
     def _search(self) -> None:
-        loss = _Loss(self._program, self._base, self._columns)
-        state = _State(self._lower, self._upper, self._split(self._program.rows))
+        self._try(self._program.lower)
+        self._tell()
+        if self._gap <= (1.0 - TIE_BREAK_SHARE) * self._limits.gap:
+            return
+        origins = self._find_origins()
+        loss = Loss(self._program, self._base, self._columns, origins.points)
+        first = [self._program.rows, *(self._build_defining() if np.any(origins.points != SHARED) else ())]
+        rows, limits = self._split(stack_rows(first, self._program.column_count))
+        start = self._choose_start(loss)
+        steepest = float(np.abs(self._cost + loss.differentiate(start).slope).max())
+        pattern = sparse.csr_array(sparse.vstack([rows, loss.pattern], format="csr"))
+        state = State(start, (self._lower, self._upper), steepest, origins, pattern)
+        state.add(rows, limits)
         tilt = self._tilt()
         precise = TIE_PRECISION * tilt.max() if tilt.any() else np.inf
         short = 0
         while self._steps < MOST_STEPS and short < MOST_SHORT_STEPS and self._seconds_left() > 0:
             here = loss.differentiate(state.point)
             slope = self._cost + here.slope
-            self._raise_bound(float(self._cost @ state.point) + here.value, slope, state)
+            self._bound_below(float(self._cost @ state.point) + here.value, slope, state)
             violated = self._add_violated_rows(state)
             self._tell()
             if not violated and self._gap <= (1.0 - TIE_BREAK_SHARE) * self._limits.gap and state.barrier <= precise:
                 return
             try:
-                length = state.step(slope + tilt, here.root)
+                length = state.step(slope + tilt, here.roots, self._check_time)
             except linalg.LinAlgError:  # nothing more to be had in double precision
+                return
+            if length < SHORTEST_STEP and self._gap <= self._limits.gap:
                 return
             short = short + 1 if length < SHORTEST_STEP else 0
             self._steps += 1
+
+    def _choose_start(self, loss: Loss) -> Floats:
+        """Well inside the bounds. Where the loss is steep as far as the eye sees, as behind wide bounds, the values
+        that favour the labels are the better start."""
+        margin = INSIDE * (self._upper - self._lower)
+        start = self._upper - margin
+        for proposed in self._propose(self._complete(start)):
+            other = np.clip(proposed[self._columns], self._lower + margin, self._upper - margin)
+            if loss.differentiate(start).value > STEEP * max(1.0, loss.differentiate(other).value):
+                start = other
+        return start
+
+    def _find_origins(self) -> Origins:
+        if self._program.origins is not None:
+            return self._program.origins.at(self._columns)
+        nowhere = np.full(len(self._columns), SHARED)
+        return Origins(nowhere, nowhere)
+
+    def _build_defining(self) -> Iterator[Rows]:
+        """Without these rows the columns that are a data point's own would be free."""
+        for source, known in zip(self._program.sources, self._known, strict=True):
+            numbers = source.defining
+            known[numbers] = True
+            for at in range(0, len(numbers), source.piece):
+                self._check_time()
+                self._learnt.append(source.build(numbers[at : at + source.piece]))
+                yield self._learnt[-1]
 
     def _tilt(self) -> Floats:
         """A cost on top that breaks ties, and in all makes less of a difference than is left to them."""
@@ -168,18 +197,22 @@ class _Search:
         spread = float(np.abs(wanted) @ (self._upper - self._lower))
         return TIE_BREAK_SHARE * self._limits.gap / max(spread, 1.0) * wanted
 
-    def _raise_bound(self, value: float, slope: Floats, state: _State) -> None:
-        reduced = slope + state.rows.T @ state.multipliers
-        lowest = np.minimum(reduced * self._lower, reduced * self._upper).sum()
-        bound = float(value - slope @ state.point + lowest - state.multipliers @ state.limits)
+    def _bound_below(self, value: float, slope: Floats, state: State) -> None:
+        reduced = slope + state.rows.gather(state.multipliers)
+        lowest = find_least(reduced, self._lower, self._upper)
+        self._raise_bound(float(value - slope @ state.point + lowest - state.multipliers @ state.limits))
+
+    def _raise_bound(self, bound: float) -> None:
         if np.isfinite(bound) and (self._bound is None or bound > self._bound):
             self._bound = bound
 
-    def _add_violated_rows(self, state: _State) -> bool:
+    def _add_violated_rows(self, state: State) -> bool:
         """Whether the point violates any row; the worst that are new now have a say."""
         found, all_violations = self._judge(state.point)
         if found and self._incumbent is None:
             self._judge(self._shrink(state))
+        if found:
+            self._try(self._complete(state.point))
         for source, known, violations in zip(self._program.sources, self._known, all_violations, strict=True):
             violations[known] = 0.0
             new = np.flatnonzero(violations > FEASIBILITY_TOLERANCE / 2)
@@ -191,10 +224,22 @@ class _Search:
                 state.add(*self._split(self._learnt[-1]))
         return found
 
-    def _shrink(self, state: _State) -> Floats:
+    def _try(self, point: Floats) -> None:
+        """What the formulation makes of the scores of a point."""
+        for proposed in self._propose(point):
+            if self._judge(proposed[self._columns])[0]:  # none with these scores is feasible
+                return
+
+    def _propose(self, point: Floats) -> Iterator[Floats]:
+        if self._program.propose is not None:
+            for proposed in self._program.propose(point):
+                yield proposed
+                self._check_time()
+
+    def _shrink(self, state: State) -> Floats:
         """The point moved towards the lower bounds, as far as it takes to keep within a budget."""
         move = state.point - self._lower
-        over, used = state.rows @ state.point - state.limits, state.rows @ move
+        over, used = state.rows.multiply(state.point) - state.limits, state.rows.multiply(move)
         violated = (over > 0) & (used > 0)
         share = float((over[violated] / used[violated]).clip(max=1.0).max(initial=0.0))
         return self._lower + (1.0 - share) * move
@@ -202,10 +247,7 @@ class _Search:
     def _judge(self, searched: Floats) -> tuple[bool, list[Floats]]:
         """Whether any row is violated, and by how much those of the sources are. If none is, the point is offered as
         the incumbent."""
-        point = np.zeros(self._program.column_count)
-        point[: len(self._base)] = self._base
-        point[self._columns] = searched
-        rows = self._program.rows
+        point, rows = self._complete(searched), self._program.rows
         values = rows.matrix @ point
         violations = [source.violations(point) for source in self._program.sources]
         worst = max(each.max(initial=0.0) for each in (values - rows.upper, rows.lower - values, *violations))
@@ -216,15 +258,22 @@ class _Search:
                 self._incumbent, self._objective = raised, value
         return worst > FEASIBILITY_TOLERANCE, violations
 
-    def _split(self, rows: Rows) -> tuple[Floats, Floats]:
+    def _complete(self, searched: Floats) -> Floats:
+        point = np.zeros(self._program.column_count)
+        point[: len(self._base)] = self._base
+        point[self._columns] = searched
+        return point
+
+    def _split(self, rows: Rows) -> tuple[sparse.csr_array, Floats]:
         """Rows as a · x <= b over the columns that are searched."""
-        matrix = rows.matrix[:, : len(self._base)].toarray()
+        matrix = sparse.csr_array(rows.matrix[:, : len(self._base)])
         given = matrix @ self._base
-        matrix = matrix[:, self._columns]
+        matrix = sparse.csr_array(matrix[:, self._columns])
         above, below = np.isfinite(rows.upper), np.isfinite(rows.lower)
-        sides = np.concatenate([matrix[above], -matrix[below]])
+        parts = [matrix[np.flatnonzero(above)], -matrix[np.flatnonzero(below)]]
+        sides = sparse.csr_array(sparse.vstack(parts, format="csr"))
         limits = np.concatenate([(rows.upper - given)[above], (given - rows.lower)[below]])
-        used = np.abs(sides).max(axis=1, initial=0.0) > NO_COEFFICIENT
+        used = np.flatnonzero(abs(sides).max(axis=1).toarray().reshape(-1) > NO_COEFFICIENT)
         return sides[used], limits[used]
 
     def _find_tangents(self) -> list[Rows]:
@@ -237,6 +286,10 @@ class _Search:
         gap = relative_gap(self._objective, self._bound)
         return np.inf if gap is None else gap
 
+    def _check_time(self) -> None:
+        if self._seconds_left() <= 0:
+            raise _OutOfTime
+
     def _seconds_left(self) -> float:
         return self._limits.time_limit - (time.monotonic() - self._started)
 
@@ -245,175 +298,3 @@ class _Search:
         step = Step(time.monotonic() - self._started, self._objective, self._bound, rows, 0)
         self._history.append(step)
         self._report(step)
-
-
-@dataclass(frozen=True)
-class _Derivatives:
-    """Second derivatives are root' root."""
-
-    value: float
-    slope: Floats
-    root: Floats
-
-
-class _Loss:
-    """The weighted sum of the convex term's functions, log-sum-exp of affine logits minus the label's."""
-
-    def __init__(self, program: Program, base: Floats, columns: Ints) -> None:
-        matrix, offset, labels = program.term.affine_forms()
-        self._weights = program.cost[program.term.columns]
-        count, classes = len(labels), len(offset) // len(labels)
-        forms = matrix[:, : len(base)].toarray()
-        self._offset = (offset + forms @ base).reshape(count, classes)
-        self._forms = forms[:, columns].reshape(count, classes, -1)
-        self._labels = (np.arange(count), labels)
-
-    def differentiate(self, point: Floats) -> _Derivatives:
-        weights = self._weights[:, None]
-        logits = self._offset + self._forms @ point
-        shares = softmax(logits, axis=1)
-        value = self._weights @ (logsumexp(logits, axis=1) - logits[self._labels])
-        means = np.matmul(shares[:, None, :], self._forms)[:, 0]
-        slope = self._weights @ (means - self._forms[self._labels])
-        spread = np.sqrt(weights * shares)[:, :, None] * (self._forms - means[:, None, :])
-        return _Derivatives(float(value), slope, spread.reshape(shares.size, -1))
-
-
-class _State:
-    """Point, slacks of the rows and of both bounds, and multipliers of all: all slacks and multipliers positive."""
-
-    def __init__(self, lower: Floats, upper: Floats, rows: tuple[Floats, Floats]) -> None:
-        self._lower, self._upper = lower, upper
-        self.point = lower + FIRST_PLACE * (upper - lower)
-        self.barrier = FIRST_BARRIER
-        self.rows, self.limits = np.zeros((0, len(lower))), np.zeros(0)
-        self.slacks, self.multipliers = np.zeros(0), np.zeros(0)
-        self._below = self.barrier / (self.point - lower)
-        self._above = self.barrier / (upper - self.point)
-        self.add(*rows)
-
-    def add(self, rows: Floats, limits: Floats) -> None:
-        slacks = np.maximum(limits - rows @ self.point, SMALLEST_SLACK)
-        self.rows, self.limits = np.concatenate([self.rows, rows]), np.concatenate([self.limits, limits])
-        self.slacks = np.concatenate([self.slacks, slacks])
-        self.multipliers = np.concatenate([self.multipliers, self.barrier / slacks])
-
-    def step(self, slope: Floats, root: Floats) -> float:
-        """Mehrotra's predictor and corrector; how far along the corrected direction it went."""
-        gaps = np.concatenate([self.slacks, self.point - self._lower, self._upper - self.point])
-        gaps = np.maximum(gaps, SMALLEST_GAP)
-        duals = np.concatenate([self.multipliers, self._below, self._above])
-        self.barrier = float(gaps @ duals / len(gaps))
-        system = _System(self.rows, root, gaps, duals)
-        primal = self.rows @ self.point + self.slacks - (self.limits + RELAXATION)
-        dual = slope + self.rows.T @ self.multipliers - self._below + self._above
-        moved, turned = system.solve(primal, dual, -gaps * duals)
-        length = min(_reach(gaps, moved), _reach(duals, turned))
-        ahead = (gaps + length * moved) @ (duals + length * turned) / len(gaps)
-        target = (ahead / self.barrier) ** 3 * self.barrier
-        moved, turned = system.solve(primal, dual, target - gaps * duals - moved * turned)
-        length = TO_THE_BOUNDARY * min(_reach(gaps, moved), _reach(duals, turned))
-        count, columns = len(self.slacks), len(self.point)
-        self.point = self.point + length * moved[count : count + columns]
-        self.slacks = self.slacks + length * moved[:count]
-        duals = duals + length * turned
-        self.multipliers, self._below, self._above = np.split(duals, [count, count + columns])
-        return length
-
-
-class _System:
-    """Newton's equations, reduced to the columns. `gaps` and `duals` are those of the rows, of the lower and of the
-    upper bounds, one after the other."""
-
-    def __init__(self, rows: Floats, root: Floats, gaps: Floats, duals: Floats) -> None:
-        self._rows, self._gaps, self._duals = rows, gaps, duals
-        self._count, columns = rows.shape
-        weights = duals / gaps
-        whole = np.concatenate([np.sqrt(weights[: self._count])[:, None] * rows, root])
-        own = weights[self._count :].reshape(2, columns).sum(axis=0)
-        own += np.finfo(float).eps * (own.sum() + (whole**2).sum()) / columns
-        self._matrix = _LowRank(own, whole) if FEW_ROWS * len(whole) < columns else _Dense(own, whole)
-
-    def solve(self, primal: Floats, dual: Floats, wanted: Floats) -> tuple[Floats, Floats]:
-        """Changes of the gaps and of the duals, so that the residuals vanish and gap times dual changes as wanted."""
-        count = self._count
-        pull = wanted / self._gaps
-        lower, upper = pull[count:].reshape(2, -1)
-        weighted = pull[:count] + (self._duals / self._gaps)[:count] * primal
-        step = self._matrix.solve(lower - upper - dual - self._rows.T @ weighted)
-        moved = np.concatenate([-primal - self._rows @ step, step, -step])
-        return moved, pull - self._duals / self._gaps * moved
-
-
-class _Dense:
-    """D + R'R, written out; D is a diagonal."""
-
-    def __init__(self, diagonal: Floats, root: Floats) -> None:
-        matrix = root.T @ root
-        matrix[np.diag_indices(len(diagonal))] += diagonal
-        self._factor = linalg.cho_factor(matrix, overwrite_a=True, check_finite=False)
-
-    def solve(self, right: Floats) -> Floats:
-        solved: Floats = linalg.cho_solve(self._factor, right, check_finite=False)
-        return solved
-
-
-class _LowRank:
-    """The same where R has few rows (Woodbury): D^-1 - D^-1 R' (1 + R D^-1 R')^-1 R D^-1.
-
-    Small and large entries of D cancel; what that costs is mended by solving for the residual.
-    """
-
-    def __init__(self, diagonal: Floats, root: Floats) -> None:
-        self._diagonal, self._root = diagonal, root
-        matrix = (root / diagonal) @ root.T
-        matrix[np.diag_indices(len(root))] += 1.0
-        self._factor = linalg.cho_factor(matrix, overwrite_a=True, check_finite=False)
-
-    def solve(self, right: Floats) -> Floats:
-        solved = self._solve_once(right)
-        for _ in range(REFINEMENTS):
-            solved += self._solve_once(right - self._diagonal * solved - self._root.T @ (self._root @ solved))
-        return solved
-
-    def _solve_once(self, right: Floats) -> Floats:
-        scaled = right / self._diagonal
-        inner = linalg.cho_solve(self._factor, self._root @ scaled, check_finite=False)
-        solved: Floats = scaled - (self._root.T @ inner) / self._diagonal
-        return solved
-
-
-def _reach(values: Floats, change: Floats) -> float:
-    """How far along the change the values stay positive, at most 1."""
-    falling = change < 0
-    return float(min(1.0, (-values[falling] / change[falling]).min(initial=1.0)))
-
-
-def _imply_bounds(program: Program) -> tuple[Floats, Floats]:
-    """Bounds of the columns in front of the convex term's; where there are none, what the rows make of the others'.
-
-    A column that costs something goes no higher than the rows push it.
-    """
-    count = program.term.columns.start
-    lower, upper = program.lower[:count].copy(), program.upper[:count].copy()
-    by_column = sparse.csc_array(program.rows.matrix)
-    for column in np.flatnonzero(~np.isfinite(lower) | ~np.isfinite(upper)):
-        rows = by_column.indices[by_column.indptr[column] : by_column.indptr[column + 1]]
-        matrix = program.rows.matrix[rows, :count].toarray()
-        own = matrix[:, column].copy()
-        matrix[:, column] = 0.0
-        least, most = _span(matrix, lower, upper), -_span(-matrix, lower, upper)
-        sides = np.stack([(program.rows.lower[rows] - most) / own, (program.rows.upper[rows] - least) / own])
-        rising = own > 0
-        lower[column] = max(lower[column], np.where(rising, sides[0], sides[1]).max(initial=-np.inf))
-        upper[column] = min(upper[column], np.where(rising, sides[1], sides[0]).min(initial=np.inf))
-        if upper[column] == np.inf and program.cost[column] > 0 and rising.all():
-            upper[column] = ((program.rows.lower[rows] - least) / own).max() + ROOM
-    return lower, upper
-
-
-def _span(matrix: Floats, lower: Floats, upper: Floats) -> Floats:
-    """The least that every row can be within the bounds. Columns that a row does not have may be unbounded."""
-    ends = np.where(matrix > 0, lower, upper)
-    least: Floats = (matrix * np.where(matrix == 0, 0.0, ends)).sum(axis=1)
-    return least

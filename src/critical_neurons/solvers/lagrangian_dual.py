@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from critical_neurons.core.network import Floats
 from critical_neurons.core.program import Program
 from critical_neurons.core.solution import Dual, DualStep, DualTrial, Solution, Status, Step, relative_gap
+from critical_neurons.core.structure import Floats
 from critical_neurons.errors import SolverError
-from critical_neurons.solvers.base import Limits, Report, Solver
+from critical_neurons.solvers.base import Backend, Limits, Report
 
 MOST_TRIALS = 25
 """Programs solved; by measurement 4 to 15 are enough."""
@@ -37,7 +37,7 @@ LEVEL_TOLERANCE = 1e-7
 
 
 def maximise_dual(
-    solver: Solver, program_at: Callable[[float], Program], level: float, limits: Limits, report: Report
+    solver: Backend, program_at: Callable[[float], Program], level: float, limits: Limits, report: Report
 ) -> tuple[Solution, Dual]:
     """The best point found within the level, as a solution of the program at the best loss weight; and the dual.
 
@@ -58,7 +58,7 @@ class _Found:
 
 class _Search:
     def __init__(
-        self, solver: Solver, program_at: Callable[[float], Program], level: float, limits: Limits, report: Report
+        self, solver: Backend, program_at: Callable[[float], Program], level: float, limits: Limits, report: Report
     ) -> None:
         self._solver, self._program_at, self._level = solver, program_at, level
         self._limits, self._report = limits, report

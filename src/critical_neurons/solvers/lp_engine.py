@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeAlias
 
-from critical_neurons.core.network import Floats, Ints
 from critical_neurons.core.program import Rows
+from critical_neurons.core.structure import Floats, Ints
 
 FEASIBILITY = 1e-9
 """How exactly an engine keeps its rows, tighter than solvers do by themselves: below the least difference that calls

@@ -1,6 +1,6 @@
 """SCIP, as `scip`: SoPlex for the linear programs, from basis to basis, and SCIP's branch and bound for integer ones.
 
-Both under the loop that adds rows and cuts. SCIP solves on one thread, whatever `threads` says; its `solver_options`
+Both under the loop that adds rows and cuts. SCIP solves on one thread, whatever `threads` says; its `options`
 are those of the branch and bound.
 """
 
@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from critical_neurons.core.network import Bools, Floats, Ints
 from critical_neurons.core.program import Program, Rows, stack_rows
 from critical_neurons.core.solution import Solution
+from critical_neurons.core.structure import Bools, Floats, Ints
 from critical_neurons.errors import InvalidSettingError, MissingExtraError, SolverError
 from critical_neurons.solvers.base import Capability, Limits, Report, refuse_settled
 from critical_neurons.solvers.branch_and_bound import choose_loop
@@ -65,12 +65,10 @@ class ScipSolver:
                 model.setParam(option, value)
             except KeyError as error:
                 raise InvalidSettingError(
-                    f"solver_options: scip has no parameter {option!r}. See https://scipopt.org/doc/html/PARAMETERS.php."
+                    f"options: scip has no parameter {option!r}. See https://scipopt.org/doc/html/PARAMETERS.php."
                 ) from error
             except (TypeError, ValueError, LookupError, OverflowError) as error:
-                raise InvalidSettingError(
-                    f"solver_options: scip does not take {option}={value!r} ({error})."
-                ) from error
+                raise InvalidSettingError(f"options: scip does not take {option}={value!r} ({error}).") from error
 
     def solve(self, program: Program, limits: Limits, report: Report) -> Solution:
         self.check_options(limits.options)

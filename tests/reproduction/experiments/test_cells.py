@@ -27,6 +27,7 @@ from critical_neurons_reproduction.experiments.cells import (
 from critical_neurons_reproduction.experiments.runner import RUNNERS
 from critical_neurons_reproduction.published_values import TABLES as PUBLISHED
 from critical_neurons_reproduction.recipes import RECIPES, Recipe
+from critical_neurons_reproduction.score_settings import read_score_settings
 
 ROUNDING = 1e-12
 """Differences of percentages, as shares."""
@@ -181,7 +182,7 @@ class TestProtocol:
         ways = {str(cell.settings["score"]): cell.settings["score"] for cell in every_cell()}
         assert len(ways) > 10
         for score in ways.values():
-            assert math.isfinite(cn.score(model, inputs, labels, threads=1, **score).logit_error)
+            assert math.isfinite(cn.score(model, inputs, labels, **read_score_settings(score)).logit_error)
 
 
 def recipe_of(network, data):

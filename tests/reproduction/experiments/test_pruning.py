@@ -31,6 +31,7 @@ from critical_neurons_reproduction.experiments.pruning import (
 )
 from critical_neurons_reproduction.experiments.workspace import Runs
 from critical_neurons_reproduction.recipes import Recipe
+from critical_neurons_reproduction.score_settings import read_score_settings
 from critical_neurons_reproduction.training import train
 from tests.blocks import CLASSES
 
@@ -154,7 +155,7 @@ class TestImages:
         assert batch.labels.tolist() == list(range(CLASSES))
         assert torch.equal(draw(sim, data, model).inputs, batch.inputs)
         _, _, apart = score_reference(idp, runs)
-        score = partial(cn.score, model, threads=1, **{**idp["score"], "by_class": False})
+        score = partial(cn.score, model, **read_score_settings({**idp["score"], "by_class": False}))
         singles = [score(batch.inputs[[label]], batch.labels[[label]]) for label in range(CLASSES)]
         for name, values in apart.items():
             mean = np.mean([single[name] for single in singles], axis=0)
@@ -323,11 +324,13 @@ class TestDecoupled:
             for mine, other in zip(model.parameters(), trained.model.parameters(), strict=True)
         )
         batch = draw(settings, runs.load("cifar10"), model)
+        told = read_score_settings(settings["score"])
         again = score_parts(
             trained,
             batch.inputs,
             batch.labels,
-            score=partial(cn.score, threads=1, **settings["score"]),
+            formulation=told["formulation"],
+            score=partial(cn.score, solver=told["solver"]),
             box="image",
             score_heads=True,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -13,8 +14,9 @@ from torch import Tensor
 import critical_neurons as cn
 from critical_neurons.core.batch import digest_rows, gather_batch
 from critical_neurons.core.bounds import Bounds
-from critical_neurons.core.network import Floats, Ints, Network
-from critical_neurons.core.settings import BoundsName
+from critical_neurons.core.formulation import BoundsName, Formulation, FormulationName, as_formulation
+from critical_neurons.core.network import Network
+from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.core.workers import HERE, Workers
 from critical_neurons.errors import InvalidInputError, InvalidSettingError, UnreadableModelError
 from critical_neurons.formulations.bound_propagation import bound_network, bound_output
@@ -34,6 +36,7 @@ def score_parts(
     inputs: Any,
     labels: Any = None,
     *,
+    formulation: Formulation | FormulationName = "paper",
     score: Callable[..., cn.Scores] = cn.score,
     box: BoxName = "image",
     score_heads: bool = False,
@@ -44,14 +47,15 @@ def score_parts(
     """Scores of the whole network: of each convolution by its part and head, of the classifier's hidden layers by the
     last part.
 
-    Inputs and labels as for `cn.score`, but labels must be given. `score` is that or a `functools.partial` of it with
-    other settings, which hold for every part, the time limit too. `parts` of what is returned keeps the scores of the
-    parts, whose layers are called `body.` and the name in the network. `progress` is called with the name and scores
-    of each part done.
+    Inputs, labels and formulation as for `cn.score`, but labels must be given. `score` is that or a
+    `functools.partial` of it with other settings, which hold for every part, the time limit too. `parts` of what is
+    returned keeps the scores of the parts, whose layers are called `body.` and the name in the network. `progress` is
+    called with the name and scores of each part done.
 
-    * `box`: what the bounds of a part come from, if `score` has an `input_radius`. "image", as in the authors' code:
-      the box of that radius around the image, pushed through all parts in front by interval arithmetic. "part": a box
-      of that radius around what the part reads. Its input is what the parts in front give at the image in both.
+    * `box`: what the bounds of a part come from, if the formulation has an `input_radius`. "image", as in the
+      authors' code: the box of that radius around the image, pushed through all parts in front by interval
+      arithmetic. "part": a box of that radius around what the part reads. Its input is what the parts in front give
+      at the image in both.
     * `score_heads`: the head's convolution and hidden layer get scores of their own inside the part's program, as in
       the authors' code. They stay in `parts`.
     * `workers` solve several parts at once, each on so many `threads`: the scores are the same for any workers.
@@ -64,7 +68,8 @@ def score_parts(
     batch = gather_batch(inputs, labels)
     if batch.labels is None:
         raise InvalidInputError("labels: found none. Every head would take its own predictions; give the labels.")
-    radius, method = _read_bounding(score, box)
+    program = as_formulation(formulation)
+    radius, method = _read_bounding(program, box)
     entering = torch.from_numpy(batch.inputs)
     network = cn.read_network(decoupled.model, entering)
     if not network.scored:
@@ -76,7 +81,7 @@ def score_parts(
         ignored = _find_ignored(part, network, leaving, score_heads=score_heads)
         if ignored is not None:
             bound = None if ranges is None else partial(bound_network, radius=radius, box=ranges, method=method)
-            pieces[part.name] = partial(_score_part, score, part, leaving, batch.labels, ignored, bound)
+            pieces[part.name] = partial(_score_part, score, program, part, leaving, batch.labels, ignored, bound)
         if ranges is not None and part is not decoupled.parts[-1]:
             ranges = bound_output(cn.read_network(part.network, leaving, stop="body"), ranges, method=method)
         leaving = run_to(part, leaving)
@@ -85,19 +90,13 @@ def score_parts(
         for done in crew.run(pieces.items()):
             if done.error is not None:
                 raise done.error
-            used = done.result.settings["input_radius"]
-            if used != radius:
-                raise InvalidSettingError(
-                    f"score: part {done.name} was scored with input_radius={used}, and the boxes were made with "
-                    f"{radius}. Give the settings as functools.partial(cn.score, ...)."
-                )
             found[done.name] = done.result
             progress(done.name, done.result)
     singles = [found[name] for name in pieces]
     settings = {
         **(singles[0].settings if singles else {}),
         "ignore": [],
-        "bounds": method,
+        "bounds_from": "program",
         "box": box,
         "score_heads": score_heads,
         "inputs": digest_rows(batch.inputs),
@@ -107,19 +106,19 @@ def score_parts(
     return join_scores(network, singles, settings=settings, seconds=time.monotonic() - started)
 
 
-def _read_bounding(score: Callable[..., cn.Scores], box: BoxName) -> tuple[float, BoundsName]:
-    """Radius and method of the bounds, as a partial of `cn.score` has them."""
+def _read_bounding(formulation: Formulation, box: BoxName) -> tuple[float, BoundsName]:
+    """Radius and method of the bounds."""
     if box not in get_args(BoxName):
         raise InvalidSettingError(f"box: found {box!r}. Accepted: {', '.join(map(repr, get_args(BoxName)))}.")
-    settings = getattr(score, "keywords", {})
-    method = settings.get("bounds", "interval")
+    method = "interval" if isinstance(formulation, cn.Linearised) else formulation.bounds
     if isinstance(method, Bounds):
         raise InvalidSettingError("bounds: every part has others. Accepted: 'interval', 'backward'.")
-    return settings.get("input_radius", 0.0), method
+    return formulation.input_radius if isinstance(formulation, cn.Paper) else 0.0, method
 
 
 def _score_part(
     score: Callable[..., cn.Scores],
+    formulation: Formulation,
     part: Part,
     entering: Tensor,
     labels: Ints,
@@ -127,10 +126,10 @@ def _score_part(
     bound: Callable[[Network, Floats], Bounds] | None,
     tell: Tell,
 ) -> cn.Scores:
-    if bound is None:
-        return score(part.network, entering, labels, ignore=ignored)
-    bounds = bound(cn.read_network(part.network, entering, ignore=ignored), entering.numpy())
-    return score(part.network, entering, labels, ignore=ignored, bounds=bounds)
+    if bound is not None and isinstance(formulation, cn.Paper):  # no other has a radius
+        bounds = bound(cn.read_network(part.network, entering, ignore=ignored), entering.numpy())
+        formulation = replace(formulation, bounds=bounds)
+    return score(part.network, entering, labels, formulation=formulation, ignore=ignored)
 
 
 def run_to(part: Part, entering: Tensor) -> Tensor:
@@ -161,11 +160,7 @@ def join_scores(
     keys = dict.fromkeys(key for single in singles for key in single.sizes)
     return cn.Scores(
         values_by_layer={name: found[name] for name in wanted},
-        layers=network.layers,
-        groups=network.groups,
-        holds=network.holds,
-        wirings=network.wirings,
-        fingerprint=network.fingerprint,
+        structure=network.structure,
         status=max((single.status for single in singles), key=lambda status: status.rank),
         objective=None,
         bound=None,

@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from critical_neurons.core.batch import check_classes
 from critical_neurons.core.files import check_writable, write_atomically
 from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError
-from critical_neurons.readers import fingerprint
 from critical_neurons.removal.metrics import count_classes
+from critical_neurons.structure import fingerprint
 from critical_neurons_reproduction.decoupled.parts import Decoupled, Part
 from critical_neurons_reproduction.recipes import Recipe, augment, set_rate
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 from torch import nn
 
 import critical_neurons as cn
@@ -69,9 +68,11 @@ def _count_removed(model: nn.Module, plan: cn.Plan) -> Settings:
 
 def _combine(first: cn.Plan, then: cn.Plan) -> cn.Plan:
     """What stays of the whole network after both, where the second is one of what the first left."""
-    left = {layer.name: layer.kept for layer in then.layers}
-    layers = tuple(replace(layer, kept=np.asarray(layer.kept)[left[layer.name]]) for layer in first.layers)
-    return replace(first, layers=layers)
+    removed, stays = then.removed, first.stays.copy()
+    for layer, planned in zip(first.structure.layers, first.layers, strict=True):
+        if layer.name in removed:
+            stays[layer.units[planned.kept[removed[layer.name]]]] = False
+    return replace(first, stays=stays)
 
 
 def _count_epochs(settings: Settings, runs: Runs) -> int:

@@ -13,8 +13,8 @@ from torch import nn
 
 import critical_neurons as cn
 from critical_neurons.api.score import INTERRUPTED
-from critical_neurons.readers import unwrap
 from critical_neurons.removal.metrics import measure_accuracy
+from critical_neurons.structure import unwrap
 from critical_neurons_reproduction.baselines import (
     plan_by_norm,
     share_as_published,
@@ -27,6 +27,7 @@ from critical_neurons_reproduction.experiments.cells import WHOLE, Settings
 from critical_neurons_reproduction.experiments.workspace import Runs
 from critical_neurons_reproduction.recipes import Recipe
 from critical_neurons_reproduction.sampling import draw_batch
+from critical_neurons_reproduction.score_settings import read_score_settings
 from critical_neurons_reproduction.store import Cell
 
 
@@ -117,7 +118,7 @@ def score_reference(settings: Settings, runs: Runs) -> tuple[nn.Module, Dataset,
 
 def score_on(model: nn.Module, data: Dataset, settings: Settings) -> cn.Scores:
     batch = draw(settings, data, model)
-    return _score(model, batch.inputs, batch.labels, **settings["score"])
+    return _score(model, batch.inputs, batch.labels, **read_score_settings(settings["score"]))
 
 
 def score_decoupled(settings: Settings, runs: Runs) -> tuple[nn.Module, cn.Scores]:
@@ -129,13 +130,17 @@ def score_decoupled(settings: Settings, runs: Runs) -> tuple[nn.Module, cn.Score
     correct = settings["batch"]["correct"] and runs.schedule == WHOLE
     drawn = {**settings, "batch": {**settings["batch"], "correct": correct}}
     batch = draw(drawn, runs.load(data), decoupled.model)
-    score = partial(_score, **settings["score"])
-    return decoupled.model, score_parts(decoupled, batch.inputs, batch.labels, score=score, **settings["parts"])
+    told = read_score_settings(settings["score"])
+    formulation, score = told.pop("formulation"), partial(_score, **told)
+    scores = score_parts(
+        decoupled, batch.inputs, batch.labels, formulation=formulation, score=score, **settings["parts"]
+    )
+    return decoupled.model, scores
 
 
 def _score(model: nn.Module, inputs: Any, labels: Any, **settings: Any) -> cn.Scores:
     """Ctrl-C leaves `cn.score` with the best so far, which is no result of a cell."""
-    scores = cn.score(model, inputs, labels, threads=1, **settings)
+    scores = cn.score(model, inputs, labels, **settings)
     if any(note.startswith(INTERRUPTED) for note in scores.notes):
         raise KeyboardInterrupt
     return scores

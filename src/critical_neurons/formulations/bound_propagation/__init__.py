@@ -8,11 +8,10 @@ from typing import assert_never, get_args
 import numpy as np
 
 from critical_neurons.core.bounds import Bounds, Interval
+from critical_neurons.core.formulation import BoundsName
 from critical_neurons.core.network import (
-    NO_UNIT,
     Affine,
     Concat,
-    Floats,
     Input,
     MaxPool,
     Network,
@@ -22,7 +21,7 @@ from critical_neurons.core.network import (
     join_channels,
     pool_maximum,
 )
-from critical_neurons.core.settings import BoundsName
+from critical_neurons.core.structure import NO_UNIT, Floats
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.formulations.bound_propagation.backward import Backward
 from critical_neurons.formulations.bound_propagation.interval import make_box, map_ends, push

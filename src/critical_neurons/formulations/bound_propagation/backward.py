@@ -22,19 +22,16 @@ from scipy import sparse
 from critical_neurons.core.bounds import Interval
 from critical_neurons.core.network import (
     NO_POSITION,
-    NO_UNIT,
     Affine,
-    Bools,
     Concat,
-    Floats,
     Input,
-    Ints,
     MaxPool,
     Network,
     Relu,
     Sum,
     spread_windows,
 )
+from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints
 from critical_neurons.errors import InvalidSettingError
 
 MIXTURES = ((0.0, 0.0), (0.5, 0.25), (1.0, 1.0))

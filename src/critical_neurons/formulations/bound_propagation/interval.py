@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from critical_neurons.core.bounds import Interval
-from critical_neurons.core.network import Floats, LinearMap
+from critical_neurons.core.network import LinearMap
+from critical_neurons.core.structure import Floats
 
 
 def make_box(centre: Floats, radius: float) -> Interval:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from critical_neurons.core.network import Floats
-from critical_neurons.readers.registry import Adds, Call, Reading, Scales, reads
+from critical_neurons.core.structure import Floats
+from critical_neurons.readers.registry import Adds, Call, Reading, Rectifies, Scales, TakesMaximum, reads
 
 CONSTANTS_READ = "A constant is read that is one number, or one per channel: of shape (channels, 1, 1) for images."
 
@@ -18,15 +18,15 @@ CONSTANTS_READ = "A constant is read that is one number, or one per channel: of 
 def read_addition(call: Call) -> Reading:
     if len(call.inputs) == 1:
         return _scale(call, 1.0, _constant(call))
-    if len({value.shape for value in call.inputs}) > 1 or call.argument(2, "alpha", 1) != 1:
-        raise call.refuse(
-            "an addition of other than two values of one shape", "Only x + y of the same shape is read."
-        )
+    _require_alike(call, "an addition", "x + y")
     return Adds()
 
 
 @reads(operator.sub, operator.isub, torch.sub, "sub", "sub_")
 def read_subtraction(call: Call) -> Reading:
+    if len(call.inputs) == 2:
+        _require_alike(call, "a subtraction", "x - y")
+        return Adds(difference=True)
     constant = _constant(call)
     return _scale(call, 1.0, -constant) if _stands_first(call) else _scale(call, -1.0, constant)
 
@@ -49,6 +49,36 @@ def read_negative(call: Call) -> Reading:
     return _scale(call, -1.0, 0.0)
 
 
+@reads(torch.maximum, "maximum", torch.max, "max", torch.minimum, "minimum", torch.min, "min")
+def read_comparison(call: Call) -> Reading:
+    """Of two values, or of one and zero: a ReLU."""
+    name = call.function if isinstance(call.function, str) else call.function.__name__
+    smaller = name in ("minimum", "min")
+    if len(call.inputs) == 2:
+        _require_alike(call, "a comparison", f"torch.{name}(x, y)")
+        return TakesMaximum(smaller=smaller)
+    other = call.argument(1, "other") if _stands_first(call) else call.argument(0, "input")
+    if smaller or not isinstance(other, Tensor) or other.any() or call.output.shape != call.input.shape:
+        raise call.refuse(
+            "a maximum or minimum of other than two values of the network",
+            "torch.maximum and torch.minimum of two are read, and torch.maximum of one and zeros.",
+        )
+    return Rectifies()
+
+
+@reads(torch.zeros_like)
+def read_zeros(call: Call) -> Reading:
+    return _scale(call, 0.0, 0.0)
+
+
+def _require_alike(call: Call, what: str, read: str) -> None:
+    if len({value.shape for value in call.inputs}) > 1 or call.argument(2, "alpha", 1) != 1:
+        raise call.refuse(
+            f"{what} of other than two values of one shape",
+            f"Only {read} of the same shape is read.",
+        )
+
+
 def _scale(call: Call, scale: Floats | float, offset: Floats | float) -> Reading:
     per_channel = np.ndim(scale) or np.ndim(offset)
     zeros = np.zeros(call.input_shape[0])
@@ -62,7 +92,7 @@ def _constant(call: Call) -> Floats:
     if len(call.inputs) != 1:
         raise call.refuse(
             "it combines two values of the network",
-            "Values are joined by x + y and torch.cat only; constants by + - * /.",
+            "Values are joined by x + y, x - y, torch.maximum and torch.cat; constants by + - * /.",
         )
     if call.argument(2, "alpha", 1) != 1 or call.kwargs.get("rounding_mode") is not None:
         raise call.refuse(

@@ -11,9 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from critical_neurons.core.network import NO_POSITION, Ints, Shape
+from critical_neurons.core.network import NO_POSITION, Shape
+from critical_neurons.core.structure import Ints
+from critical_neurons.readers.layers.rearranging import find_elements, run_again
 from critical_neurons.readers.linear_maps import PositionsMap, separate_pooling
-from critical_neurons.readers.registry import Call, KeepsChannels, Passes, PoolsMaximum, Reading, reads
+from critical_neurons.readers.registry import Call, KeepsChannels, Passes, PoolsMaximum, Reading, Rearranges, reads
+
+INTERPOLATIONS = ("nearest", "nearest-exact", "linear", "bilinear", "area")
+"""Modes of upsampling that take weighted averages along one axis after the other."""
 
 
 @reads(nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
@@ -64,6 +69,17 @@ def read_maximum(call: Call) -> Reading:
     )
 
 
+@reads(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
+def read_upsampling(call: Call) -> Reading:
+    assert call.module is not None
+    return _interpolation(call, str(call.module.mode))
+
+
+@reads(F.interpolate, F.upsample)
+def read_functional_upsampling(call: Call) -> Reading:
+    return _interpolation(call, call.argument(3, "mode", "nearest"))
+
+
 @reads(nn.ZeroPad1d, nn.ZeroPad2d, nn.ConstantPad1d, nn.ConstantPad2d)
 def read_padding(call: Call) -> Reading:
     module = call.module
@@ -86,15 +102,27 @@ def _pooling(call: Call, pool: Callable[[Tensor], Tensor]) -> Reading:
     )
 
 
+def _interpolation(call: Call, mode: str) -> Reading:
+    if mode not in INTERPOLATIONS or call.input.ndim > 4:
+        raise call.refuse(
+            f"upsampling of {call.input.ndim - 2} axes in the mode {mode!r}",
+            f"One or two axes are read, in the modes {', '.join(INTERPOLATIONS)}.",
+        )
+    return _pooling(call, lambda values: run_again(call, values))
+
+
 def _padding(call: Call, widths: Sequence[int], mode: str, value: float | None) -> Reading:
     """`widths` as F.pad takes them: two for every axis, the last axis first."""
     positions = 2 * (call.input.ndim - 2)
-    if mode != "constant" or value not in (None, 0) or any(widths[positions:]):
+    around, beside = widths[:positions], widths[positions : positions + 2]
+    if mode != "constant" or value not in (None, 0) or any(widths[positions + 2 :]) or (any(around) and any(beside)):
         raise call.refuse(
             f"padding by {tuple(widths)} in the mode {mode!r} with the value {value or 0}",
-            "Only one with zeros around positions (axes 2 and 3) is read.",
+            "One with zeros is read, around positions (axes 2 and 3) or beside channels (axis 1), not both at once.",
         )
-    return _pooling(call, lambda values: F.pad(values, widths[:positions])) if any(widths) else Passes()
+    if any(beside):
+        return Rearranges(find_elements(call), (0,) if min(beside) < 0 else ())
+    return _pooling(call, lambda values: F.pad(values, around)) if any(around) else Passes()
 
 
 def _max_pooling(call: Call, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Reading:

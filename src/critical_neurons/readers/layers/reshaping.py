@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 
 import torch
 from torch import nn
 
-from critical_neurons.readers.registry import SINGLE_ADVICE, Call, Reading, Reshapes, reads
+from critical_neurons.readers.registry import Call, Reading, Reshapes, reads
 
 
 @reads(nn.Flatten, torch.flatten, "flatten", torch.unsqueeze, "unsqueeze")
@@ -46,29 +45,11 @@ def read_squeeze(call: Call) -> Reading:
     return _reshape(call, f"{call.name}, which takes the channels' axis away if one is left" if 1 in axes else "")
 
 
-@reads(operator.getitem)
-def read_index(call: Call) -> Reading:
-    """Axes of size 1 may go, and others come: x[:, :, 0, 0], x[:, None]."""
-    index = call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],)
-    kept = (part is None or part is ... or isinstance(part, int) or _is_whole(part) for part in index)
-    if not all(kept) or call.output.numel() != call.input.numel():
-        raise call.refuse(
-            f"it takes a part of (batch, {', '.join(map(str, call.input_shape))})",
-            "Only axes of size 1 are taken away by an index, as in x[:, :, 0, 0].",
-        )
-    return _reshape(call)
-
-
 def _reshape(call: Call, obstacle: str = "") -> Reading:
     if len(call.output) != len(call.input):
         raise call.refuse(
             f"it turns {tuple(call.input.shape)} into {tuple(call.output.shape)} and so changes the batch axis",
             "Keep the first axis, as x.flatten(1) does.",
-        )
-    if call.output.ndim == 1:
-        raise call.refuse(
-            f"it turns {tuple(call.input.shape)} into {tuple(call.output.shape)}",
-            f"Logits of shape (batch, classes) are read. {SINGLE_ADVICE}",
         )
     return Reshapes(obstacle)
 
@@ -77,7 +58,3 @@ def _written(call: Call, sizes: Iterable[int], instead: str) -> str:
     """Why channels must stay whose number is written into the call, if it is."""
     found = ", ".join(map(str, sizes))
     return f"{call.name}, which has the size {found} written into it; write {instead}" if found else ""
-
-
-def _is_whole(part: object) -> bool:
-    return isinstance(part, slice) and part == slice(None)

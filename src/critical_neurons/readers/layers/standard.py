@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from critical_neurons.core.network import Floats, Shape
-from critical_neurons.readers.linear_maps import ConvolutionMap, DenseMap
+from critical_neurons.core.network import Shape
+from critical_neurons.core.structure import Floats
+from critical_neurons.readers.linear_maps import ConvolutionMap, DenseMap, TransposedConvolutionMap
 from critical_neurons.readers.registry import (
+    LEFT_OUT,
     Call,
     Concatenates,
     Ends,
@@ -20,7 +21,6 @@ from critical_neurons.readers.registry import (
     Mixes,
     Passes,
     Reading,
-    Rectifies,
     Scales,
     reads,
 )
@@ -29,12 +29,12 @@ from critical_neurons.readers.registry import (
 @reads(nn.Linear)
 def read_linear(call: Call) -> Reading:
     module = _module(call, nn.Linear)
-    if len(call.input_shape) != 1:
-        raise call.refuse(
-            f"a linear layer on inputs of shape {_batched(call.input_shape)}",
-            "Linear layers are read on (batch, features). Flatten before it.",
-        )
-    return Mixes(DenseMap(_array(module.weight), _offset(module.bias, module.out_features)))
+    several = len(call.input_shape) > 1  # masks and refitting know channels along axis 1 alone
+    return Mixes(
+        DenseMap(_array(module.weight), _offset(module.bias, module.out_features)),
+        axis=len(call.input_shape) - 1,
+        obstacle=f"a linear layer along the last axis of {_batched(call.input_shape)}" if several else "",
+    )
 
 
 @reads(nn.Conv1d, nn.Conv2d)
@@ -59,6 +59,23 @@ def read_convolution(call: Call) -> Reading:
     return Mixes(convolution, groups=module.groups, padded=padded)
 
 
+@reads(nn.ConvTranspose1d, nn.ConvTranspose2d)
+def read_transposed_convolution(call: Call) -> Reading:
+    module = _module(call, nn.ConvTranspose1d, nn.ConvTranspose2d)
+    if call.kwargs or len(call.args) > 1:
+        raise call.refuse("a transposed convolution with an output_size", "Set output_padding instead.")
+    transposed = TransposedConvolutionMap(
+        weight=module.weight.detach(),
+        offset=_offset(module.bias, module.out_channels),
+        stride=module.stride,
+        padding=module.padding,
+        output_padding=module.output_padding,
+        dilation=module.dilation,
+        groups=module.groups,
+    )
+    return Mixes(transposed, groups=module.groups, padded=True)  # fewer inputs reach an element at the border
+
+
 @reads(nn.BatchNorm1d, nn.BatchNorm2d)
 def read_batch_norm(call: Call) -> Reading:
     module = _module(call, nn.BatchNorm1d, nn.BatchNorm2d)
@@ -71,48 +88,6 @@ def read_batch_norm(call: Call) -> Reading:
     if module.weight is not None:
         scale = scale * _array(module.weight)
     return Scales(scale, _offset(module.bias, module.num_features) - scale * _array(module.running_mean))
-
-
-@reads(nn.ReLU, F.relu, torch.relu, torch.relu_, "relu", "relu_")
-def read_relu(call: Call) -> Reading:
-    return Rectifies()
-
-
-@reads(nn.ReLU6, F.relu6)
-def read_relu6(call: Call) -> Reading:
-    return Rectifies(ceiling=6.0)
-
-
-@reads(torch.clamp, torch.clamp_, torch.clip, torch.clip_, "clamp", "clamp_", "clip", "clip_")
-def read_clamp(call: Call) -> Reading:
-    return _clamp(call, call.argument(1, "min"), call.argument(2, "max"))
-
-
-@reads(torch.clamp_min, torch.clamp_min_, "clamp_min", "clamp_min_")
-def read_clamp_from_below(call: Call) -> Reading:
-    return _clamp(call, call.argument(1, "min"), None)
-
-
-@reads(nn.Hardtanh)
-def read_hardtanh(call: Call) -> Reading:
-    module = _module(call, nn.Hardtanh)
-    return _clamp(call, module.min_val, module.max_val)
-
-
-@reads(F.hardtanh, F.hardtanh_)
-def read_functional_hardtanh(call: Call) -> Reading:
-    return _clamp(call, call.argument(1, "min_val", -1.0), call.argument(2, "max_val", 1.0))
-
-
-@reads(nn.Threshold)
-def read_threshold(call: Call) -> Reading:
-    module = _module(call, nn.Threshold)
-    return _threshold(call, module.threshold, module.value)
-
-
-@reads(F.threshold, torch.threshold, torch.threshold_)
-def read_functional_threshold(call: Call) -> Reading:
-    return _threshold(call, call.argument(1, "threshold"), call.argument(2, "value"))
 
 
 @reads(torch.cat, torch.concat)
@@ -141,25 +116,14 @@ def read_softmax(call: Call) -> Reading:
     axis = call.module.dim if call.module is not None else call.argument(1, "dim")  # None: torch takes axis 1
     if call.input.ndim != 2 or axis not in (None, 1, -1):
         raise call.refuse(f"a softmax over axis {axis} of {call.input.ndim}", "Only one over the classes is read.")
-    return Ends(f"{call.name} (softmax) is left out: the program works on the logits before it")
+    return Ends(f"{call.name} (softmax) {LEFT_OUT}")
 
 
-def _clamp(call: Call, lowest: Any, highest: Any) -> Reading:
-    upper = math.inf if highest is None else highest
-    if not (isinstance(lowest, int | float) and isinstance(upper, int | float) and lowest == 0 < upper):
-        raise call.refuse(
-            f"a clamp from {lowest} to {highest}",
-            "One from the number 0 is read, a ReLU, to a positive number or without an upper end.",
-        )
-    return Rectifies(ceiling=None if upper == math.inf else float(upper))
-
-
-def _threshold(call: Call, threshold: Any, value: Any) -> Reading:
-    if threshold != 0 or value != 0:
-        raise call.refuse(
-            f"a threshold {threshold} with the value {value}", "One of 0 with the value 0 is read: a ReLU."
-        )
-    return Rectifies()
+@reads(nn.Sigmoid, F.sigmoid, torch.sigmoid, "sigmoid", nn.LogSigmoid, F.logsigmoid)
+def read_sigmoid(call: Call) -> Reading:
+    if call.input[0].numel() != 1:
+        raise call.refuse("a sigmoid of other than one output", "Only one of a single output, at the end, is read.")
+    return Ends(f"{call.name} (sigmoid) {LEFT_OUT}")
 
 
 def _paddings(module: nn.Conv1d | nn.Conv2d) -> tuple[Shape, Shape]:

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-Convolution: TypeAlias = nn.Conv1d | nn.Conv2d
+Convolution: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Transposed: TypeAlias = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+Weighted: TypeAlias = nn.Linear | Convolution | Transposed
 
 
-def unroll(module: nn.Linear | Convolution, inputs: Tensor, positions: Tensor) -> Tensor:
-    """What the module multiplies with its weights: (batch, inputs, kernel, positions)."""
-    if isinstance(module, nn.Linear):
-        return inputs[:, :, None, None]
-    padded = functional.pad(inputs, _padding(module)).contiguous()
-    stride, dilation, kernel = module.stride, module.dilation, module.kernel_size
+def unroll(module: Weighted, inputs: Tensor, positions: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
+    """What the module multiplies with its weights: (batch, inputs, kernel, positions).
+
+    `positions` number those of the output in the order of its axes: all but the first and the last of a linear layer,
+    all but the first two of a convolution. `sizes`: of the output of a transposed convolution, where the call asked
+    for others than its own.
+    """
+    match module:
+        case nn.Linear():
+            count = math.prod(inputs.shape[1:-1])  # there may be no features at all, from which it could be told
+            return inputs.reshape(len(inputs), count, inputs.shape[-1])[:, positions].mT[:, :, None]
+        case nn.ConvTranspose1d() | nn.ConvTranspose2d() | nn.ConvTranspose3d():
+            padded, stride = _insert_zeros(module, inputs, sizes), (1,) * len(module.kernel_size)
+        case _:
+            mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+            padded, stride = functional.pad(inputs, _padding(module), mode).contiguous(), module.stride
+    dilation, kernel = module.dilation, module.kernel_size
     counts = [
         (size - dilation[axis] * (kernel[axis] - 1) - 1) // stride[axis] + 1
         for axis, size in enumerate(padded.shape[2:])
@@ -31,11 +46,12 @@ def unroll(module: nn.Linear | Convolution, inputs: Tensor, positions: Tensor) -
         ),
     )
     index: tuple[Any, ...] = (..., *torch.unravel_index(positions, counts))
-    return windows[index].flatten(2, -2)
+    rows = windows[index].flatten(2, -2)
+    return rows.flip(2) if isinstance(module, Transposed) else rows
 
 
 def _padding(module: Convolution) -> list[int]:
-    """Zeros at both ends of every axis of positions, the last axis first, as `pad` wants it."""
+    """How far every axis of positions goes on at both ends, the last axis first, as `pad` wants it."""
     if module.padding == "valid":
         return [0] * (2 * len(module.kernel_size))
     if module.padding == "same":
@@ -43,7 +59,29 @@ def _padding(module: Convolution) -> list[int]:
         ends = [(total // 2, total - total // 2) for total in totals]
     else:
         ends = [(int(size), int(size)) for size in module.padding]
-    return [zeros for pair in reversed(ends) for zeros in pair]
+    return [width for pair in reversed(ends) for width in pair]
+
+
+def _insert_zeros(module: Transposed, inputs: Tensor, sizes: Sequence[int] | None) -> Tensor:
+    """Inputs over which a kernel turned round, moved in steps of one, gives the transposed convolution.
+
+    y[p] = Σ_k w[k] z[p + padding - dilation k], z the inputs with stride - 1 zeros between any two.
+    """
+    stride, reach = module.stride, [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+    spread = inputs.new_zeros(
+        *inputs.shape[:2], *((size - 1) * step + 1 for size, step in zip(inputs.shape[2:], stride, strict=True))
+    )
+    places: tuple[Any, ...] = (..., *(slice(None, None, step) for step in stride))
+    spread[places] = inputs
+    widths: list[int] = []
+    for axis in reversed(range(len(stride))):
+        before = reach[axis] - int(module.padding[axis])
+        length = spread.shape[2 + axis]
+        size = length + before - int(module.padding[axis]) + module.output_padding[axis]
+        if sizes is not None:
+            size = sizes[axis]
+        widths += [before, size + reach[axis] - before - length]
+    return functional.pad(spread, widths).contiguous()
 
 
 def by_group(values: Tensor, groups: int) -> Tensor:
@@ -51,3 +89,49 @@ def by_group(values: Tensor, groups: int) -> Tensor:
     batch, _, _, positions = values.shape
     dealt = values.reshape(batch, groups, -1, positions).permute(1, 0, 3, 2)
     return dealt.reshape(groups, batch * positions, -1)
+
+
+def count_groups(module: Weighted) -> int:
+    return 1 if isinstance(module, nn.Linear) else module.groups
+
+
+def to_matrix(module: Weighted, weight: Tensor) -> Tensor:
+    """A weight of the module to (groups, columns, outputs): rows of `by_group` times it are outputs without bias."""
+    groups = count_groups(module)
+    if isinstance(module, Transposed):  # (inputs, outputs of a group, ...)
+        inputs, outputs = weight.shape[0] // groups, weight.shape[1]
+        return weight.reshape(groups, inputs, outputs, -1).permute(0, 1, 3, 2).reshape(groups, -1, outputs)
+    return weight.reshape(groups, weight.shape[0] // groups, -1).mT
+
+
+def from_matrix(module: Weighted, matrix: Tensor) -> Tensor:
+    """The way back from `to_matrix`."""
+    shape = module.weight.shape
+    if isinstance(module, Transposed):
+        groups, _, outputs = matrix.shape
+        return matrix.reshape(groups, shape[0] // groups, -1, outputs).permute(0, 1, 3, 2).reshape(shape)
+    return matrix.mT.reshape(shape)
+
+
+def find_channel_axis(module: nn.Module, values: Tensor) -> int:
+    """Of what the module reads or gives."""
+    match module:
+        case nn.Linear():
+            return values.ndim - 1
+        case nn.BatchNorm1d() | nn.BatchNorm2d() | nn.BatchNorm3d():
+            return 1
+        case _:
+            assert isinstance(module, Convolution | Transposed)
+            return values.ndim - len(module.kernel_size) - 1
+
+
+def add_batch_axis(module: nn.Module, values: Tensor) -> Tensor:
+    """Where there is none: linear layers and convolutions take a single input without it too."""
+    return values[None] if find_channel_axis(module, values) == 0 else values
+
+
+def channels_first(module: nn.Module, values: Tensor) -> Tensor:
+    """What a module reads or gives as (batch, channels, positions)."""
+    values = add_batch_axis(module, values)
+    moved = values.movedim(find_channel_axis(module, values), 1)
+    return moved.flatten(2) if moved.ndim > 2 else moved[:, :, None]

@@ -3,34 +3,28 @@
 Module after module, in the order in which they run, what the smaller model computes is brought back to what the
 original computes there. Each module sees inputs that come through those already refitted.
 
-The inputs stream through in batches. What both models know of every batch at one module is held for the next one
-while it fits in memory; where it does not, the batches start anew from where it last did.
+The inputs go through in batches, each in one forward pass of either model. All passes pause at a module; it is
+refitted; all go on. Batches for which there is no room in memory beside large feature maps join when these are done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, nn
 
 from critical_neurons.errors import InvalidInputError
-from critical_neurons.removal.refit.least_squares import REFITTED, Refit, begin_refit
-
-Values: TypeAlias = dict[fx.Node, Any]
-
-BATCH_SIZE = 64
-
-HELD_OUT = 4
-"""One batch of so many is held out: on it the regularisation is chosen."""
-
-LEAST_INPUTS = 2 * HELD_OUT
-"""With fewer, a single input would be held out."""
-
-HELD_BYTES = 2**30
-"""What the values held between two modules may take."""
+from critical_neurons.removal.refit.batches import HELD_OUT, LEAST_INPUTS, plan_batches, shuffle
+from critical_neurons.removal.refit.im2col import find_channel_axis
+from critical_neurons.removal.refit.least_squares import Refit, Refitting, begin_refit, is_refittable
+from critical_neurons.removal.refit.passes import ForwardPass, close_all, pause_at
+from critical_neurons.removal.refit.scout import Findings, scout
+from critical_neurons.removal.rows import Inputs, call_model, count_rows, take_rows
 
 
 @dataclass(frozen=True)
@@ -41,46 +35,31 @@ class Stop:
     kept: Tensor
 
 
-@torch.no_grad()
 def refit_modules(
-    original: fx.GraphModule,
-    smaller: fx.GraphModule,
+    original: nn.Module,
+    smaller: nn.Module,
     stops: Sequence[Stop],
-    inputs: Tensor,
+    inputs: Inputs,
     method: Refit,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> None:
+) -> dict[str, int]:
     """Refit the modules of `smaller` at the stops, as far as they are of a kind that can be.
 
-    Both models, on the CPU in evaluation mode, are runs of one graph. `progress` is told how many stops are done, and
-    of how many.
+    Both models may do anything in their forward pass; a module that only some batches reach is refitted on those. One
+    that a pass calls several times is refitted on what its first call reads: what comes later is then computed as the
+    smaller model will compute it, while to refit it again at a later call would change what has gone before.
+    `progress` is told how many modules are done, and of how many.
+
+    Gives how many of the inputs each module was refitted on. They are fewer than all where memory does not suffice,
+    and always the same ones; modules that no input reaches, in both models alike, are not there.
     """
-    check_inputs(len(inputs))
-    nodes = list(original.graph.nodes)
-    places = {str(node.target): place for place, node in enumerate(nodes) if node.op == "call_module"}
-    before, after = _Runner(original), _Runner(smaller)
-    size = min(BATCH_SIZE, -(-len(inputs) // (2 * HELD_OUT)))
-    shuffled = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))  # data comes class by class
-    reached, held = 0, [_Batch(inputs[rows]) for rows in torch.split(shuffled, size)]
-    known = [stop for stop in stops if isinstance(smaller.get_submodule(stop.module), REFITTED)]
-    for done, stop in enumerate(sorted(known, key=lambda stop: places[stop.module])):
-        progress(done, len(known))
-        place = places[stop.module]
-        node, way = nodes[place], nodes[reached:place]
-        refit = begin_refit(smaller, node, stop.kept, method, len(inputs))
-        fits = False
-        for number, batch in enumerate(held):
-            moved = batch if fits else batch.copy()
-            before.advance(moved.before, way, batch.inputs)
-            after.advance(moved.after, way, batch.inputs)
-            read, found = (values[node.all_input_nodes[0]] for values in (moved.before, moved.after))
-            before.advance(moved.before, [node])
-            refit.add(read, moved.before[node], found, held_out=number % HELD_OUT == HELD_OUT - 1)
-            fits = fits or (number == 0 and len(held) * moved.nbytes <= HELD_BYTES)
-            if fits:
-                held[number], reached = moved, place
-        refit.finish()
-    progress(len(known), len(known))
+    check_inputs(count_rows(inputs))
+    names = _find_refittable(smaller, stops)
+    kept = {stop.module: stop.kept for stop in stops if stop.module in names}
+    with ExitStack() as stack:
+        for setting in (torch.inference_mode(False), torch.no_grad(), _evaluate(original), _evaluate(smaller)):
+            stack.enter_context(setting)
+        return _Stream(original, smaller, kept, inputs, method).run(progress) if kept else {}
 
 
 def check_inputs(count: int) -> None:
@@ -88,40 +67,141 @@ def check_inputs(count: int) -> None:
         raise InvalidInputError(f"calibration: found {count} inputs. Give {LEAST_INPUTS} or more.")
 
 
+def _find_refittable(smaller: nn.Module, stops: Sequence[Stop]) -> list[str]:
+    """Every module once, under its first name. One that shares a parameter with another is left as it is: what helps
+    the one may harm the other."""
+    owners = Counter(id(value) for module in smaller.modules() for value in module.parameters(recurse=False))
+    found: dict[nn.Module, str] = {}
+    for stop in stops:
+        module = smaller.get_submodule(stop.module)
+        alone = all(owners[id(value)] == 1 for value in module.parameters(recurse=False))
+        if alone and is_refittable(module):
+            found.setdefault(module, stop.module)
+    return list(found.values())
+
+
+@contextmanager
+def _evaluate(model: nn.Module) -> Iterator[None]:
+    """In evaluation mode; then every module in the mode it was in."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
 @dataclass(frozen=True)
 class _Batch:
-    """A part of the inputs, and the values the two models have computed from it and still need."""
+    """Passes of both models for the same inputs."""
 
-    inputs: Tensor
-    before: Values = field(default_factory=dict)
-    after: Values = field(default_factory=dict)
-
-    def copy(self) -> _Batch:
-        """With values of its own: what works in place must not reach those that are held."""
-        return _Batch(self.inputs, _copy(self.before), _copy(self.after))
-
-    @property
-    def nbytes(self) -> int:
-        values = [*self.before.values(), *self.after.values()]
-        return sum(value.nbytes for value in values if isinstance(value, Tensor))
+    size: int
+    original: ForwardPass
+    smaller: ForwardPass
 
 
-def _copy(values: Values) -> Values:
-    return {node: value.clone() if isinstance(value, Tensor) else value for node, value in values.items()}
+class _Stream:
+    def __init__(
+        self, original: nn.Module, smaller: nn.Module, kept: dict[str, Tensor], inputs: Inputs, method: Refit
+    ) -> None:
+        self._original, self._smaller, self._kept = original, smaller, kept
+        self._inputs, self._method = inputs, method
+        self._device = next((each.device for each in smaller.parameters()), None)
+        self._modules = {name: smaller.get_submodule(name) for name in kept}
+        self._batches: list[_Batch] = []
+        self._served: set[str] = set()
+        self._used: dict[str, int] = {}
+
+    def run(self, progress: Callable[[int, int], None]) -> dict[str, int]:
+        watched = {name: self._original.get_submodule(name) for name in self._kept}
+        shuffled = shuffle(count_rows(self._inputs))  # data comes class by class
+        few = shuffled[:LEAST_INPUTS]
+        found = scout(self._original, watched, self._take(few))
+        joining = plan_batches(found, len(few), shuffled)
+        with pause_at(watched, behind=True), pause_at(self._modules, behind=False):
+            try:
+                self._serve(found, joining, progress)
+            finally:
+                close_all(forward for batch in self._batches for forward in (batch.original, batch.smaller))
+        return self._used
+
+    def _serve(
+        self, found: Findings, joining: dict[str, tuple[Tensor, ...]], progress: Callable[[int, int], None]
+    ) -> None:
+        """Module after module as scouted. One that is met but was not scouted is served next."""
+        order = list(found.modules)
+        for place, name in enumerate(order):  # which may grow behind the place
+            progress(place, len(self._kept))
+            for rows in joining.get(name, ()):
+                self._batches.append(self._begin_batch(rows))
+            refit, sizes = self._begin_refit(name, absorbed=name in found.absorbed), list[int]()
+            for batch in self._batches:
+                self._advance(batch)
+                if self._add(refit, name, batch, held_out=len(sizes) % HELD_OUT == HELD_OUT - 1):
+                    sizes.append(batch.size)
+                for pause in (batch.original.at, batch.smaller.at):
+                    if pause and pause.module not in order:
+                        order.insert(place + 1, pause.module)
+            if sizes:
+                with self._exactly():
+                    refit.finish()
+                self._used[name] = sum(sizes)
+            self._served.add(name)
+        progress(len(self._kept), len(self._kept))
+
+    def _begin_batch(self, rows: Tensor) -> _Batch:
+        passes = (
+            ForwardPass(partial(self._call, model, rows), self._served) for model in (self._original, self._smaller)
+        )
+        return _Batch(len(rows), *passes)
+
+    def _call(self, model: nn.Module, rows: Tensor) -> None:
+        call_model(model, self._take(rows))
+
+    def _take(self, rows: Tensor) -> Inputs:
+        return take_rows(self._inputs, rows, self._device)
+
+    def _begin_refit(self, name: str, *, absorbed: bool) -> Refitting:
+        module, count = self._modules[name], sum(batch.size for batch in self._batches)
+        absorbed = absorbed and module.bias is None
+        return begin_refit(module, self._kept[name], self._method, count, absorbed=absorbed)
+
+    def _advance(self, batch: _Batch) -> None:
+        for what, forward in (("original", batch.original), ("smaller", batch.smaller)):
+            try:
+                forward.advance()
+            except Exception as error:
+                error.add_note(
+                    f"compensating: the {what} model raised this on {batch.size} of the calibration inputs."
+                )
+                raise
+
+    def _add(self, refit: Refitting, name: str, batch: _Batch, *, held_out: bool) -> bool:
+        """Whether both models come to the module, and what they bring can be compared."""
+        before, after = batch.original.at, batch.smaller.at
+        if before is None or after is None or not before.module == after.module == name:
+            return False
+        given = before.given
+        if given is None or not given.numel() or not _are_alike(self._modules[name], before.read, after.read):
+            return False
+        with self._exactly():
+            refit.add(before.read, given, after.read, input_count=batch.size, held_out=held_out)
+        return True
+
+    @contextmanager
+    def _exactly(self) -> Iterator[None]:
+        """Without autocast, which the models may need."""
+        with ExitStack() as stack:
+            for kind in {"cpu", self._device.type if self._device else "cpu"}:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            yield
 
 
-class _Runner(fx.Interpreter):
-    """Runs a model a few nodes at a time. Values are dropped after their last use."""
-
-    def __init__(self, traced: fx.GraphModule) -> None:
-        super().__init__(traced)
-        self.extra_traceback = False
-
-    def advance(self, values: Values, nodes: Sequence[fx.Node], inputs: Tensor | None = None) -> None:
-        """Compute the nodes that are not among the values yet."""
-        self.env, self.args_iter = values, iter([inputs if inputs is None else inputs.clone()])
-        for node in nodes:
-            if node not in values:
-                values[node] = self.run_node(node)
-                for spent in self.user_to_last_uses.get(node, ()):
-                    values.pop(spent, None)
+def _are_alike(module: nn.Module, read: Tensor, found: Tensor) -> bool:
+    """But for their channels. A model may go other ways when it is smaller."""
+    shapes = []
+    for values in (read, found):
+        axis = find_channel_axis(module, values)
+        shapes.append((*values.shape[:axis], *values.shape[axis + 1 :]))
+    return shapes[0] == shapes[1]

@@ -1,4 +1,4 @@
-"""The softmax term (equation 6): log-sum-exp of the logits minus the label's logit, for every data point."""
+"""The loss as a convex term of a program (equation 6): its value and tangents at every data point."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Protocol
 
 import numpy as np
 from scipy import sparse
-from scipy.special import logsumexp, softmax
 
 from critical_neurons.core.linear_suffix import Tail
-from critical_neurons.core.network import Floats, Ints
+from critical_neurons.core.loss import Loss
 from critical_neurons.core.program import Rows, widen
+from critical_neurons.core.structure import Floats, Ints
 
 
 class LogitModel(Protocol):
@@ -43,9 +43,9 @@ def follow(model: LogitModel, tail: Tail | None) -> LogitModel:
 
 
 @dataclass(frozen=True)
-class SoftmaxTerm:
+class LossTerm:
     model: LogitModel
-    labels: Ints
+    loss: Loss
     columns: slice
     column_count: int
 
@@ -53,15 +53,11 @@ class SoftmaxTerm:
         return self.model.logits(point)
 
     def values(self, point: Floats) -> Floats:
-        logits = self.model.logits(point)
-        result: Floats = logsumexp(logits, axis=1) - logits[np.arange(len(logits)), self.labels]
-        return np.maximum(result, 0.0)
+        return self.loss.values(self.model.logits(point))
 
     def cuts(self, point: Floats, which: Ints) -> Rows:
         """f(x') >= f(x) + g · (x' - x), written as t - g · x' >= f(x) - g · x."""
-        logits = self.model.logits(point)[which]
-        seeds = softmax(logits, axis=1)
-        seeds[np.arange(len(which)), self.labels[which]] -= 1.0
+        seeds = self.loss.choose(which).gradients(self.model.logits(point)[which])
         slopes = widen(self.model.differentiate_logits(seeds, which), self.column_count)
         epigraph = sparse.csr_array(
             (np.ones(len(which)), (np.arange(len(which)), self.columns.start + which)), shape=slopes.shape
@@ -69,10 +65,10 @@ class SoftmaxTerm:
         lower = self.values(point)[which] - slopes @ point
         return Rows(sparse.csr_array(epigraph - slopes), lower, np.full(len(which), np.inf))
 
-    def affine_forms(self) -> tuple[sparse.csr_array, Floats, Ints]:
-        batch, classes = len(self.labels), self.model.logits(np.zeros(self.column_count)).shape[1]
+    def affine_forms(self) -> tuple[sparse.csr_array, Floats, Loss]:
+        batch, classes = len(self.loss), self.model.logits(np.zeros(self.column_count)).shape[1]
         samples = np.repeat(np.arange(batch), classes)
         seeds = np.tile(np.eye(classes), (batch, 1))
         matrix = widen(self.model.differentiate_logits(seeds, samples), self.column_count)
         offset = self.model.logits(np.zeros(self.column_count)).reshape(-1)
-        return matrix, offset, self.labels
+        return matrix, offset, self.loss

@@ -1,0 +1,32 @@
+"""Architectures: public networks written down from their descriptions, untrained, each with an example of its inputs.
+
+Sizes are those of the publication unless the class says otherwise; images for ImageNet networks are smaller, as the
+networks allow.
+"""
+
+from architectures import (
+    classic,
+    control,
+    dense_prediction,
+    detection,
+    generative,
+    mobile,
+    modern,
+    other,
+    residual,
+    signals,
+    tabular,
+    text,
+)
+from architectures.registry import Architecture, Inputs, call, find_output_layers
+
+_FAMILIES = (
+    *(classic, residual, mobile, modern, dense_prediction, generative, detection),
+    *(signals, text, control, tabular, other),
+)
+
+ARCHITECTURES: dict[str, Architecture] = {
+    architecture.name: architecture for family in _FAMILIES for architecture in family.ARCHITECTURES
+}
+
+__all__ = ["ARCHITECTURES", "Architecture", "Inputs", "call", "find_output_layers"]

@@ -1,0 +1,52 @@
+"""Solver: what solves a program, and when it stops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from numbers import Integral, Real
+from typing import Any
+
+from critical_neurons.core.settings import Plain, check_seed, explained, is_amount, setting
+from critical_neurons.errors import InvalidSettingError
+
+
+@explained
+@dataclass(frozen=True)
+class Solver(Plain):
+    """What solves the program, and when it stops: then, as after Ctrl-C, the best scores so far are taken.
+
+    "auto" is "highs", or, with many inputs or units and no gates to be whole, "barrier", interior points of our own;
+    "cvxpy:NAME" gets the paper's program literally, with every activation and gate.
+    """
+
+    name: str = setting("auto", "auto, highs, barrier, scip, or cvxpy:NAME.", option="solver")
+    _: KW_ONLY
+    options: Mapping[str, Any] = setting(
+        dict, "name=value, handed to the solver; repeat for more.", option="solver_option"
+    )
+    time_limit: float = setting(300.0, "Seconds after which the best so far is taken.")
+    gap: float = setting(1e-4, "Relative gap at which the solver is content.")
+    threads: int | None = setting(None, "Threads of the solver.")
+    seed: int = setting(0, "Seed of every random choice.")
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise InvalidSettingError(f"solver: found {self.name!r}. Accepted: a name such as 'highs'.")
+        if not isinstance(self.options, Mapping) or not all(isinstance(name, str) for name in self.options):
+            raise InvalidSettingError(f"options: found {self.options!r}. Accepted: values by the names of options.")
+        object.__setattr__(self, "options", dict(self.options))
+        self._settle("time_limit", Real, lambda value: value > 0, "a number of seconds above 0")
+        self._settle("gap", Real, is_amount, "0 or more")
+        if self.threads is not None:
+            self._settle("threads", Integral, lambda value: value >= 1, "a whole number of at least 1, or None")
+        object.__setattr__(self, "seed", check_seed(self.seed))
+
+
+def as_solver(given: Solver | str) -> Solver:
+    """By its name, with every setting at its default, or as it is."""
+    if isinstance(given, Solver):
+        return given
+    if isinstance(given, str):
+        return Solver(given)
+    raise InvalidSettingError(f"solver: found {given!r}. Accepted: a name such as 'highs', or cn.Solver(...).")

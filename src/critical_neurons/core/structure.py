@@ -1,0 +1,375 @@
+"""Structure: which channels of a model live or die together, what has to be sliced when they go, and what must stay.
+
+A *unit* is a neuron of a linear layer or a feature map of a convolution, or several of them that can only be removed
+together: channels that meet in an addition, the two halves of a gated unit. The units are numbered through, group by
+group; `NO_UNIT` stands for every channel that must stay. Arrays over units have a last entry that answers for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
+Bools: TypeAlias = NDArray[np.bool_]
+
+Measure: TypeAlias = Literal["units", "params", "macs"]
+
+NO_UNIT = -1
+
+OUTSIDE = "it lies outside the span"
+
+SIZE = -1
+"""In place of the axis of a slice: a whole number that a module keeps, as the number of its channels."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A linear layer, convolution or embedding and the unit behind each of its output channels.
+
+    With a `reason` none of them can be removed. The units fall into `blocks` equal blocks that must lose as many
+    each: grouped convolutions.
+    """
+
+    name: str
+    kind: str
+    units: Ints
+    reason: str = ""
+    blocks: int = 1
+
+    @property
+    def scored(self) -> bool:
+        """Whether it has units that can be removed."""
+        return not self.reason
+
+    @property
+    def size(self) -> int:
+        return len(self.units)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {**vars(self), "units": pack(self.units)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Layer:
+        return cls(**{**data, "units": unpack(data["units"])})
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """The unit behind every index of one axis of a parameter or buffer.
+
+    `units` (size of the axis,), or (blocks, size): the tensor's first axis falls into blocks, and each has its own.
+    """
+
+    tensor: str
+    axis: int
+    units: Ints
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"tensor": self.tensor, "axis": self.axis, "units": pack(self.units)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Slice:
+        return cls(data["tensor"], data["axis"], unpack(data["units"]))
+
+
+@dataclass(frozen=True, eq=False)
+class Wiring:
+    """A module that multiplies what it reads with its weights, and the unit behind every input and output channel.
+
+    Every pair of an input and an output channel in the same one of `groups` has `kernel` weights, each used at
+    `positions` places. Where a function behind the unit is not zero at zero, what a removed input leaves is its one
+    of the `constants`, which goes into the module's bias. `alone`: the module is called, by itself and once, so that
+    hooks see all that it does. A batch norm has a `kernel` of 0.
+    """
+
+    module: str
+    inputs: Ints
+    outputs: Ints
+    constants: Floats
+    kernel: int = 1
+    positions: int = 1
+    groups: int = 1
+    biased: bool = True
+    alone: bool = True
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether every output channel reads one input channel, whose unit it shares."""
+        return self.groups > 1 and self.groups == len(self.inputs)
+
+    @property
+    def reads_units(self) -> bool:
+        """Whether the module could make up for units it no longer reads. A depthwise convolution hands them on."""
+        return self.alone and self.kernel > 0 and not self.depthwise and bool((self.inputs >= 0).any())
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **vars(self),
+            "inputs": pack(self.inputs),
+            "outputs": pack(self.outputs),
+            "constants": {str(at): self.constants[at] for at in np.flatnonzero(self.constants).tolist()},
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Wiring:
+        inputs, outputs = unpack(data["inputs"]), unpack(data["outputs"])
+        constants = np.zeros(len(inputs))
+        for at, value in data["constants"].items():
+            constants[int(at)] = value
+        return cls(**{**data, "inputs": inputs, "outputs": outputs, "constants": constants})
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A cost of a module that falls with the share kept of every one of its `axes`, units by index:
+    amount * Π mean(kept)."""
+
+    module: str
+    amount: int
+    axes: tuple[Ints, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"module": self.module, "amount": self.amount, "axes": [pack(axis) for axis in self.axes]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Product:
+        return cls(data["module"], data["amount"], tuple(map(unpack, data["axes"])))
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Digests of a model: of its parameter names and shapes, and of their values."""
+
+    architecture: str
+    weights: str
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Units that are chosen among each other: those of a layer, or of layers that share some. They fall into equal
+    `blocks`, one after the other, that must lose as many each. `parts`: places in the group, those of a layer that
+    has only some of its units, and keeps one of them."""
+
+    layers: tuple[str, ...]
+    units: Ints
+    blocks: int
+    parts: tuple[Ints, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+    @cached_property
+    def least(self) -> int:
+        """How many units stay in any case: enough for one of every part, as many of every block."""
+        held = np.zeros(self.blocks, dtype=np.int64)
+        for part in self.parts:
+            held[np.unique(part * self.blocks // len(self))] += 1
+        return min(self.blocks * max(int(held.max()), 1), len(self))
+
+    def choose(self, values: Floats, count: int) -> Bools:
+        """Which are the `count` units with the highest values, as many from every block and one of every part; among
+        equals the ones that come first."""
+        secured = np.zeros(len(self), dtype=bool)
+        for part in sorted(self.parts, key=len):
+            if not secured[part].any():
+                secured[part[np.argmax(values[part])]] = True
+        return choose_highest(np.where(secured, np.inf, values), count, self.blocks)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Structure:
+    """`group_sizes`: units of a group are numbered one after the other, group by group. `params` and `macs` are the
+    costs of the whole model."""
+
+    layers: tuple[Layer, ...]
+    group_sizes: tuple[int, ...]
+    slices: tuple[Slice, ...]
+    wirings: tuple[Wiring, ...]
+    params: tuple[Product, ...]
+    macs: tuple[Product, ...]
+    fingerprint: Fingerprint
+    notes: tuple[str, ...] = ()
+
+    @property
+    def unit_count(self) -> int:
+        return sum(self.group_sizes)
+
+    @cached_property
+    def scored(self) -> tuple[Layer, ...]:
+        """The layers with units that can be removed."""
+        return tuple(layer for layer in self.layers if layer.scored)
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        found, first = [], 0
+        for size in self.group_sizes:
+            units = np.arange(first, first + size)
+            members = [
+                layer for layer in self.scored if ((layer.units >= first) & (layer.units < first + size)).any()
+            ]
+            owned = [np.unique(layer.units) - first for layer in members]  # below 0: channels that stay anyway
+            parts = tuple(places for places in owned if places[0] >= 0 and len(places) < size)
+            found.append(Group(tuple(layer.name for layer in members), units, members[0].blocks, parts))
+            first += size
+        return tuple(found)
+
+    def __repr__(self) -> str:
+        return f"Structure({len(self.layers)} layers, {self.unit_count} units that can be removed)"
+
+    def __str__(self) -> str:
+        width = max((len(layer.name) for layer in self.layers), default=0)
+        lines = [
+            f"{layer.name:<{width}}  {layer.kind:<8} {layer.size:>5} units  {self.describe(layer)}"
+            for layer in self.layers
+        ]
+        return "\n".join([*lines, *self.notes])
+
+    def describe(self, layer: Layer) -> str:
+        """Whether its units can be removed, and with which others, or why not."""
+        if not layer.scored:
+            return layer.reason
+        own = np.unique(layer.units[layer.units != NO_UNIT])
+        others = [other.name for other in self.scored if other is not layer and np.isin(other.units, own).any()]
+        kept = int((layer.units == NO_UNIT).sum())
+        words = f"yes, together with {', '.join(others)}" if others else "yes"
+        return f"{words}; {kept} of its channels must stay" if kept else words
+
+    def restrict(self, reasons: Mapping[str, str]) -> tuple[Structure, Ints]:
+        """Without the groups of the layers that `reasons` names, and the new number of every unit. A reason that is
+        given takes the place of one that a layer had."""
+        stays = {name: group for group in self.groups for name in group.layers if name in reasons}
+        gone = {id(group): name for name, group in stays.items()}
+        number, sizes, first = np.full(self.unit_count + 1, NO_UNIT), [], 0
+        why = dict(reasons)
+        for group in self.groups:
+            if (name := gone.get(id(group))) is None:
+                number[group.units] = np.arange(first, first + len(group))
+                sizes.append(len(group))
+                first += len(group)
+            else:
+                shared = f"it shares its channels with {name}: {reasons[name]}"
+                why = {**dict.fromkeys(group.layers, shared), **why}
+        layers = tuple(
+            replace(layer, units=number[layer.units], reason=why.get(layer.name, layer.reason))
+            for layer in self.layers
+        )
+        found = replace(
+            self,
+            layers=layers,
+            group_sizes=tuple(sizes),
+            slices=tuple(replace(each, units=number[each.units]) for each in self.slices),
+            wirings=tuple(replace(w, inputs=number[w.inputs], outputs=number[w.outputs]) for w in self.wirings),
+            params=_renumber(self.params, number),
+            macs=_renumber(self.macs, number),
+        )
+        return found, number
+
+    def within(self, modules: Collection[str]) -> Structure:
+        """With the layers and the costs of these modules alone. Nothing of another layer is removed."""
+        outside = {layer.name: OUTSIDE for layer in self.scored if layer.name not in modules}
+        found, _ = self.restrict(outside)
+        return replace(
+            found,
+            layers=tuple(layer for layer in found.layers if layer.name in modules),
+            wirings=tuple(wiring for wiring in found.wirings if wiring.module in modules),
+            params=tuple(product for product in found.params if product.module in modules),
+            macs=tuple(product for product in found.macs if product.module in modules),
+        )
+
+    def layers_of(self, units: Ints) -> tuple[str, ...]:
+        return tuple(layer.name for layer in self.scored if np.isin(layer.units, units).any())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {
+            "layers": [each.to_dict() for each in self.layers],
+            "groups": list(self.group_sizes),
+            "slices": [each.to_dict() for each in self.slices],
+            "wirings": [each.to_dict() for each in self.wirings],
+            "params": [each.to_dict() for each in self.params],
+            "macs": [each.to_dict() for each in self.macs],
+            "fingerprint": vars(self.fingerprint),
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Structure:
+        found = cls(
+            tuple(map(Layer.from_dict, data["layers"])),
+            tuple(data["groups"]),
+            tuple(map(Slice.from_dict, data["slices"])),
+            tuple(map(Wiring.from_dict, data["wirings"])),
+            tuple(map(Product.from_dict, data["params"])),
+            tuple(map(Product.from_dict, data["macs"])),
+            Fingerprint(**data["fingerprint"]),
+            tuple(data["notes"]),
+        )
+        found.check()
+        return found
+
+    def check(self) -> None:
+        """Raise a ValueError unless all units are within the groups and every group has a layer."""
+        if not all(type(size) is int and size > 0 for size in self.group_sizes):
+            raise ValueError("the size of a group is no whole number above 0")
+        arrays = [layer.units for layer in self.layers] + [each.units for each in self.slices]
+        arrays += [axis for wiring in self.wirings for axis in (wiring.inputs, wiring.outputs)]
+        arrays += [axis for product in (*self.params, *self.macs) for axis in product.axes]
+        if any(((units < NO_UNIT) | (units >= self.unit_count)).any() for units in arrays):
+            raise ValueError(f"a unit outside 0 to {self.unit_count - 1}")
+        covered = np.zeros(self.unit_count + 1, dtype=bool)
+        for layer in self.scored:
+            covered[layer.units] = True
+        if not covered[:-1].all():
+            raise ValueError("a unit of no layer")
+
+
+def spread(per_unit: Floats) -> Floats:
+    """With a last entry, 1, that answers for NO_UNIT."""
+    return np.append(per_unit, 1.0)
+
+
+def choose_highest(values: Floats, count: int, blocks: int = 1) -> Bools:
+    """Which are the `count` highest values, as many from every block; among equals the ones that come first."""
+    dealt = values.reshape(blocks, -1)
+    best = np.argsort(-dealt, axis=1, kind="stable")[:, : count // blocks]
+    chosen = np.zeros(dealt.shape, dtype=bool)
+    np.put_along_axis(chosen, best, True, axis=1)
+    return chosen.reshape(-1)
+
+
+def pack(units: Ints) -> list[Any]:
+    """An array of units as runs [first, step, count]; of a matrix one list for every row."""
+    if units.ndim == 2:
+        return [pack(row) for row in units]
+    runs: list[list[int]] = []
+    for unit in units.tolist():
+        if runs:
+            first, step, count = runs[-1]
+            if count == 1 and unit - first in (0, 1):
+                runs[-1] = [first, unit - first, 2]
+                continue
+            if count > 1 and unit == first + step * count:
+                runs[-1][2] += 1
+                continue
+        runs.append([unit, 0, 1])
+    return runs
+
+
+def unpack(runs: Sequence[Any]) -> Ints:
+    """What `pack` packed."""
+    if runs and isinstance(runs[0], Sequence) and (not runs[0] or isinstance(runs[0][0], Sequence)):
+        return np.stack([unpack(row) for row in runs])
+    parts = [first + step * np.arange(count) for first, step, count in runs]
+    return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, dtype=np.int64)
+
+
+def _renumber(products: tuple[Product, ...], number: Ints) -> tuple[Product, ...]:
+    return tuple(replace(each, axes=tuple(number[axis] for axis in each.axes)) for each in products)

@@ -1,0 +1,6 @@
+"""ONNX in: a file of a trained network to an nn.Module, compared with onnxruntime before it counts."""
+
+from critical_neurons.io.onnx_import.conversion import import_onnx
+from critical_neurons.io.onnx_import.onnx_file import read_input_shape
+
+__all__ = ["import_onnx", "read_input_shape"]

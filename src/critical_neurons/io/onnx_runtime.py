@@ -1,0 +1,125 @@
+"""onnxruntime: ONNX files run, and their int8 versions. What it and the exporters raise becomes one sentence."""
+
+from __future__ import annotations
+
+import io
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from critical_neurons.errors import ExportError, InvalidInputError, MissingExtraError, first_line
+from critical_neurons.removal.rows import Inputs
+
+CALIBRATION_ROWS = 32
+"""Images per step when the ranges for int8 are found."""
+
+Runner: TypeAlias = Callable[[Inputs], Any]
+"""What turns a batch of inputs into outputs, of any kind."""
+
+
+def open_onnx(source: bytes | Path, threads: int = 1) -> Runner:
+    """Run an ONNX file with onnxruntime, on the CPU and so many threads: to a tensor, or a list of several."""
+    session = open_session(source, threads)
+    names = [each.name for each in session.get_inputs()]
+
+    def run(inputs: Inputs) -> Any:
+        try:  # `with reporting` would show in the latency of small networks
+            if isinstance(inputs, Tensor):
+                given = {names[0]: inputs.numpy()}
+            elif isinstance(inputs, Mapping):
+                given = {name: values.numpy() for name, values in inputs.items()}
+            else:
+                given = {name: values.numpy() for name, values in zip(names, inputs, strict=True)}
+            found = [torch.from_numpy(values) for values in session.run(None, given)]
+        except Exception as error:
+            raise _failed("running in onnxruntime", error) from error
+        return found[0] if len(found) == 1 else found
+
+    return run
+
+
+def open_session(source: bytes | Path, threads: int = 1) -> Any:
+    runtime = require_onnx()
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 4  # what goes wrong is raised, too
+    # Threads that wait busily would slow down whatever is measured next.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    with (
+        reporting("loading in onnxruntime", " It knows no convolutions in float64: convert with model.float()."),
+        quiet(),
+    ):
+        return runtime.InferenceSession(
+            source if isinstance(source, bytes) else str(source), options, providers=["CPUExecutionProvider"]
+        )
+
+
+def quantise_onnx(content: bytes, calibration: Tensor) -> bytes:
+    """The network in int8, by onnxruntime's static quantisation: weights per channel, activations per tensor with the
+    ranges they take on the calibration inputs."""
+    require_onnx()
+    from onnxruntime import quantization
+
+    name = open_session(content).get_inputs()[0].name
+    batches = iter([{name: rows.numpy()} for rows in torch.split(calibration, CALIBRATION_ROWS)])
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
+        def get_next(self) -> dict[str, Any] | None:
+            return next(batches, None)
+
+    with tempfile.TemporaryDirectory() as folder, reporting("int8 quantisation"), quiet():
+        source, target = Path(folder, "float.onnx"), Path(folder, "int8.onnx")
+        source.write_bytes(content)
+        quantization.quantize_static(
+            str(source), str(target), Reader(), quant_format=quantization.QuantFormat.QDQ, per_channel=True
+        )
+        return target.read_bytes()
+
+
+@contextmanager
+def reporting(step: str, hint: str = "") -> Iterator[None]:
+    """What exporters and runtimes raise, which is of every type, becomes one sentence."""
+    try:
+        yield
+    except (ExportError, MissingExtraError, InvalidInputError):
+        raise
+    except Exception as error:
+        raise _failed(step, error, hint) from error
+
+
+def _failed(step: str, error: Exception, hint: str = "") -> ExportError:
+    told = error
+    while type(told).__module__.startswith("torch.onnx") and isinstance(told.__cause__, Exception):
+        told = told.__cause__  # torch's exporter says at which of its steps, and only then what
+    return ExportError(f"{step} failed: {first_line(told).rstrip('.')}.{hint}")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Exporters speak about their own insides. What matters to the user is raised, or checked afterwards."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def require_onnx() -> Any:
+    """onnxruntime, when it and what exports for it are installed."""
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(error.name or "onnxruntime", "onnx") from error
+    return onnxruntime

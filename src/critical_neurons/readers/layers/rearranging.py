@@ -1,0 +1,107 @@
+"""The built-in readers of what moves elements: slices, permuted axes, upsampling by shuffles, zeros beside channels.
+
+Where the elements of the output come from is found by running the call itself on their numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from critical_neurons.core.structure import Ints
+from critical_neurons.readers.fx_nodes import DIVISIONS
+from critical_neurons.readers.layers.reshaping import read_reshape
+from critical_neurons.readers.registry import Call, Reading, Rearranges, reads
+
+
+@reads(torch.permute, "permute", torch.transpose, "transpose", torch.movedim, "movedim", torch.swapaxes, "swapaxes")
+def read_permutation(call: Call) -> Reading:
+    return Rearranges(find_elements(call))
+
+
+@reads(operator.getitem)
+def read_index(call: Call) -> Reading:
+    """Axes of size 1 may go, and others come: x[:, :, 0, 0], x[:, None]. Other axes are sliced by numbers."""
+    index = call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],)
+    if not all(part is None or part is ... or isinstance(part, int | slice) for part in index):
+        raise call.refuse(f"an index {_describe(index)}", "Numbers, slices, ... and None are read.")
+    if len(call.output) != len(call.input) or index[0] not in (slice(None), ...):
+        raise call.refuse(
+            f"it takes a part of {_batched(call)} along the batch axis", "Keep the first axis, as in x[:, 0]."
+        )
+    if call.output.numel() == call.input.numel():
+        return read_reshape(call)
+    return Rearranges(find_elements(call), _list_sliced_axes(index, call.input.ndim))
+
+
+@reads(torch.narrow, "narrow", torch.select, "select", torch.flip, "flip")
+def read_part(call: Call) -> Reading:
+    dims = call.argument(1, "dims" if _name(call) == "flip" else "dim")
+    axes = (dims,) if isinstance(dims, int) else tuple(dims)
+    return Rearranges(find_elements(call), tuple(axis % call.input.ndim - 1 for axis in axes))
+
+
+@reads(*DIVISIONS)
+def read_division(call: Call) -> Reading:
+    """One of the parts that a value is divided into: `call.part` says which."""
+    axis = call.argument(1, "dim", 0) if _name(call) == "unbind" else call.argument(2, "dim", 0)
+    return Rearranges(find_elements(call), (axis % call.input.ndim - 1,))
+
+
+@reads(nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, F.pixel_shuffle, F.pixel_unshuffle, F.channel_shuffle)
+def read_shuffle(call: Call) -> Reading:
+    return Rearranges(find_elements(call), (0,))
+
+
+def find_elements(call: Call) -> Ints:
+    """As in `Rearranges`, by running the call on the numbers of the elements, 1 and up; 0 stands for a new zero."""
+    batch, size = len(call.input), math.prod(call.input_shape)
+    numbers = torch.arange(1, batch * size + 1, dtype=torch.float64).reshape(call.input.shape)
+    moved = run_again(call, numbers)
+    if len(moved) != batch:
+        raise call.refuse(f"it turns {tuple(call.input.shape)} into {tuple(moved.shape)}", "Keep the first axis.")
+    moved = moved.reshape(batch, *call.output_shape)
+    first = torch.arange(batch).reshape(-1, *[1] * (moved.ndim - 1)) * size
+    own = torch.where(moved == 0, 0, moved.long() - first)
+    if (own != own[:1]).any() or (own < 0).any() or (own > size).any():
+        raise call.refuse("it moves elements from one data point to another", "Keep the first axis.")
+    elements: Ints = own[0].numpy() - 1
+    return elements
+
+
+def run_again(call: Call, values: Tensor) -> Tensor:
+    """The same call on other values of the same shape."""
+    function: Callable[..., Any] = call.function
+    if isinstance(function, str):
+        function = getattr(torch.Tensor, function)
+    result = function(values, *call.args[1:], **call.kwargs)
+    moved: Tensor = result if call.part is None else result[call.part]
+    return moved
+
+
+def _list_sliced_axes(index: Sequence[Any], ndim: int) -> tuple[int, ...]:
+    """The axes of the input, not counting the batch, of which an index takes a part or changes the order."""
+    parts = [part for part in index if part is not None]
+    if ... in parts:
+        at = parts.index(...)
+        parts[at : at + 1] = [slice(None)] * (ndim - len(parts) + 1)
+    return tuple(axis - 1 for axis, part in enumerate(parts) if part != slice(None))
+
+
+def _name(call: Call) -> str:
+    return call.function if isinstance(call.function, str) else getattr(call.function, "__name__", "")
+
+
+def _describe(index: Iterable[Any]) -> str:
+    kinds = (type(part).__name__.removeprefix("immutable_") for part in index)  # torch.fx has its own
+    return f"of {', '.join(kinds)}"
+
+
+def _batched(call: Call) -> str:
+    return f"(batch, {', '.join(map(str, call.input_shape))})"

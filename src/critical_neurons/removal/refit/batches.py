@@ -1,0 +1,43 @@
+"""Calibration inputs to batches, and when there is room for each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from critical_neurons.removal.refit.scout import Findings
+
+BATCH_SIZE = 64
+
+MOST_BATCHES = 16
+"""Beyond which batches are larger instead: every one takes two threads."""
+
+HELD_OUT = 4
+"""One of so many batches that come to a module is held out: on it the regularisation is chosen."""
+
+LEAST_INPUTS = 2 * HELD_OUT
+"""With fewer, a single input would be held out."""
+
+HELD_BYTES = 2**30
+"""What all passes may hold while they pause."""
+
+
+def shuffle(count: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))
+
+
+def plan_batches(found: Findings, scouted: int, rows: Tensor) -> dict[str, tuple[Tensor, ...]]:
+    """The batches that join at a module: from there on there is room for what they hold, in both models."""
+    joining: dict[str, tuple[Tensor, ...]] = {}
+    used = 0
+    for place, module in enumerate(found.modules):
+        each = max(2 * max(found.held[place:]) // scouted, 1)
+        fits = min(max(HELD_BYTES // each, LEAST_INPUTS), len(rows))
+        if fits > used and fits >= min(2 * used, len(rows)):  # a few more are not worth threads of their own
+            joining[module] = torch.split(rows[used:fits], _choose_size(fits - used))
+            used = fits
+    return joining
+
+
+def _choose_size(count: int) -> int:
+    return max(min(BATCH_SIZE, -(-count // (2 * HELD_OUT))), -(-count // MOST_BATCHES))

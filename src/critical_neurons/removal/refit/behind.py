@@ -1,0 +1,39 @@
+"""Refitting what stands behind removed units."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import nn
+
+from critical_neurons.core.structure import Bools, Structure
+from critical_neurons.removal.refit.least_squares import Refit
+from critical_neurons.removal.refit.stream import Stop, refit_modules
+from critical_neurons.removal.rows import Inputs
+
+
+def refit_behind(
+    original: nn.Module,
+    smaller: nn.Module,
+    structure: Structure,
+    stays: Bools,
+    inputs: Inputs,
+    method: Refit,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> nn.Module:
+    """A copy of the smaller model in which the modules that read, directly or not, what is no longer there give what
+    they give in the original, as nearly as they can."""
+    stops = list_stops(structure, stays)
+    fitted = copy.deepcopy(smaller)
+    refit_modules(copy.deepcopy(original), fitted, stops, inputs, method, progress)
+    return fitted
+
+
+def list_stops(structure: Structure, stays: Bools) -> list[Stop]:
+    """The modules from the first that lost inputs on, in the order of the calls."""
+    firsts = [at for at, wiring in enumerate(structure.wirings) if wiring.kernel and not stays[wiring.inputs].all()]
+    behind = structure.wirings[firsts[0] :] if firsts else ()
+    return [Stop(wiring.module, torch.from_numpy(np.flatnonzero(stays[wiring.outputs]))) for wiring in behind]

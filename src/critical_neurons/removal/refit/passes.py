@@ -1,0 +1,168 @@
+"""Forward passes that pause where modules are called: coroutines made of threads, exactly one of which runs.
+
+Whatever a model does between two calls, it is left where it is and goes on from there. `advance` hands the baton to
+the thread of a pass and waits until the pass pauses or ends, so nothing ever runs beside it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Where a pass waits: what the module reads, and what it gives where the pass waits behind it."""
+
+    module: str
+    read: Tensor
+    given: Tensor | None = None
+
+
+class ForwardPass:
+    """`run` in a thread of its own, which pauses at the modules of `pause_at`, but not at those to be passed."""
+
+    def __init__(self, run: Callable[[], Any], passed: Container[str]) -> None:
+        self.at: Pause | None = None
+        self.done = False
+        self._run: Callable[[], Any] | None = run
+        self._passed, self._settings = passed, _Settings.here()
+        self._error: BaseException | None = None
+        self._closed = False
+        self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._work, name="forward pass", daemon=True)
+
+    def advance(self) -> None:
+        """Run on to the next pause or the end, unless the pass waits at a module that is not to be passed yet.
+
+        What the pass raises is raised.
+        """
+        if self.done or (self.at is not None and self.at.module not in self._passed):
+            return
+        if self._thread.ident is None:
+            self._thread.start()
+        else:
+            self._turn.release()
+        self._back.acquire()
+        if self._error is not None:
+            raise self._error
+
+    def cancel(self) -> None:
+        """End the pass where it pauses, or at its next pause where an interrupt has left it running."""
+        self._closed = True
+        self._turn.release()
+
+    def join(self) -> None:
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def reach(self, module: str, read: Tensor, given: Tensor | None) -> None:
+        """Called in the thread of the pass."""
+        if self._closed:
+            raise _Closed
+        if module in self._passed:
+            return
+        self.at = Pause(module, read, given)
+        self._back.release()
+        self._turn.acquire()
+        self.at = None
+        if self._closed:
+            raise _Closed
+
+    def _work(self) -> None:
+        _here.forward = self
+        try:
+            assert self._run is not None
+            with self._settings.enter():
+                self._run()
+        except _Closed:
+            pass
+        except BaseException as error:  # to be raised where it is waited for
+            self._error = error
+        finally:
+            self.done, self._run = True, None
+            self._back.release()
+
+
+def close_all(passes: Iterable[ForwardPass]) -> None:
+    """Cancels all before it waits for any: another interrupt leaves none that goes on for long."""
+    passes = list(passes)
+    for forward in passes:
+        forward.cancel()
+    for forward in passes:
+        forward.join()
+
+
+@contextmanager
+def pause_at(modules: Mapping[str, nn.Module], *, behind: bool) -> Iterator[None]:
+    """Within it, passes pause before these modules run, or behind them with what they give."""
+
+    def watch(name: str) -> Callable[..., None]:
+        def reach(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any = None) -> None:
+            forward: ForwardPass | None = getattr(_here, "forward", None)
+            if forward is not None:  # else a thread that the model itself has started
+                forward.reach(name, find_input(args, kwargs), given)
+
+        return reach
+
+    with ExitStack() as stack:
+        for name, module in modules.items():
+            if behind:
+                hook = module.register_forward_hook(watch(name), prepend=True, with_kwargs=True)
+            else:
+                hook = module.register_forward_pre_hook(watch(name), with_kwargs=True)
+            stack.enter_context(hook)
+        yield
+
+
+def find_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    """The tensor that a module with one input is called with."""
+    values: Tensor = args[0] if args else kwargs["input"]
+    return values
+
+
+_here = threading.local()
+"""`forward`: the pass of the running thread."""
+
+
+class _Closed(BaseException):
+    """Unwinds a pass that is no longer wanted. No `except Exception` of a model stops it."""
+
+
+def _uses_cuda() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What torch keeps for every thread, and a new one starts without."""
+
+    device: torch.device
+    autocast: tuple[tuple[str, torch.dtype, bool], ...]
+    cuda: int | None
+
+    @classmethod
+    def here(cls) -> _Settings:
+        device = torch.get_default_device()
+        kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        autocast = tuple((kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds)
+        return cls(device, autocast, torch.cuda.current_device() if _uses_cuda() else None)
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """And with gradients off, which nobody asks for."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            for kind, dtype, enabled in self.autocast:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+            if self.cuda is not None:
+                stack.enter_context(torch.cuda.device(self.cuda))
+            if self.device.type != "cpu":
+                stack.enter_context(self.device)
+            yield

@@ -1,0 +1,253 @@
+"""Ridge regression of errors on inputs, group by group: min ‖E - X D‖² + ridge ‖D‖², X and E without their means.
+
+The ridge is chosen on rows that are held out, where D = 0 is as good a choice as any; then all rows are used. There
+are two ways to the same D: through sums over the rows, x x' (columns x columns), for many rows; through the products
+of any two rows (rows x rows), for many columns. Rows are multiplied in their own precision, sums are in double.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from critical_neurons.errors import PruningError
+
+RIDGES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+"""Regularisation tried, relative to the mean square of the inputs, as long as it helps on what is held out."""
+
+ROUNDING = 1e-7
+"""What single precision may leave of squares where there is nothing, relative to their mean."""
+
+COLUMNS_AT_ONCE = 2048
+"""Of rows that are multiplied in double precision."""
+
+
+class Regression(Protocol):
+    def add(self, rows: Tensor, errors: Tensor, *, held_out: bool) -> None:
+        """(groups, rows, columns) and (groups, rows, outputs), both finite or found out later."""
+
+    def solve(self) -> tuple[Tensor, Tensor]:
+        """D (groups, columns, outputs), and the constant (groups, outputs) that keeps the mean of the errors."""
+
+
+def require_finite(values: Tensor) -> Tensor:
+    if not torch.isfinite(values).all():
+        raise PruningError(
+            "compensating: the calibration inputs lead to NaN or infinite weights. Are they scaled right?"
+        )
+    return values
+
+
+def find_home(device: torch.device) -> torch.device:
+    """Where sums in double precision are kept: the device itself, if it has double precision."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+class NormalEquations:
+    """Through sums over the rows."""
+
+    def __init__(self, groups: int, columns: int, outputs: int, device: torch.device) -> None:
+        home = find_home(device)
+        self._fitted, self._held_out = (_Moments.none(groups, columns, outputs, home) for _ in range(2))
+        self._origin: Tensor | None = None
+
+    def add(self, rows: Tensor, errors: Tensor, *, held_out: bool) -> None:
+        if self._origin is None:  # near the mean: far from it single precision would lose what varies
+            self._origin = rows.mean(1, keepdim=True)
+        moments = self._held_out if held_out else self._fitted
+        moments.add(rows - self._origin, errors)
+
+    def solve(self) -> tuple[Tensor, Tensor]:
+        assert self._origin is not None
+        every = self._fitted.join(self._held_out)
+        require_finite(every.squares)
+        ridge = None
+        if self._fitted.count and self._held_out.count:
+            fitted, held_out = self._fitted.centre(), self._held_out.centre()
+            ridge = choose_ridge(lambda ridge: held_out.change(fitted.solve(ridge)))
+        added = torch.zeros_like(every.products) if ridge is None else every.centre().solve(ridge)
+        mean = self._origin.to(added) + every.inputs[:, None] / every.count
+        return added, every.errors / every.count - (mean @ added)[:, 0]
+
+
+class RowProducts:
+    """Through the products of any two rows, which are kept: D = X' (X X' + ridge)⁻¹ E."""
+
+    def __init__(self) -> None:
+        self._rows: dict[bool, list[Tensor]] = {True: [], False: []}
+        self._errors: dict[bool, list[Tensor]] = {True: [], False: []}
+        self._origin: Tensor | None = None
+
+    def add(self, rows: Tensor, errors: Tensor, *, held_out: bool) -> None:
+        if self._origin is None:
+            self._origin = rows.mean(1, keepdim=True)
+        self._rows[held_out].append(rows - self._origin)
+        self._errors[held_out].append(errors.to(find_home(errors.device), torch.float64))
+
+    def solve(self) -> tuple[Tensor, Tensor]:
+        assert self._origin is not None
+        rows = torch.cat(self._rows[False] + self._rows[True], 1)
+        errors = torch.cat(self._errors[False] + self._errors[True], 1)
+        products, columns = require_finite(_multiply_rows(rows, errors.device)), rows.shape[2]
+        ridge, fitted = None, sum(part.shape[1] for part in self._rows[False])
+        if 0 < fitted < rows.shape[1]:
+            known = _RowSystem.centre(products[:, :fitted, :fitted], errors[:, :fitted], columns)
+            crossed = _centre(products[:, fitted:, :fitted])
+            missed = _centre_rows(errors[:, fitted:])
+            ridge = choose_ridge(lambda ridge: _change(crossed @ known.solve(ridge), missed))
+        added, shift = rows.new_zeros(rows.shape[0], columns, errors.shape[2]), errors.mean(1)
+        if ridge is not None:
+            mean = self._origin.to(errors) + rows.mean(1, keepdim=True).to(errors)
+            factors = _RowSystem.centre(products, errors, columns).solve(ridge)
+            for part in _split_columns(columns):
+                exact = rows[:, :, part].to(factors).mT @ factors
+                added[:, part] = exact.to(added)
+                shift -= (mean[:, :, part] @ exact)[:, 0]
+        return added, shift
+
+
+def choose_ridge(change: Callable[[float], float]) -> float | None:
+    """The one with which the squared error on what is held out falls most; None where it falls with none."""
+    best, least = None, 0.0
+    for ridge in RIDGES:
+        found = change(ridge)
+        if found < least:
+            best, least = ridge, found
+        elif best is not None:
+            break
+    return best
+
+
+@dataclass
+class _Moments:
+    """Sums over rows: of inputs x (groups, columns), errors e (groups, outputs), x x' and x e'."""
+
+    count: int
+    inputs: Tensor
+    errors: Tensor
+    squares: Tensor
+    products: Tensor
+
+    @classmethod
+    def none(cls, groups: int, columns: int, outputs: int, device: torch.device) -> _Moments:
+        shapes = ((groups, columns), (groups, outputs), (groups, columns, columns), (groups, columns, outputs))
+        return cls(0, *(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
+
+    def add(self, rows: Tensor, errors: Tensor) -> None:
+        home = self.inputs.device
+        self.count += rows.shape[1]
+        self.inputs += rows.sum(1).to(home)
+        self.errors += errors.sum(1).to(home)
+        self.squares += (rows.mT @ rows).to(home)
+        self.products += (rows.mT @ errors).to(home)
+
+    def join(self, other: _Moments) -> _Moments:
+        return _Moments(
+            self.count + other.count,
+            self.inputs + other.inputs,
+            self.errors + other.errors,
+            self.squares + other.squares,
+            self.products + other.products,
+        )
+
+    def centre(self) -> _System:
+        """With the means of the rows taken away."""
+        mean = self.inputs[:, :, None] / self.count
+        floor = _scale(_mean_square(self.squares, self.squares.shape[1]), ROUNDING)
+        squares = self.squares - mean @ self.inputs[:, None]
+        squares.diagonal(dim1=1, dim2=2).add_(floor[:, None])
+        return _System(squares, self.products - mean @ self.errors[:, None])
+
+
+@dataclass(frozen=True)
+class _System:
+    """x x' and x e' of rows whose mean is zero."""
+
+    squares: Tensor
+    products: Tensor
+
+    def solve(self, ridge: float) -> Tensor:
+        """D of (x x' + ridge) D = x e'."""
+        return _solve(self.squares, self.products, _scale(_mean_square(self.squares, self.squares.shape[1]), ridge))
+
+    def change(self, added: Tensor) -> float:
+        """By how much ‖e‖² changes when x D is taken from e."""
+        return _number((added * (self.squares @ added)).sum() - 2 * (added * self.products).sum())
+
+
+@dataclass(frozen=True)
+class _RowSystem:
+    """X X' and E of rows whose mean is zero, of so many columns, and what rounding may have left of X X'."""
+
+    products: Tensor
+    errors: Tensor
+    columns: int
+    floor: Tensor
+
+    @classmethod
+    def centre(cls, products: Tensor, errors: Tensor, columns: int) -> _RowSystem:
+        floor = _scale(_mean_square(products, columns), ROUNDING)
+        return cls(_centre(products), _centre_rows(errors), columns, floor)
+
+    def solve(self, ridge: float) -> Tensor:
+        """A of D = X' A. The ridge is the one of the sums over rows: the mean square of a column is the same."""
+        scale = _mean_square(self.products, self.columns) + self.floor
+        return _solve(self.products, self.errors, _scale(scale, ridge) + self.floor)
+
+
+def _solve(squares: Tensor, products: Tensor, ridge: Tensor) -> Tensor:
+    """(squares + ridge)⁻¹ products. Zero for groups that rounding has made singular: they stay as they are."""
+    regular = squares.clone()
+    regular.diagonal(dim1=1, dim2=2).add_(ridge[:, None])
+    factor, failed = torch.linalg.cholesky_ex(regular)
+    if failed.any():
+        singular = (failed != 0)[:, None, None]
+        factor = torch.where(singular, torch.eye(squares.shape[1]).to(factor), factor)
+        products = torch.where(singular, 0.0, products)
+    return torch.cholesky_solve(products, factor)
+
+
+def _mean_square(squares: Tensor, columns: int) -> Tensor:
+    """Of all columns: (groups,)."""
+    return squares.diagonal(dim1=1, dim2=2).sum(1) / columns
+
+
+def _scale(mean_square: Tensor, share: float) -> Tensor:
+    """A ridge of this share, and never nothing."""
+    return share * mean_square.clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def _change(given: Tensor, missed: Tensor) -> float:
+    return _number(((missed - given).square() - missed.square()).sum())
+
+
+def _number(change: Tensor) -> float:
+    value = float(change)
+    return value if math.isfinite(value) else math.inf
+
+
+def _centre(products: Tensor) -> Tensor:
+    """Products of rows with rows, both as they would be without their means."""
+    return _centre_rows(products) - _centre_rows(products).mean(2, keepdim=True)
+
+
+def _centre_rows(values: Tensor) -> Tensor:
+    return values - values.mean(1, keepdim=True)
+
+
+def _multiply_rows(rows: Tensor, device: torch.device) -> Tensor:
+    count = rows.shape[1]
+    products = torch.zeros(len(rows), count, count, dtype=torch.float64, device=device)
+    for part in _split_columns(rows.shape[2]):
+        exact = rows[:, :, part].to(products)
+        products.baddbmm_(exact, exact.mT)
+    return products
+
+
+def _split_columns(count: int) -> list[slice]:
+    return [slice(first, first + COLUMNS_AT_ONCE) for first in range(0, count, COLUMNS_AT_ONCE)]

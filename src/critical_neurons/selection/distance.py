@@ -1,0 +1,123 @@
+"""Distance: how far the outputs of one model are from those of another, whatever the outputs are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from critical_neurons.core.settings import DistanceName
+from critical_neurons.errors import InvalidInputError, InvalidSettingError
+from critical_neurons.removal.rows import find_tensors
+
+SOFTENING = 0.1
+"""The temperature at which decisions are compared, relative to the deviation of the outputs."""
+
+SUM_TOLERANCE = 1e-4
+
+FEW_CLASSES = 10
+"""So many outputs are taken for classes, however small the inputs are."""
+
+
+def list_outputs(outputs: Any) -> list[Tensor]:
+    """The floating-point tensors among what a model gives, in whatever nesting."""
+    return [values for values in find_tensors(outputs) if values.is_floating_point()]
+
+
+@dataclass(frozen=True)
+class Distance:
+    """`divergence`: the Kullback-Leibler divergence of class probabilities. `squares`: mean squared difference of
+    every output, relative to its variance, summed over outputs. `logarithms`: outputs are probabilities."""
+
+    divergence: bool
+    logarithms: bool = False
+    scales: tuple[float, ...] = ()
+
+    def measure(self, found: Sequence[Tensor], wanted: Sequence[Tensor], temperature: float = 1.0) -> Tensor:
+        """The mean over inputs."""
+        if self.divergence:
+            one, other = (functional.log_softmax(self._logits(each) / temperature, dim=1) for each in (found, wanted))
+            return functional.kl_div(one, other, log_target=True, reduction="batchmean")
+        return self._add_squares(found, wanted)
+
+    def miss(self, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+        """The share of the inputs whose decision changes, taken for softer than it is, so that near misses count too;
+        without decisions the squares. A divergence of all outputs is the worse guide: where little is left it names
+        networks that decide worse."""
+        if not self.divergence:
+            return float(self._add_squares(found, wanted))
+        one, other = (self._logits(each).double() for each in (found, wanted))
+        temperature = SOFTENING * float((other - other.mean(1, keepdim=True)).square().mean().sqrt()) or 1.0
+        kept = (one / temperature).softmax(1).gather(1, other.argmax(1, keepdim=True))
+        return 1 - float(kept.mean())
+
+    def changed(self, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+        """The share of inputs for which another output is the largest; or, without decisions, the squares."""
+        if not self.divergence:
+            return float(self._add_squares(found, wanted))
+        return float((found[0].argmax(1) != wanted[0].argmax(1)).double().mean())
+
+    def probe(
+        self, outputs: Sequence[Tensor], temperature: float, draws: int, generator: torch.Generator
+    ) -> Iterator[Tensor]:
+        """Numbers whose squared gradients have the curvature of the distance for their mean: of the divergence by
+        classes drawn from the outputs, of squares by signs."""
+        if self.divergence:
+            logits = self._logits(outputs) / temperature
+            spread = functional.log_softmax(logits.detach().double(), dim=1).exp()
+            drawn = torch.multinomial(spread.cpu(), draws, replacement=True, generator=generator).to(logits.device)
+            for labels in drawn.T:
+                yield functional.cross_entropy(logits, labels, reduction="sum")
+            return
+        for _ in range(draws):
+            total = outputs[0].new_zeros(())
+            for values, scale in zip(outputs, self.scales, strict=True):
+                signs = torch.randint(0, 2, values.shape, generator=generator, dtype=values.dtype) * 2 - 1
+                per_row = values[0].numel() if len(values) else 1
+                total = total + (values * signs.to(values.device)).sum() * (2 / (scale * per_row)) ** 0.5
+            yield total
+
+    def _logits(self, outputs: Sequence[Tensor]) -> Tensor:
+        values = outputs[0]
+        return values.clamp(min=torch.finfo(values.dtype).tiny).log() if self.logarithms else values
+
+    def _add_squares(self, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
+        total = found[0].new_zeros(())
+        for one, other, scale in zip(found, wanted, self.scales, strict=True):
+            total = total + (one - other).square().mean() / scale
+        return total
+
+
+def choose_distance(outputs: Sequence[Tensor], name: DistanceName, input_size: int) -> Distance:
+    """The distance that suits the outputs of a model for some inputs.
+
+    "auto" is the divergence for a single output (batch, classes) of few classes or much smaller than an input,
+    squares for everything else: regression, images, embeddings as large as inputs, several outputs.
+    """
+    if not outputs or not all(torch.isfinite(each).all() for each in outputs):
+        raise InvalidInputError("inputs: the model gives NaN or infinite values for them. Are they scaled right?")
+    classes = len(outputs) == 1 and outputs[0].ndim == 2 and outputs[0].shape[1] > 1
+    match name:
+        case "auto":
+            divergence = classes and (outputs[0].shape[1] <= FEW_CLASSES or 2 * outputs[0].shape[1] <= input_size)
+        case "divergence" | "squares":
+            divergence = name == "divergence"
+        case _:
+            raise InvalidSettingError(f"distance: found {name!r}. Accepted: 'auto', 'divergence', 'squares'.")
+    if divergence and not classes:
+        shapes = ", ".join(str(tuple(each.shape)) for each in outputs)
+        raise InvalidSettingError(
+            f"distance: 'divergence' is for one output (batch, classes); the model gives {shapes}."
+        )
+    if divergence:
+        return Distance(True, logarithms=_are_probabilities(outputs[0]))
+    scales = tuple(float(each.double().var(correction=0)) or 1.0 for each in outputs)
+    return Distance(False, scales=scales)
+
+
+def _are_probabilities(values: Tensor) -> bool:
+    return bool((values >= 0).all()) and bool(((values.double().sum(1) - 1).abs() < SUM_TOLERANCE).all())

@@ -1,0 +1,97 @@
+"""Gated model: a model whose units have gates, numbers that multiply what is read of them."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from critical_neurons.core.structure import NO_UNIT, Ints, Slice, Structure, Wiring
+from critical_neurons.removal.rows import Inputs
+from critical_neurons.selection.distance import list_outputs
+
+
+@dataclass(frozen=True, eq=False)
+class _Gated:
+    """A tensor of the model, and the unit by whose gate every element is multiplied, broadcast."""
+
+    name: str
+    values: Tensor
+    units: Tensor
+
+
+class GatedModel:
+    """A gate stands in the weights of all modules that read its unit; where none does, in those that make it.
+
+    So gates work for any model: shared modules, functions, attention. What a removed unit leaves behind goes into
+    biases, by as much as its gate is shut.
+    """
+
+    def __init__(self, model: nn.Module, structure: Structure) -> None:
+        self.unit_count = structure.unit_count
+        self.module = copy.deepcopy(model).eval().requires_grad_(False)
+        readers = [wiring for wiring in structure.wirings if wiring.kernel and not wiring.depthwise]
+        self._leaving = [wiring for wiring in readers if wiring.constants.any()]
+        for wiring in self._leaving:
+            module = self.module.get_submodule(wiring.module)
+            if module.bias is None:
+                zeros = module.get_parameter("weight").new_zeros(len(wiring.outputs))
+                module.bias = nn.Parameter(zeros, requires_grad=False)
+        self._gated = [self._gate_weight(wiring) for wiring in readers if (wiring.inputs != NO_UNIT).any()]
+        read = np.unique(np.concatenate([np.full(1, NO_UNIT), *(wiring.inputs for wiring in readers)]))
+        unread = np.setdiff1d(np.arange(self.unit_count), read)
+        made = {layer.name for layer in structure.layers if np.isin(layer.units, unread).any()}
+        self._gated += [
+            self._gate_slice(each, unread)
+            for each in structure.slices
+            if each.tensor.rpartition(".")[0] in made and each.axis == 0 and each.units.ndim == 1
+        ]
+
+    def _gate_weight(self, wiring: Wiring) -> _Gated:
+        module = self.module.get_submodule(wiring.module)
+        weight, units = module.get_parameter("weight"), torch.from_numpy(wiring.inputs)
+        trailing = (1,) * (weight.ndim - 2)
+        if getattr(module, "transposed", False):
+            index = units.reshape(-1, 1, *trailing)
+        else:
+            grouped = units.reshape(wiring.groups, 1, -1).expand(-1, len(weight) // wiring.groups, -1)
+            index = grouped.reshape(len(weight), -1, *trailing)
+        return _Gated(f"{wiring.module}.weight", weight, index.to(weight.device))
+
+    def _gate_slice(self, each: Slice, unread: Ints) -> _Gated:
+        owner, _, key = each.tensor.rpartition(".")
+        values: Tensor = getattr(self.module.get_submodule(owner), key)
+        units = torch.from_numpy(np.where(np.isin(each.units, unread), each.units, NO_UNIT))
+        return _Gated(each.tensor, values, units.reshape(-1, *[1] * (values.ndim - 1)).to(values.device))
+
+    def run(self, inputs: Inputs, gates: Tensor) -> list[Tensor]:
+        """What the model gives with these gates."""
+        factors = torch.cat([gates, gates.new_ones(1)])  # the last entry answers for NO_UNIT
+        changed: dict[str, Tensor] = {}
+        for each in self._gated:
+            values = changed.get(each.name, each.values)
+            changed[each.name] = values * factors[each.units].to(values)
+        for wiring in self._leaving:
+            changed[f"{wiring.module}.bias"] = self._leave(wiring, factors)
+        return list_outputs(_call(self.module, changed, inputs))
+
+    def _leave(self, wiring: Wiring, factors: Tensor) -> Tensor:
+        """The bias, with what shut gates leave."""
+        module = self.module.get_submodule(wiring.module)
+        weight, bias = module.get_parameter("weight"), module.get_parameter("bias")
+        shut = (1 - factors[torch.from_numpy(wiring.inputs)]) * torch.from_numpy(wiring.constants).to(factors)
+        kernel = weight.flatten(2).sum(2) if weight.ndim > 2 else weight
+        blocks = kernel.reshape(wiring.groups, -1, kernel.shape[1]) @ shut.to(kernel).reshape(wiring.groups, -1, 1)
+        return bias + blocks.reshape(-1)
+
+
+def _call(module: nn.Module, changed: dict[str, Tensor], inputs: Inputs) -> object:
+    if isinstance(inputs, Tensor):
+        return functional_call(module, changed, (inputs,))
+    if isinstance(inputs, dict):
+        return functional_call(module, changed, (), inputs)
+    return functional_call(module, changed, tuple(inputs))

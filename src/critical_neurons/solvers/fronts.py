@@ -1,0 +1,289 @@
+"""Fronts: Newton's equations of a program that falls apart, eliminated part by part (a multifrontal Cholesky method).
+
+The columns of one data point meet those of others in the shared columns alone, the scores. So they are eliminated
+first, data point by data point, and a small dense matrix of the shared columns is left. Within a data point it is the
+same once more: the columns of its first layers may fall apart into groups, such as the positions of a feature map,
+that meet only in the columns of the layers behind. Groups are the leaves of a tree, data points the parents of their
+leaves, the shared columns the root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+import numpy as np
+from scipy import linalg, sparse
+from scipy.sparse import csgraph
+
+from critical_neurons.core.program import SHARED, Origins
+from critical_neurons.core.structure import Bools, Floats, Ints
+
+FEW_COEFFICIENTS = 8
+"""Up to so many a row is kept sparse."""
+
+MOST_RUNS = 30
+"""Of places one after the other, up to which they are taken by slices."""
+
+MOST_CHUNKS = 8
+"""Of dense rows in one front; then they are joined."""
+
+Root: TypeAlias = tuple[Floats, Ints]
+"""A matrix R over some columns that adds R'R."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some of the rows, by their numbers, over the columns that any of them has."""
+
+    matrix: Floats | sparse.csr_array
+    columns: Ints
+    numbers: Ints
+
+    def write_out(self) -> Floats:
+        return self.matrix if isinstance(self.matrix, np.ndarray) else self.matrix.toarray()
+
+    def weigh(self, weights: Floats) -> Floats:
+        """A'WA of these rows."""
+        roots = np.sqrt(weights[self.numbers])
+        if isinstance(self.matrix, np.ndarray):
+            scaled = roots[:, None] * self.matrix
+            return scaled.T @ scaled
+        thin = sparse.csr_array(sparse.diags_array(roots) @ self.matrix)
+        return (thin.T @ thin).toarray()
+
+
+@dataclass
+class Front:
+    """Columns that are eliminated together; `parent` is the front they meet next, None at the root."""
+
+    own: Ints
+    parent: int | None
+    dense: list[Chunk] = field(default_factory=list)
+    thin: list[Chunk] = field(default_factory=list)
+
+
+class Tree:
+    """The rows of a program, dealt to fronts; more may be added."""
+
+    def __init__(self, origins: Origins, pattern: sparse.csr_array) -> None:
+        """`pattern`: rows that say which columns meet. Others may have more columns meet."""
+        points = np.unique(origins.points[origins.points != SHARED])
+        leaves: list[Front] = []
+        trunks: list[Front] = []
+        groups = [_split_point(np.flatnonzero(origins.points == point), origins.depths, pattern) for point in points]
+        count = sum(len(split) for split, _ in groups)
+        for number, (split, rest) in enumerate(groups):
+            leaves += [Front(own, count + number) for own in split]
+            trunks.append(Front(rest, count + len(points)))
+        self._leaf_count = count
+        self.fronts = [*leaves, *trunks, Front(np.flatnonzero(origins.points == SHARED), None)]
+        self.column_count = len(origins.points)
+        self._front_of = np.zeros(self.column_count, dtype=np.int64)
+        for number, front in enumerate(self.fronts):
+            self._front_of[front.own] = number
+        self.row_count = 0
+        self.squares = np.zeros(0)
+
+    def add(self, rows: sparse.csr_array) -> None:
+        """The rows get the next numbers. Each belongs to the first front that has one of its columns."""
+        numbers = self.row_count + np.arange(rows.shape[0])
+        self.row_count += len(numbers)
+        self.squares = np.concatenate([self.squares, np.asarray(rows.multiply(rows).sum(axis=1)).reshape(-1)])
+        owners = self.assign(rows)
+        few = np.diff(rows.indptr) <= FEW_COEFFICIENTS
+        for front in np.unique(owners):
+            mine = owners == front
+            into = self.fronts[front]
+            if np.any(mine & few):
+                into.thin.append(_cut(rows, mine & few, numbers, dense=False))
+            if np.any(mine & ~few):
+                into.dense.append(_cut(rows, mine & ~few, numbers, dense=True))
+            if len(into.dense) > MOST_CHUNKS:
+                into.dense = [_join(into.dense)]
+
+    def assign(self, rows: sparse.csr_array) -> Ints:
+        """The front of each row. Leaves that meet in a row are no longer leaves: their columns go to the parent."""
+        entries = sparse.coo_array(rows)
+        numbers, columns = entries.coords
+        while True:
+            owners = np.full(rows.shape[0], len(self.fronts) - 1)
+            np.minimum.at(owners, numbers, self._front_of[columns])
+            fronts = self._front_of[columns]
+            meeting = (fronts < self._leaf_count) & (fronts != owners[numbers])
+            if not meeting.any():
+                return owners
+            for leaf in np.unique(np.concatenate([fronts[meeting], owners[numbers[meeting]]])):
+                self._dissolve(self.fronts[leaf])
+
+    def _dissolve(self, leaf: Front) -> None:
+        """What its rows add goes to the parent as before; it just has nothing to eliminate."""
+        assert leaf.parent is not None
+        parent = self.fronts[leaf.parent]
+        self._front_of[leaf.own] = leaf.parent
+        parent.own, leaf.own = np.concatenate([parent.own, leaf.own]), leaf.own[:0]
+
+    @property
+    def _chunks(self) -> list[Chunk]:
+        return [chunk for front in self.fronts for chunk in front.dense + front.thin]
+
+    def multiply(self, point: Floats) -> Floats:
+        values = np.zeros(self.row_count)
+        for chunk in self._chunks:
+            values[chunk.numbers] = chunk.matrix @ point[chunk.columns]
+        return values
+
+    def gather(self, multipliers: Floats) -> Floats:
+        """A' times the multipliers."""
+        total = np.zeros(self.column_count)
+        for chunk in self._chunks:
+            total[chunk.columns] += chunk.matrix.T @ multipliers[chunk.numbers]
+        return total
+
+    def write_out(self, weights: Floats) -> Floats:
+        """All rows, each times its weight."""
+        whole = np.zeros((self.row_count, self.column_count))
+        for chunk in self._chunks:
+            whole[np.ix_(chunk.numbers, chunk.columns)] = weights[chunk.numbers, None] * chunk.write_out()
+        return whole
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """Of one front: Cholesky factor of its own columns, what couples them to the border, and the border."""
+
+    own: Ints
+    border: Ints
+    lower: Floats
+    coupling: Floats
+
+
+class Elimination:
+    """D + A'WA + the sum of R'R, factorised front by front. `check` is called between two of them."""
+
+    def __init__(
+        self, tree: Tree, diagonal: Floats, weights: Floats, roots: Sequence[Root], check: Callable[[], None]
+    ) -> None:
+        self._tree, self._diagonal, self._weights, self._roots = tree, diagonal, weights, roots
+        self._factors: list[_Factor] = []
+        place = np.zeros(tree.column_count, dtype=np.int64)
+        passed_on: list[list[tuple[Floats, Ints]]] = [[] for _ in tree.fronts]
+        owners = [int(tree.assign(_mark(columns, tree.column_count))[0]) for _, columns in roots]
+        for number, front in enumerate(tree.fronts):
+            check()
+            added = [(chunk.weigh(weights), chunk.columns) for chunk in front.dense + front.thin]
+            added += [(root.T @ root, at) for (root, at), owner in zip(roots, owners, strict=True) if owner == number]
+            added += passed_on[number]
+            passed_on[number] = []
+            border = np.setdiff1d(np.concatenate([front.own[:0], *(columns for _, columns in added)]), front.own)
+            columns = np.concatenate([front.own, border])
+            place[columns] = np.arange(len(columns))
+            matrix = np.zeros((len(columns), len(columns)))
+            for part, at in added:
+                _add_at(matrix, place[at], part)
+            size = len(front.own)
+            matrix[np.arange(size), np.arange(size)] += diagonal[front.own]
+            update = matrix[size:, size:]
+            if size:
+                lower = linalg.cholesky(matrix[:size, :size], lower=True, check_finite=False)
+                coupling = linalg.solve_triangular(lower, matrix[:size, size:], lower=True, check_finite=False)
+                update = update - coupling.T @ coupling
+                self._factors.append(_Factor(front.own, border, lower, coupling))
+            if front.parent is not None:
+                passed_on[front.parent].append((update, border))
+
+    def solve(self, right: Floats) -> Floats:
+        rest, solved = right.copy(), np.zeros(len(right))
+        for factor in self._factors:
+            rest[factor.own] = _solve_lower(factor.lower, rest[factor.own])
+            rest[factor.border] -= factor.coupling.T @ rest[factor.own]
+        for factor in reversed(self._factors):
+            known = rest[factor.own] - factor.coupling @ solved[factor.border]
+            solved[factor.own] = _solve_lower(factor.lower, known, transposed=True)
+        return solved
+
+    def multiply(self, point: Floats) -> Floats:
+        total = self._diagonal * point + self._tree.gather(self._weights * self._tree.multiply(point))
+        for root, columns in self._roots:
+            total[columns] += root.T @ (root @ point[columns])
+        return total
+
+
+def _add_at(matrix: Floats, places: Ints, part: Floats) -> None:
+    """By slices where the places are few runs: several times as fast."""
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(places) != 1) + 1, [len(places)]])
+    if len(starts) > MOST_RUNS or len(places) == 0:
+        matrix[np.ix_(places, places)] += part
+        return
+    runs = [(slice(a, b), slice(places[a], places[a] + b - a)) for a, b in pairwise(starts.tolist())]
+    for of_rows, rows in runs:
+        for of_columns, columns in runs:
+            matrix[rows, columns] += part[of_rows, of_columns]
+
+
+def _solve_lower(lower: Floats, right: Floats, *, transposed: bool = False) -> Floats:
+    trans: Literal["T", "N"] = "T" if transposed else "N"
+    solved: Floats = linalg.solve_triangular(lower, right, lower=True, trans=trans, check_finite=False)
+    return solved
+
+
+def _split_point(own: Ints, depths: Ints, pattern: sparse.csr_array) -> tuple[list[Ints], Ints]:
+    """The columns of a data point as groups that meet in no row, and the rest: those behind the depth for which the
+    sum of the cubes of all sizes, which is the work, is least."""
+    rows = pattern[:, own]
+    rows = rows[np.flatnonzero(np.diff(rows.indptr))]
+    best = float(len(own)) ** 3
+    chosen: tuple[list[Ints], Ints] = [], own
+    for depth in np.unique(depths[own])[:-1]:
+        front = np.flatnonzero(depths[own] <= depth)
+        entries = sparse.coo_array(rows[:, front])
+        size = sum(entries.shape)  # rows and columns are the nodes of a graph, coefficients its edges
+        edges = (np.ones(entries.nnz), (entries.coords[0], entries.shape[0] + entries.coords[1]))
+        graph = sparse.csr_array(edges, shape=(size, size))
+        labels = csgraph.connected_components(graph, directed=False)[1][entries.shape[0] :]
+        sizes = np.unique(labels, return_counts=True)[1].astype(np.float64)
+        work = (sizes**3).sum() + float(len(own) - len(front)) ** 3
+        if work < best:
+            order = np.argsort(labels, kind="stable")
+            groups = np.split(own[front][order], np.cumsum(sizes.astype(np.int64))[:-1])
+            best, chosen = work, (groups, np.setdiff1d(own, own[front]))
+    return chosen[0], _order_by_group(*chosen, pattern)
+
+
+def _order_by_group(groups: list[Ints], rest: Ints, pattern: sparse.csr_array) -> Ints:
+    """The rest in the order of the first group that each meets: what a group adds to it then lies together."""
+    labels = np.full(pattern.shape[1], len(groups))
+    for number, group in enumerate(groups):
+        labels[group] = number
+    entries = sparse.coo_array(pattern)
+    first = np.full(pattern.shape[0], len(groups))
+    np.minimum.at(first, entries.coords[0], labels[entries.coords[1]])
+    meets = np.full(pattern.shape[1], len(groups))
+    np.minimum.at(meets, entries.coords[1], first[entries.coords[0]])
+    return rest[np.argsort(meets[rest], kind="stable")]
+
+
+def _cut(rows: sparse.csr_array, chosen: Bools, numbers: Ints, *, dense: bool) -> Chunk:
+    part = rows[np.flatnonzero(chosen)]
+    columns: Ints = np.unique(part.indices).astype(np.int64)
+    matrix = sparse.csr_array(part[:, columns])
+    return Chunk(matrix.toarray() if dense else matrix, columns, numbers[chosen])
+
+
+def _join(chunks: list[Chunk]) -> Chunk:
+    columns = np.unique(np.concatenate([chunk.columns for chunk in chunks]))
+    numbers = np.concatenate([chunk.numbers for chunk in chunks])
+    matrix = np.zeros((len(numbers), len(columns)))
+    start = 0
+    for chunk in chunks:
+        end = start + len(chunk.numbers)
+        matrix[start:end, np.searchsorted(columns, chunk.columns)] = chunk.write_out()
+        start = end
+    return Chunk(matrix, columns, numbers)
+
+
+def _mark(columns: Ints, count: int) -> sparse.csr_array:
+    """A row with these columns."""
+    return sparse.csr_array((np.ones(len(columns)), columns, np.array([0, len(columns)])), shape=(1, count))

@@ -1,0 +1,145 @@
+"""Newton's steps on the conditions of optimality of a convex program, with Mehrotra's predictor and corrector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy import linalg, sparse
+
+from critical_neurons.core.program import Origins
+from critical_neurons.core.structure import Floats
+from critical_neurons.solvers.fronts import Elimination, Root, Tree
+
+RELAXATION = 1e-8
+"""By which rows may be violated: well within what counts as satisfied, and there is room inside."""
+
+SMALLEST_SLACK = 1e-3
+"""Of a row that joins while it is violated."""
+
+FIRST_BARRIER = 0.1
+"""Times the steepest slope of the objective: much smaller, it would not hold the first steps back."""
+
+TO_THE_BOUNDARY = 0.99
+"""Share of the way to the nearest bound that a step goes."""
+
+SMALLEST_GAP = 1e-15
+"""Between a point and its bounds: rounding makes it nothing."""
+
+FEW_ROWS = 2
+"""Times as many columns as rows, the loss's own among them, from which on Newton's equations are solved by rows."""
+
+REFINEMENTS = 2
+
+
+class State:
+    """Point, slacks of the rows and of both bounds, and multipliers of all: all slacks and multipliers positive."""
+
+    def __init__(
+        self, start: Floats, bounds: tuple[Floats, Floats], slope: float, origins: Origins, pattern: sparse.csr_array
+    ) -> None:
+        """`slope`: the steepest of the objective at the start. `pattern`: rows that say which columns meet (see
+        `Tree`)."""
+        self._lower, self._upper = lower, upper = bounds
+        self.point = start
+        self.barrier = FIRST_BARRIER * max(1.0, slope)
+        self.rows, self.limits = Tree(origins, pattern), np.zeros(0)
+        self.slacks, self.multipliers = np.zeros(0), np.zeros(0)
+        self._below = self.barrier / (self.point - lower)
+        self._above = self.barrier / (upper - self.point)
+
+    def add(self, rows: sparse.csr_array, limits: Floats) -> None:
+        slacks = np.maximum(limits - rows @ self.point, SMALLEST_SLACK)
+        self.rows.add(rows)
+        self.limits = np.concatenate([self.limits, limits])
+        self.slacks = np.concatenate([self.slacks, slacks])
+        self.multipliers = np.concatenate([self.multipliers, self.barrier / slacks])
+
+    def step(self, slope: Floats, roots: Sequence[Root], check: Callable[[], None]) -> float:
+        """Mehrotra's predictor and corrector; how far along the corrected direction it went. `check` is called every
+        now and then."""
+        gaps = np.concatenate([self.slacks, self.point - self._lower, self._upper - self.point])
+        gaps = np.maximum(gaps, SMALLEST_GAP)
+        duals = np.concatenate([self.multipliers, self._below, self._above])
+        self.barrier = float(gaps @ duals / len(gaps))
+        system = _System(self.rows, roots, gaps, duals, check)
+        primal = self.rows.multiply(self.point) + self.slacks - (self.limits + RELAXATION)
+        dual = slope + self.rows.gather(self.multipliers) - self._below + self._above
+        moved, turned = system.solve(primal, dual, -gaps * duals)
+        length = min(_reach(gaps, moved), _reach(duals, turned))
+        ahead = (gaps + length * moved) @ (duals + length * turned) / len(gaps)
+        target = (ahead / self.barrier) ** 3 * self.barrier
+        moved, turned = system.solve(primal, dual, target - gaps * duals - moved * turned)
+        length = TO_THE_BOUNDARY * min(_reach(gaps, moved), _reach(duals, turned))
+        count, columns = len(self.slacks), len(self.point)
+        self.point = self.point + length * moved[count : count + columns]
+        self.slacks = self.slacks + length * moved[:count]
+        duals = duals + length * turned
+        self.multipliers, self._below, self._above = np.split(duals, [count, count + columns])
+        return length
+
+
+class _System:
+    """Newton's equations, reduced to the columns. `gaps` and `duals` are those of the rows, of the lower and of the
+    upper bounds, one after the other."""
+
+    def __init__(
+        self, rows: Tree, roots: Sequence[Root], gaps: Floats, duals: Floats, check: Callable[[], None]
+    ) -> None:
+        self._rows, self._gaps, self._duals = rows, gaps, duals
+        self._count, columns = rows.row_count, rows.column_count
+        weights = duals / gaps
+        own = weights[self._count :].reshape(2, columns).sum(axis=0)
+        weights = weights[: self._count]
+        trace = own.sum() + weights @ rows.squares + sum((root**2).sum() for root, _ in roots)
+        own += np.finfo(float).eps * trace / columns
+        height = self._count + sum(len(root) for root, _ in roots)
+        self._matrix: Elimination | LowRank
+        if len(rows.fronts) == 1 and FEW_ROWS * height < columns:
+            self._matrix = LowRank(
+                own, np.concatenate([rows.write_out(np.sqrt(weights)), *(root for root, _ in roots)])
+            )
+        else:
+            self._matrix = Elimination(rows, own, weights, roots, check)
+
+    def solve(self, primal: Floats, dual: Floats, wanted: Floats) -> tuple[Floats, Floats]:
+        """Changes of the gaps and of the duals, so that the residuals vanish and gap times dual changes as wanted."""
+        count = self._count
+        pull = wanted / self._gaps
+        lower, upper = pull[count:].reshape(2, -1)
+        weighted = pull[:count] + (self._duals / self._gaps)[:count] * primal
+        right = lower - upper - dual - self._rows.gather(weighted)
+        step = self._matrix.solve(right)
+        for _ in range(REFINEMENTS):
+            step += self._matrix.solve(right - self._matrix.multiply(step))
+        moved = np.concatenate([-primal - self._rows.multiply(step), step, -step])
+        return moved, pull - self._duals / self._gaps * moved
+
+
+class LowRank:
+    """D + R'R where R has few rows (Woodbury): D^-1 - D^-1 R' (1 + R D^-1 R')^-1 R D^-1.
+
+    Small and large entries of D cancel; what that costs is mended by solving for the residual.
+    """
+
+    def __init__(self, diagonal: Floats, root: Floats) -> None:
+        self._diagonal, self._root = diagonal, root
+        matrix = (root / diagonal) @ root.T
+        matrix[np.diag_indices(len(root))] += 1.0
+        self._factor = linalg.cho_factor(matrix, overwrite_a=True, check_finite=False)
+
+    def solve(self, right: Floats) -> Floats:
+        scaled = right / self._diagonal
+        inner = linalg.cho_solve(self._factor, self._root @ scaled, check_finite=False)
+        solved: Floats = scaled - (self._root.T @ inner) / self._diagonal
+        return solved
+
+    def multiply(self, point: Floats) -> Floats:
+        product: Floats = self._diagonal * point + self._root.T @ (self._root @ point)
+        return product
+
+
+def _reach(values: Floats, change: Floats) -> float:
+    """How far along the change the values stay positive, at most 1."""
+    falling = change < 0
+    return float(min(1.0, (-values[falling] / change[falling]).min(initial=1.0)))

@@ -1,0 +1,19 @@
+"""Structure: nn.Module and an example to what can be removed from it."""
+
+from critical_neurons.structure import arithmetic as _arithmetic  # noqa: F401  registers rules
+from critical_neurons.structure import channels as _channels  # noqa: F401  so does this
+from critical_neurons.structure import moving as _moving  # noqa: F401  so does this
+from critical_neurons.structure import pieces as _pieces  # noqa: F401  so does this
+from critical_neurons.structure import products as _products  # noqa: F401  so does this
+from critical_neurons.structure import weights as _weights  # noqa: F401  so does this
+from critical_neurons.structure.find import (
+    convert_to_double,
+    copy_model,
+    find_structure,
+    fingerprint,
+    select_span,
+    unwrap,
+)
+from critical_neurons.structure.run import OUTPUT
+
+__all__ = ["OUTPUT", "convert_to_double", "copy_model", "find_structure", "fingerprint", "select_span", "unwrap"]

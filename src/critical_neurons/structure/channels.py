@@ -1,0 +1,125 @@
+"""Rules for normalisation: channel by channel, or over several."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from critical_neurons.structure.labels import NONE
+from critical_neurons.structure.records import Multiplication
+from critical_neurons.structure.rules import Call, Tags, keep_all, rule
+from critical_neurons.structure.tags import Tag, along, meets_none, spread_along
+
+if TYPE_CHECKING:
+    from critical_neurons.structure.run import LabelledRun
+
+
+MEETS = "it is read along with what cannot shrink"
+
+
+def read_axis(run: LabelledRun, values: Tensor, axis: int, what: str) -> Tensor:
+    """One label for every index of an axis: all labels there become one; beside what cannot shrink they stay."""
+    labels = along(run.tag(values).labels, axis, values.shape[axis])
+    first = run.labels.unite_along(labels, 1)[:, 0]
+    mixed = (labels == NONE).any(1) & (first >= 0)
+    if bool(mixed.any()):
+        run.keep(labels[mixed], what)
+    return torch.where(mixed, float(NONE), first)
+
+
+def pair(run: LabelledRun, one: Tensor, other: Tensor) -> None:
+    """Labels at the same place become one, or stay where what is beside them cannot shrink."""
+    run.labels.unite(one, other)
+    alone = meets_none(one, other)
+    if bool(alone.any()):
+        run.keep(torch.maximum(one, other)[alone], MEETS)
+
+
+def link(run: LabelledRun, values: Tensor | None, labels: Tensor) -> None:
+    """A vector of parameters, an entry for every label."""
+    if values is not None:
+        pair(run, run.tag(values).labels.expand(values.shape).flatten(), labels)
+
+
+def note_size(run: LabelledRun, name: str, labels: Tensor) -> None:
+    """A whole number that the running module keeps: how many of the labels there are, once for every row in a module
+    that deals rows onto channels."""
+    place, module = run.module
+    size = getattr(module, name, None)
+    if not isinstance(size, int) or isinstance(size, bool) or size == 0 or len(labels) not in (size, size * run.rows):
+        return
+    key = f"{place}.{name}" if place else name
+    if key in run.sizes:
+        run.labels.unite(run.sizes[key], labels[:size])
+    run.sizes[key] = labels[:size]
+
+
+@rule(
+    *("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "batch_norm"),
+    *("_batch_norm_with_update", "_batch_norm_no_update", "cudnn_batch_norm", "miopen_batch_norm"),
+)
+def normalise_channels(run: LabelledRun, call: Call) -> Tags:
+    values: Tensor = call.args[0]
+    labels = read_axis(run, values, 1, "a batch norm reads it with what cannot shrink")
+    vectors = [call.argument(name) for name in ("weight", "bias", "running_mean", "running_var")]
+    for vector in vectors:
+        link(run, vector, labels)
+    note_size(run, "num_features", labels)
+    _record(run, labels)
+    tag, rest = run.tag(values), None
+    if tag.active and vectors[2] is not None:
+        rest = _normalise(tag.rest, vectors, float(call.argument("eps", 1e-5)), values.ndim)
+    return [Tag(spread_along(labels, 1, values.ndim), rest, tag.active), None, None]
+
+
+def _record(run: LabelledRun, labels: Tensor) -> None:
+    """A batch norm stands among the products, in the order of the calls: refitting moves its statistics along."""
+    name, module = run.module
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        constants = torch.zeros(len(labels))
+        kind = type(module).__name__
+        run.multiplications.append(Multiplication(name, name, kind, labels, labels, constants, 0, 0, 1, True, True))
+
+
+def _normalise(rest: Tensor | None, vectors: list[Tensor | None], eps: float, ndim: int) -> Tensor | None:
+    """What a batch norm makes of what is left without the unit."""
+    weight, bias, mean, variance = (
+        None if vector is None else spread_along(vector.detach().double().cpu(), 1, ndim) for vector in vectors
+    )
+    assert mean is not None
+    assert variance is not None
+    found = ((0.0 if rest is None else rest) - mean) / torch.sqrt(variance + eps)
+    found = found if weight is None else found * weight
+    found = found if bias is None else found + bias
+    return found if bool(found.any()) else None
+
+
+@rule("native_group_norm", "group_norm")
+def normalise_groups(run: LabelledRun, call: Call) -> Tags:
+    """Statistics of a group of channels: a group goes as a whole."""
+    values: Tensor = call.args[0]
+    groups = int(call.argument("group", call.argument("num_groups")))
+    labels = read_axis(run, values, 1, "a group norm reads it with what cannot shrink")
+    if groups == 1 and len(labels) > 1:
+        run.keep(labels, "a group norm has one group for all of its channels")
+        labels = torch.full_like(labels, -1.0)
+    grouped = labels.reshape(groups, -1)
+    run.labels.unite(grouped[:, :1], grouped)
+    for name in ("weight", "bias"):
+        link(run, call.argument(name), labels)
+    note_size(run, "num_channels", labels)
+    note_size(run, "num_groups", grouped[:, 0])
+    return [Tag(spread_along(labels, 1, values.ndim), None, run.tag(values).active), None, None]
+
+
+@rule("native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm")
+def normalise_all(run: LabelledRun, call: Call) -> Tags:
+    """Statistics of the last axes: what changes along them stays."""
+    values: Tensor = call.args[0]
+    tag = run.tag(values)
+    first = values.ndim - len(call.argument("normalized_shape"))
+    if any(axis >= first for axis in tag.varying):
+        return keep_all(run, call, "a layer norm runs over its channels")
+    return [Tag(tag.labels, None, tag.active), None, None]

@@ -1,0 +1,160 @@
+"""Parameters: which axis of which parameter a tensor that a model computes with is, seen through views and copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from critical_neurons.structure.labels import Labels
+from critical_neurons.structure.tags import Tag, blank
+
+MOST_ELEMENTS = 2**22
+"""Parameters with more elements are sliced as weights alone, not element by element: no bias or scale is so large."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A range of an axis of a parameter: indices `first` to `first + size`."""
+
+    tensor: str
+    axis: int
+    first: int
+    size: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Memory:
+    """A parameter or buffer, or a copy of a view of one in another type or layout, and what its axes stand for."""
+
+    name: str
+    values: Tensor
+    axes: tuple[Axis | None, ...]
+    copy_of: Tensor | None = None
+
+    def holds(self, view: Tensor) -> bool:
+        first = self.values.storage_offset()
+        return first <= view.storage_offset() < first + max(self.values.numel(), 1)
+
+
+class Parameters:
+    """All parameters and buffers of a model, by name; of one that has several names, by the first.
+
+    A weight has labels for the indices of an axis, what is added or multiplied has labels for its elements.
+    """
+
+    def __init__(self, model: nn.Module, labels: Labels) -> None:
+        self._labels = labels
+        self.named: dict[str, Tensor] = dict([*model.named_parameters(), *model.named_buffers()])
+        self._memories: dict[int, list[_Memory]] = {}
+        for name, values in self.named.items():
+            axes = tuple(Axis(name, axis, 0, size) for axis, size in enumerate(values.shape))
+            self._add(_Memory(name, values, axes))
+        self.axes: dict[tuple[str, int], Tensor] = {}
+        self.elements: dict[str, Tensor] = {}
+
+    def _add(self, memory: _Memory) -> None:
+        self._memories.setdefault(memory.values.untyped_storage().data_ptr(), []).append(memory)
+
+    def _find(self, view: Tensor) -> _Memory | None:
+        if view.numel() == 0:
+            return None
+        memories = self._memories.get(view.untyped_storage().data_ptr(), ())
+        return next((memory for memory in memories if memory.holds(view)), None)
+
+    def owns(self, view: Tensor) -> bool:
+        """Whether it is a parameter or buffer, a view of one, or a copy."""
+        return self._find(view) is not None
+
+    def add_copy(self, copied: Tensor, view: Tensor) -> None:
+        """The same numbers in another type or layout: as good as the parameter itself."""
+        source = self._find(view)
+        assert source is not None
+        axes = tuple(self.locate(view, axis) for axis in range(view.ndim))
+        self._add(_Memory(source.name, copied, axes, view))
+
+    def forget(self, values: Tensor) -> None:
+        """A copy that is written to is a copy no longer."""
+        pointer = values.untyped_storage().data_ptr()
+        self._memories[pointer] = [each for each in self._memories.get(pointer, ()) if each.copy_of is None]
+
+    def locate(self, view: Tensor, axis: int) -> Axis | None:
+        """The axis of a parameter along which an axis of a view of it runs, None where that cannot be told."""
+        source = self._find(view)
+        if source is None:
+            return None
+        whole, size = source.values, view.shape[axis]
+        if view.shape == whole.shape and view.stride() == whole.stride():
+            return source.axes[axis]
+        if whole.ndim == 2 and view.shape == whole.shape[::-1] and view.stride() == whole.stride()[::-1]:
+            return source.axes[1 - axis]
+        offset = view.storage_offset() - whole.storage_offset()
+        for place in range(whole.ndim) if size > 1 else ():
+            stride = whole.stride(place)
+            if whole.shape[place] > 1 and stride == view.stride(axis):
+                first, found = offset // stride % whole.shape[place], source.axes[place]
+                if found is not None and first + size <= whole.shape[place]:
+                    return replace(found, first=found.first + first, size=size)
+        return None
+
+    def label_axis(self, at: Axis, blocks: int = 1) -> Tensor:
+        """The labels of a range of an axis; with blocks (blocks, size)."""
+        key = (at.tensor, at.axis)
+        if key not in self.axes:
+            size = self.named[at.tensor].shape[at.axis]
+            self.axes[key] = self._labels.fresh(blocks, size) if blocks > 1 else self._labels.fresh(size)
+        labels = self.axes[key]
+        if at.size < labels.shape[-1]:
+            tie_pieces(self._labels, labels, labels.ndim - 1, at.size, at.first)
+        return labels[..., at.first : at.first + at.size]
+
+    def tag(self, view: Tensor) -> Tag:
+        """Of a view of a parameter that is computed with element by element."""
+        source = self._find(view)
+        assert source is not None
+        named = self.named[source.name]
+        if named.numel() > MOST_ELEMENTS or not named.is_floating_point():
+            return blank(view.ndim, constant=True)
+        whole = source.values
+        if source.copy_of is None:
+            elements = self._label_elements(source.name)
+            self._tie_unseen(whole, elements, view)
+        else:
+            elements = _lay_out(self.tag(source.copy_of).labels, whole)
+        offset = view.storage_offset() - whole.storage_offset()
+        return Tag(elements.as_strided(view.size(), view.stride(), offset), constant=True)
+
+    def _label_elements(self, name: str) -> Tensor:
+        if name not in self.elements:
+            values = self.named[name]
+            self.elements[name] = _lay_out(self._labels.fresh(*values.shape), values)
+        return self.elements[name]
+
+    def _tie_unseen(self, whole: Tensor, elements: Tensor, view: Tensor) -> None:
+        """A view of a part of a parameter starts and ends where it does: what lies beside it shrinks along."""
+        seen = {stride: size for size, stride in zip(view.shape, view.stride(), strict=True) if stride and size > 1}
+        count = 1
+        for size in seen.values():
+            count *= size
+        if count >= whole.numel():
+            return
+        offset = view.storage_offset() - whole.storage_offset()
+        for axis, (size, stride) in enumerate(zip(whole.shape, whole.stride(), strict=True)):
+            if size > 1 and (width := seen.get(stride, 1)) < size:
+                tie_pieces(self._labels, elements, axis, width, offset // stride % size)
+
+
+def tie_pieces(labels: Labels, of: Tensor, axis: int, width: int, first: int = 0) -> Tensor:
+    """A piece of an axis is taken: of equal pieces, what stands at the same place goes together; otherwise all that
+    stands along the axis. The labels of the axis, tied."""
+    size = of.shape[axis]
+    if size % width or first % width:
+        return labels.tie(of, axis)
+    dealt = torch.unflatten(of, axis, (size // width, width))
+    return labels.tie(dealt, axis).flatten(axis, axis + 1)
+
+
+def _lay_out(labels: Tensor, like: Tensor) -> Tensor:
+    """In the memory format of another tensor."""
+    return torch.empty_like(like, dtype=torch.float64, device="cpu").copy_(labels)

@@ -1,0 +1,206 @@
+"""Trial removal: whether the smaller model gives what the masked one does, and which groups are to blame if not."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from critical_neurons.core.structure import Bools, Group, Structure
+from critical_neurons.errors import PruningError
+from critical_neurons.removal.remove import (
+    FAILURES,
+    compare_outputs,
+    remove_units,
+    run_evenly,
+    run_smaller,
+    zero_units,
+)
+from critical_neurons.removal.rows import Inputs, count_rows, map_inputs, take_rows
+from critical_neurons.structure.run import OWN, TORCH
+
+ROUNDS = 3
+"""Different draws of what is removed: any number of all groups; then of some of them, which tells groups apart that
+have to lose as many each; then half of all, in which hardly a unit gets away."""
+
+SOME, HALF = 1, 2
+"""The second and the third of them."""
+
+SHAKE = 0.1
+"""By how much parameters of the trial differ from the model's, as a share; zeros become as large as that. Equal or
+zero parameters, as in a new model, would hide mistakes."""
+
+FEW = 2**14
+"""A weight with more numbers than that is left as it is, unless it begins with as many equal ones."""
+
+LAST = 2
+"""Of the layers that ran before a forward failed, how many are suspected."""
+
+TOGETHER = "removed along with others it gives other outputs than masked"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a trial failed, and the layers that were the last to run."""
+
+    reason: str
+    last: tuple[str, ...] = ()
+
+
+class Trial:
+    """Removes units of a model at random, always the same ones.
+
+    In double precision and on one row where it runs so: a forward may make numbers of its own type, or need more
+    rows. `model` is changed; `build` gives a new copy of it.
+    """
+
+    def __init__(self, model: nn.Module, build: Callable[[], nn.Module], rows: Inputs) -> None:
+        self._ways: list[tuple[Callable[[], nn.Module], Inputs, bool]] = [(build, rows, True), (build, rows, False)]
+        if count_rows(rows) > 1:
+            self._ways.insert(0, (build, take_rows(rows, torch.arange(1)), True))
+        self._ways[0] = (lambda: model, *self._ways[0][1:])
+        self._verified = False
+        self._prepare()
+
+    def find_failing(self, structure: Structure) -> list[tuple[Group, str]]:
+        """Groups whose removal does not give what masking them gives, and why."""
+        for draw in range(ROUNDS):
+            groups = structure.groups
+            if draw == SOME:
+                chosen = np.random.default_rng(draw).random(len(groups)) < 0.5
+                groups = tuple(group for group, taken in zip(groups, chosen.tolist(), strict=True) if taken)
+            failure = self._try(structure, groups, draw)
+            while failure is not None and not self._verify():
+                failure = self._try(structure, groups, draw)
+            if failure is not None:
+                return self._blame(structure, groups, draw, failure)
+        return []
+
+    def _prepare(self) -> None:
+        build, rows, double = self._ways[0]
+        self._model, self._rows = build(), rows
+        if double:
+            self._model = self._model.double()
+            self._rows = map_inputs(rows, lambda values: values.double() if values.is_floating_point() else values)
+        _shake(self._model)
+
+    def _verify(self) -> bool:
+        """Whether the model runs at all as it is tried; if not, it is tried in another way from now on."""
+        if self._verified:
+            return True
+        try:
+            run_evenly(self._model, self._rows)
+        except FAILURES:
+            if len(self._ways) > 1:
+                del self._ways[0]
+                self._prepare()
+                return False
+        self._verified = True
+        return True
+
+    def _try(self, structure: Structure, groups: Sequence[Group], draw: int) -> Failure | None:
+        """Why some of the units of the groups cannot be removed; None where they can."""
+        if not groups:
+            return None
+        stays: Bools = np.ones(structure.unit_count + 1, dtype=bool)
+        for group in groups:
+            stays[group.units] = _draw_kept(group, draw)
+        smaller = remove_units(self._model, structure, stays)
+        try:
+            with _noting_layers(smaller, structure) as entered:
+                found = run_smaller(smaller, self._rows)
+            compare_outputs(run_evenly(zero_units(self._model, structure, stays), self._rows), found)
+        except PruningError as error:
+            failed = error.__cause__ is not None
+            reason = f"its removal fails: {error}{find_line(error.__cause__)}"
+            return Failure(reason, tuple(reversed(entered[-LAST:])) if failed else ())
+        return None
+
+    def _blame(
+        self, structure: Structure, groups: Sequence[Group], draw: int, failure: Failure
+    ) -> list[tuple[Group, str]]:
+        """Which of the groups fail. Those next to where the forward failed are tried first, then halves of all."""
+        if len(groups) == 1:
+            return [(groups[0], failure.reason)]
+        for group in _list_suspects(structure, groups, failure):
+            if (alone := self._try(structure, [group], draw)) is not None:
+                return [(group, alone.reason)]
+        middle = len(groups) // 2
+        halves = groups[:middle], groups[middle:]
+        found = []
+        for half in halves:
+            if (failed := self._try(structure, half, draw)) is not None:
+                found += self._blame(structure, half, draw, failed)
+        return found or [(self._find_last(structure, *halves, draw), TOGETHER)]
+
+    def _find_last(self, structure: Structure, first: Sequence[Group], second: Sequence[Group], draw: int) -> Group:
+        """Both pass, but not together: the group of the second with which the first begins to fail."""
+        low, high = 0, len(second)
+        while high - low > 1:
+            middle = (low + high) // 2
+            fails = self._try(structure, [*first, *second[:middle]], draw) is not None
+            low, high = (low, middle) if fails else (middle, high)
+        return second[high - 1]
+
+
+def find_line(error: BaseException | None) -> str:
+    """The line of the user's own code on which a forward failed."""
+    frames = traceback.extract_tb(error.__traceback__) if error is not None else []
+    own = [frame for frame in frames if not frame.filename.startswith((OWN, TORCH))]
+    return f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno})" if own else ""
+
+
+def _draw_kept(group: Group, draw: int) -> Bools:
+    """Some of its units, and not all of them where any can go: any number, or half."""
+    generator = np.random.default_rng((draw, int(group.units[0]), len(group)))
+    least, size = group.least // group.blocks, len(group) // group.blocks
+    drawn = (least + size) // 2 if draw == HALF else int(generator.integers(least, max(size, least + 1)))
+    count = group.blocks * drawn
+    return group.choose(generator.random(len(group)), count)
+
+
+def _shake(model: nn.Module) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values: list[Tensor] = [*model.parameters()]
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            values += [*module.buffers(recurse=False)]
+    with torch.no_grad():
+        for each in values:
+            few = each.flatten()[:FEW]
+            if each.is_floating_point() and (each.numel() <= FEW or bool((few == few[0]).all())):
+                noise = torch.rand(each.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1).mul_(SHAKE)
+                noise = noise.to(each)
+                each.add_(torch.where(each == 0, noise, each * noise))
+
+
+@contextmanager
+def _noting_layers(model: nn.Module, structure: Structure) -> Iterator[list[str]]:
+    """The layers of a model in the order in which they begin to run."""
+    entered: list[str] = []
+
+    def note(name: str) -> Callable[[nn.Module, Any], None]:
+        return lambda module, args: entered.append(name)
+
+    names = [wiring.module for wiring in structure.wirings]
+    handles = [model.get_submodule(name).register_forward_pre_hook(note(name)) for name in names]
+    try:
+        yield entered
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _list_suspects(structure: Structure, groups: Sequence[Group], failure: Failure) -> list[Group]:
+    """The groups of what the last layers gave and read: where a size is written into a forward, it fails there."""
+    wirings = {wiring.module: wiring for wiring in structure.wirings}
+    axes = [axis for name in failure.last for axis in (wirings[name].outputs, wirings[name].inputs)]
+    found = [group for axis in axes for group in groups if np.isin(group.units, axis).any()]
+    return list({id(group): group for group in found}.values())

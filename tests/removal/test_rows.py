@@ -1,0 +1,79 @@
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from critical_neurons.errors import InvalidInputError
+from critical_neurons.removal.rows import (
+    digest_inputs,
+    find_tensors,
+    gather_inputs,
+    gather_labelled,
+    name_tensors,
+    split_rows,
+)
+
+ROWS = torch.arange(12.0).reshape(6, 2)
+OTHERS = torch.arange(6)
+
+
+@dataclass
+class Outputs:
+    logits: object
+    loss: object = None
+
+
+def test_tensors_of_any_nesting_have_names():
+    value = {"a": [ROWS, (OTHERS, "text", None)], "b": Outputs(OrderedDict(c=ROWS)), "kind": Outputs}
+    assert [name for name, _ in name_tensors(value)] == ["a.0", "a.1.0", "b.logits.c"]
+    assert [len(each) for each in find_tensors(value)] == [6, 6, 6]
+    assert list(name_tensors(ROWS)) == [("", ROWS)]
+
+
+def test_rows_are_split_without_copies():
+    parts = list(split_rows({"x": ROWS, "y": OTHERS}, 4))
+    assert [(len(part["x"]), part["y"].tolist()) for part in parts] == [(4, [0, 1, 2, 3]), (2, [4, 5])]
+    assert parts[0]["x"].data_ptr() == ROWS.data_ptr()
+
+
+class TestGather:
+    @pytest.mark.parametrize(
+        "inputs", [ROWS, ROWS.numpy(), [ROWS[:4], ROWS[4:]], DataLoader(ROWS, 4), DataLoader(TensorDataset(ROWS), 4)]
+    )
+    def test_inputs_alone(self, inputs):
+        found, labels = gather_labelled(inputs)
+        assert torch.equal(found, ROWS)
+        assert labels is None
+
+    def test_labels_beside_the_batches(self):
+        found, labels = gather_labelled(DataLoader(TensorDataset(ROWS, OTHERS), 4))
+        assert torch.equal(found, ROWS)
+        assert torch.equal(labels, OTHERS)
+        assert torch.equal(gather_inputs([(ROWS, OTHERS)]), ROWS)
+
+    def test_several_inputs_keep_their_types(self):
+        inputs = (ROWS.half(), OTHERS.numpy().astype(np.int32))
+        assert [each.dtype for each in gather_inputs(inputs)] == [torch.float16, torch.int32]
+        found, labels = gather_labelled([({"x": ROWS, "y": OTHERS}, OTHERS)] * 2)
+        assert {name: len(each) for name, each in found.items()} == {"x": 12, "y": 12}
+        assert len(labels) == 12
+
+    def test_labels_that_are_no_array_are_left_out(self):
+        targets = [{"boxes": ROWS}, {"boxes": ROWS}]
+        assert gather_labelled([(ROWS, targets[0]), (ROWS, targets[1])])[1] is None
+
+    def test_batches_of_several_kinds(self):
+        with pytest.raises(InvalidInputError, match=r"one kind and shape; found \(batch, 2\) and \(batch\)\."):
+            gather_inputs([ROWS, OTHERS])
+
+    def test_values_that_are_not_finite(self):
+        with pytest.raises(InvalidInputError, match="NaN or infinite values in data points 1"):
+            gather_inputs(torch.tensor([0.0, torch.nan]))
+
+
+def test_rows_without_further_axes_are_known_again():
+    assert digest_inputs(OTHERS) == digest_inputs(OTHERS.float()[:, None])
+    assert len(set(digest_inputs((ROWS, OTHERS)))) == 6

@@ -1,0 +1,197 @@
+"""Models and inputs that make no structure: what is said then; and odd ones that do."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from critical_neurons.errors import InvalidInputError, InvalidSettingError, UnreadableModelError
+from critical_neurons.structure import find_structure
+from tests.structure.checks import inspect_twice, train_looks
+from tests.structure.idioms import ROWS, Written
+
+
+def build():
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+
+
+class Remembering(nn.Module):
+    """Gives all that it was ever given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.past = nn.Linear(4, 3), []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.past.append(self.linear(x))
+        return torch.cat(self.past, 1)
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer that its outputs do not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = build()
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        y = self.inner(x)
+        self.mean.mul_(0.9).add_(y.mean(0), alpha=0.1)
+        return y
+
+
+def test_not_a_module():
+    with pytest.raises(UnreadableModelError, match=r"found function, expected a torch\.nn\.Module"):
+        find_structure(lambda x: x, ROWS)
+
+
+def test_it_does_not_run_on_the_inputs():
+    with pytest.raises(
+        InvalidInputError, match=r"does not run on \(2, 4\): mat1 and mat2 .*Give inputs as the model"
+    ):
+        find_structure(nn.Linear(5, 2).double(), ROWS)
+
+
+def test_the_line_that_fails_is_named():
+    model = Written(lambda m, x: x.view(3, 5), a=nn.Linear(4, 2))
+    with pytest.raises(InvalidInputError, match=r"test_bad_input\.py:\d+"):
+        find_structure(model, ROWS)
+
+
+def test_other_shapes_on_a_second_run():
+    with pytest.raises(UnreadableModelError, match="a second run on the same inputs gives outputs of other shapes"):
+        find_structure(Remembering().double(), ROWS)
+
+
+def test_no_tensor_among_the_outputs():
+    with pytest.raises(UnreadableModelError, match="its outputs hold no tensor"):
+        find_structure(Written(lambda m, x: float(m.a(x).sum()), a=nn.Linear(4, 2).double()), ROWS)
+
+
+def test_no_rows():
+    with pytest.raises(InvalidInputError, match="no rows"):
+        find_structure(build().double(), ROWS[:0])
+
+
+def test_meta_device():
+    with torch.device("meta"):
+        model = build()
+    with pytest.raises(UnreadableModelError, match=r"0\.weight: on the meta device.*Load the weights first"):
+        find_structure(model, ROWS)
+
+
+def test_not_initialised():
+    with pytest.raises(UnreadableModelError, match=r"weight: not initialised yet.*Run the model once"):
+        find_structure(nn.LazyLinear(3), ROWS)
+
+
+def test_scripted():
+    with warnings.catch_warnings(action="ignore"):  # torch advises against TorchScript
+        scripted = torch.jit.script(build())
+    with pytest.raises(UnreadableModelError, match=r"a TorchScript module cannot be read.*Give the nn\.Module"):
+        find_structure(scripted, ROWS)
+
+
+def test_quantised():
+    with warnings.catch_warnings(action="ignore"):  # and against its own way of quantising
+        quantised = torch.ao.quantization.quantize_dynamic(build(), {nn.Linear})
+    with pytest.raises(UnreadableModelError, match=r"0: a quantised module cannot be read.*as it was before"):
+        find_structure(quantised, ROWS.float())
+
+
+def test_compiled():
+    """The wrapper is taken off."""
+    assert find_structure(torch.compile(build().double()), ROWS).unit_count == 6
+
+
+def test_data_parallel():
+    assert find_structure(nn.DataParallel(build().double()), ROWS).unit_count == 6
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers(value):
+    model = build().double()
+    with torch.no_grad():
+        model[2].weight[0, 3] = value
+    with pytest.raises(InvalidInputError, match=r"2\.weight: the model has NaN or infinite weights"):
+        find_structure(model, ROWS)
+
+
+def test_unknown_layer_to_ignore():
+    with pytest.raises(InvalidSettingError, match=r"ignore: no layer is called first\. Layers: 0, 2"):
+        find_structure(build().double(), ROWS, ignore=["first"])
+
+
+def test_ignored_layers_stay():
+    structure = find_structure(build().double(), ROWS, ignore=["0"])
+    assert structure.unit_count == 0
+    assert structure.layers[0].reason == "ignored, as asked"
+
+
+def test_activations_kept_as_attributes():
+    model = Written(lambda m, x: m.a(x), a=nn.Linear(4, 2).double())
+    model.seen = model(ROWS)
+    with pytest.raises(UnreadableModelError, match=r"it cannot be copied.*as attributes"):
+        find_structure(model, ROWS)
+
+
+def test_buffers_that_change_while_running():
+    """Only those of the copy do."""
+    model = train_looks(Counting())
+    with torch.no_grad():
+        model.calls.zero_()
+    assert inspect_twice(model, ROWS).unit_count == 6
+    assert model.calls == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rounder_types(dtype):
+    structure = find_structure(build().to(dtype), ROWS.to(dtype))
+    assert structure.unit_count == 6
+
+
+def test_types_changed_inside():
+    """In double precision such a forward does not run; it is tried as it is."""
+    model = Written(lambda m, x: m.b(m.a(x.float()).float()), a=nn.Linear(4, 6), b=nn.Linear(6, 2))
+    assert find_structure(model, ROWS.float()).unit_count == 6
+
+
+def test_autocast_inside():
+    def run(model, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model.b(model.a(x).relu())
+
+    model = Written(run, a=nn.Linear(4, 6), b=nn.Linear(6, 2))
+    assert find_structure(model, ROWS.float()).unit_count == 6
+
+
+def test_channels_last():
+    model = nn.Sequential(nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 3, 1))
+    model = train_looks(model).to(memory_format=torch.channels_last)
+    images = torch.rand(2, 2, 5, 5, dtype=torch.float64).to(memory_format=torch.channels_last)
+    assert inspect_twice(model, images).unit_count == 6
+
+
+def test_rows_that_belong_together():
+    """Nodes of a graph and the matrix of its edges: two of them alone do not run."""
+    nodes, edges = torch.rand(5, 4, dtype=torch.float64), torch.rand(5, 5, dtype=torch.float64)
+    model = Written(lambda m, x, edges: m.b(edges @ m.a(x).relu()), a=nn.Linear(4, 6), b=nn.Linear(6, 2))
+    assert inspect_twice(train_looks(model), (nodes, edges)).unit_count == 6
+
+
+def test_a_mistake_that_only_some_counts_show():
+    """Two layers that must lose as many each, which no label says: the trial finds out."""
+
+    def run(model, x):
+        one, other = model.a(x), model.c(x)
+        return model.b(one[:, : other.shape[1]]) + model.d(other[:, : one.shape[1]])
+
+    parts = {"a": nn.Linear(4, 6), "c": nn.Linear(4, 6), "b": nn.Linear(6, 2), "d": nn.Linear(6, 2)}
+    structure = inspect_twice(train_looks(Written(run, **parts)), ROWS)
+    assert structure.unit_count in (0, 6)
