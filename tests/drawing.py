@@ -58,3 +58,8 @@ def draw_plan(structure: Structure, seed: int = 0) -> Plan:
         count = group.blocks * generator.integers(group.least // group.blocks, len(group) // group.blocks + 1)
         stays[group.units] = group.choose(generator.random(len(group)), count)
     return Plan(structure, stays, {}, "drawn", {})
+
+
+def count_by_group(plan: Plan) -> list[int]:
+    """How many units of every group stay."""
+    return [int(plan.stays[group.units].sum()) for group in plan.structure.groups]

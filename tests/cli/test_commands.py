@@ -861,7 +861,7 @@ class TestCompress:
         result = succeed(*arguments, "--test-split", "test", "--json")
         assert "110 inputs of shape 1x2x3: 100 of class 0, 10 of class 1" in result.stderr
         comparison = json.loads(result.stdout)["comparison"]
-        assert (comparison["images"], comparison["data"]) == (30, "test")
+        assert (comparison["inputs"], comparison["data"]) == (30, "test")
         assert "per_class: 11 of every class" in refuse(*arguments, "--overwrite", "--per-class", 11)
 
     def test_an_interrupt_writes_nothing(self, monkeypatch):

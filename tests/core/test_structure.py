@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import critical_neurons as cn
 from critical_neurons.core.costs import count_cost
 from critical_neurons.core.structure import (
     NO_UNIT,
@@ -24,7 +23,7 @@ from critical_neurons.core.structure import (
     pack,
     unpack,
 )
-from tests.drawing import make_output, make_scores, make_structure
+from tests.drawing import make_output, make_structure
 from tests.zoo import ZOO, share_case
 
 
@@ -151,40 +150,6 @@ def test_of_equal_values_the_first_are_chosen_as_many_from_every_block():
     assert choose_highest(values, 3).tolist() == [True, True, False, False, True, False]
     assert choose_highest(values, 4, blocks=2).tolist() == [True, True, False, False, True, True]
     assert Group(("a",), np.arange(6), 2).choose(values, 4).tolist() == [True, True, False, False, True, True]
-
-
-def test_layers_with_some_units_of_a_group_keep_one():
-    """As the parts of a concatenation that is added to something: the best of each stays, whatever the others are
-    worth."""
-    structure = make_structure(
-        (
-            Layer("two", "Conv2d", np.array([0, 1])),
-            Layer("four", "Conv2d", np.array([2, 3, 4, 5])),
-            Layer("six", "Conv2d", np.arange(6)),
-            Layer("some", "Conv2d", np.array([NO_UNIT, 3])),
-        ),
-        (6,),
-    )
-    (group,) = structure.groups
-    assert [part.tolist() for part in group.parts] == [[0, 1], [2, 3, 4, 5]]
-    assert group.least == 2
-    values = np.array([0.1, 0.2, 0.9, 0.8, 0.7, 0.6])
-    assert np.flatnonzero(group.choose(values, 2)).tolist() == [1, 2]
-    assert np.flatnonzero(group.choose(values, 4)).tolist() == [1, 2, 3, 4]
-    plan = cn.plan(make_scores(structure, values), units=0.5)
-    assert plan.kept["two"].tolist() == [1]
-    assert plan.kept["four"].tolist() == [0, 1]
-    assert cn.plan(make_scores(structure, values), units=0.1).stays.sum() == 2 + 1
-    for seed in range(20):
-        assert all(len(layer.kept) for layer in plan.random(seed).layers)
-
-
-def test_parts_within_blocks():
-    group = Group(("a", "b", "c"), np.arange(8), 2, (np.array([0, 1]), np.array([2, 3]), np.array([4, 5, 6, 7])))
-    assert group.least == 4
-    assert Group(("a",), np.arange(8), 2).least == 2
-    chosen = group.choose(np.array([0.9, 0.8, 0.1, 0.2, 0.5, 0.6, 0.7, 0.8]), 4)
-    assert np.flatnonzero(chosen).tolist() == [0, 3, 6, 7]
 
 
 def test_printing_says_what_can_go_and_why_not():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -72,12 +73,13 @@ def test_masked_is_removed_in_single_precision(name):
 
 def test_plans_change_outputs():
     """Otherwise the law would hold for a mask that does nothing."""
-    changed = 0
-    for name in SCORED:
-        model, inputs, plan = draw_trial(name)
+    changed = set()
+    for name, seed in itertools.product(SCORED, SEEDS):
+        model, inputs, plan = draw_trial(name, seed)
         with torch.no_grad():
-            changed += bool((model(inputs) - cn.mask(model, plan)(inputs)).abs().max() > 1e-3)
-    assert changed >= len(SCORED) // 2
+            if (model(inputs) - cn.mask(model, plan)(inputs)).abs().max() > 1e-3:
+                changed.add(name)
+    assert len(changed) >= len(SCORED) * 3 // 4
 
 
 def find_new_biases(model, inputs, plan):
@@ -184,7 +186,7 @@ def test_all_that_belongs_to_removed_units_is_zero(name):
         made = weight.movedim(int(isinstance(model.get_submodule(layer.name), nn.ConvTranspose2d)), 0)
         assert torch.count_nonzero(made[layer.removed]) == 0
     for name, places in gone.items():
-        assert torch.count_nonzero(masked[name][places]) == 0
+        assert (masked[name][places] == name.endswith("running_var")).all()  # variances are one
 
 
 STEADY = [
@@ -200,7 +202,7 @@ def test_masks_stay_at_zero_under_training(name):
     for _ in range(2):
         differentiate(masked, inputs)
     for name, values in masked.state_dict().items():
-        if name in gone:
+        if name in gone and not name.endswith("running_var"):
             assert torch.count_nonzero(values[gone[name]]) == 0
 
 

@@ -1,4 +1,4 @@
-"""Every baseline removes as many units of every layer as the plan it is set against, and fits the network."""
+"""Every baseline removes as many units of every group as the plan it is set against, and fits the network."""
 
 from collections.abc import Callable
 
@@ -8,6 +8,7 @@ import torch
 
 import critical_neurons as cn
 from critical_neurons_reproduction.baselines import plan_by_activation, plan_by_norm, plan_by_sensitivity
+from tests.drawing import count_by_group
 from tests.zoo import ZOO, Case, share_case
 
 BASELINES: dict[str, Callable[[cn.Plan, Case], cn.Plan]] = {
@@ -25,9 +26,7 @@ def test_counts_are_the_same_and_blocks_and_shared_units_agree(name: str) -> Non
     weights = {key: value.clone() for key, value in case.model.state_dict().items()}
     for baseline, choose in BASELINES.items():
         chosen = choose(plan, case)
-        assert {layer: len(kept) for layer, kept in chosen.kept.items()} == {
-            layer: len(kept) for layer, kept in plan.kept.items()
-        }, baseline
+        assert count_by_group(chosen) == count_by_group(plan), baseline
         chosen.check()
         again = choose(plan, case)
         assert all(np.array_equal(again.kept[layer], kept) for layer, kept in chosen.kept.items()), baseline

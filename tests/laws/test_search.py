@@ -8,7 +8,7 @@ import torch
 
 import critical_neurons as cn
 from critical_neurons.core.costs import count_cost, count_new_biases
-from tests.drawing import make_scores
+from tests.drawing import count_by_group, make_scores
 from tests.laws.test_masked_is_removed import SCORED
 from tests.zoo import build_model, draw_inputs
 
@@ -27,9 +27,7 @@ def test_as_many_units_stay_as_a_plan_would_keep(name, compensate):
     scores = cn.search(model, inputs, units=0.6, compensate=compensate, effort="quick")
     plan, structure = cn.plan(scores), cn.inspect(model, inputs[:2])
     expected = cn.plan(make_scores(structure, np.ones(structure.unit_count)), units=0.6)
-    assert {layer: len(kept) for layer, kept in plan.kept.items()} == {
-        layer: len(kept) for layer, kept in expected.kept.items()
-    }
+    assert count_by_group(plan) == count_by_group(expected)
     assert np.array_equal(scores.per_unit >= 0.5, plan.stays[:-1])
     smaller = cn.prune(model, plan, inputs, compensate=compensate)
     with torch.no_grad():

@@ -155,33 +155,24 @@ class Fingerprint:
 @dataclass(frozen=True, eq=False)
 class Group:
     """Units that are chosen among each other: those of a layer, or of layers that share some. They fall into equal
-    `blocks`, one after the other, that must lose as many each. `parts`: places in the group, those of a layer that
-    has only some of its units, and keeps one of them."""
+    `blocks`, one after the other, that must lose as many each, and keep at least one."""
 
     layers: tuple[str, ...]
     units: Ints
     blocks: int
-    parts: tuple[Ints, ...] = ()
 
     def __len__(self) -> int:
         return len(self.units)
 
-    @cached_property
+    @property
     def least(self) -> int:
-        """How many units stay in any case: enough for one of every part, as many of every block."""
-        held = np.zeros(self.blocks, dtype=np.int64)
-        for part in self.parts:
-            held[np.unique(part * self.blocks // len(self))] += 1
-        return min(self.blocks * max(int(held.max()), 1), len(self))
+        """How many units stay in any case: one of every block."""
+        return self.blocks
 
     def choose(self, values: Floats, count: int) -> Bools:
-        """Which are the `count` units with the highest values, as many from every block and one of every part; among
-        equals the ones that come first."""
-        secured = np.zeros(len(self), dtype=bool)
-        for part in sorted(self.parts, key=len):
-            if not secured[part].any():
-                secured[part[np.argmax(values[part])]] = True
-        return choose_highest(np.where(secured, np.inf, values), count, self.blocks)
+        """Which are the `count` units with the highest values, as many from every block; among equals the ones that
+        come first."""
+        return choose_highest(values, count, self.blocks)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -215,9 +206,7 @@ class Structure:
             members = [
                 layer for layer in self.scored if ((layer.units >= first) & (layer.units < first + size)).any()
             ]
-            owned = [np.unique(layer.units) - first for layer in members]  # below 0: channels that stay anyway
-            parts = tuple(places for places in owned if places[0] >= 0 and len(places) < size)
-            found.append(Group(tuple(layer.name for layer in members), units, members[0].blocks, parts))
+            found.append(Group(tuple(layer.name for layer in members), units, members[0].blocks))
             first += size
         return tuple(found)
 

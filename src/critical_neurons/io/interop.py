@@ -254,7 +254,7 @@ def _rank(scores: Scores, max_pruning_ratio: float) -> Floats:
     for group in groups:
         means = per_unit[group.units].reshape(group.blocks, -1).mean(axis=0)
         size = len(means)
-        alike = Group(group.layers, group.units[:size], 1, tuple(np.unique(part % size) for part in group.parts))
+        alike = Group(group.layers, group.units[:size], 1)
         least = max(alike.least, math.ceil((1 - max_pruning_ratio) * size - ROUNDING))
         wanted.append(means + STAYS * alike.choose(means, least))
     everything = np.concatenate(wanted)
