@@ -15,6 +15,7 @@ from critical_neurons.core.plan import Plan
 from critical_neurons.core.structure import NO_UNIT, Layer
 from critical_neurons.errors import InvalidFileError, InvalidSettingError, OutputError, PlanMismatchError
 from tests.drawing import make_output, make_structure
+from tests.forging import forge, seal
 
 A_SCORES = np.array([0.9, 0.1, 0.5, 0.5, 0.2, 0.8])
 
@@ -169,13 +170,13 @@ FILE = """
   "layers": [
    {"name": "0", "kind": "Linear", "units": [[0, 1, 3]], "reason": "", "blocks": 1},
    {"name": "3", "kind": "Linear", "units": [[-1, 0, 2]], "reason": "it gives the network's output", "blocks": 1}],
-  "groups": [3],
+  "group_sizes": [3],
   "slices": [{"tensor": "0.weight", "axis": 0, "units": [[0, 1, 3]]},
              {"tensor": "3.weight", "axis": 1, "units": [[0, 1, 3]]}],
   "wirings": [
-   {"module": "0", "inputs": [[-1, 0, 2]], "outputs": [[0, 1, 3]], "constants": {}, "kernel": 1, "positions": 1,
+   {"module": "0", "inputs": [[-1, 0, 2]], "outputs": [[0, 1, 3]], "constants": 2, "kernel": 1, "positions": 1,
     "groups": 1, "biased": true, "alone": true},
-   {"module": "3", "inputs": [[0, 1, 3]], "outputs": [[-1, 0, 2]], "constants": {"1": 0.5, "2": -0.25}, "kernel": 1,
+   {"module": "3", "inputs": [[0, 1, 3]], "outputs": [[-1, 0, 2]], "constants": [0.0, 0.5, -0.25], "kernel": 1,
     "positions": 1, "groups": 1, "biased": true, "alone": true}],
   "params": [{"module": "0", "amount": 6, "axes": [[[0, 1, 3]]]}, {"module": "3", "amount": 2, "axes": []}],
   "macs": [{"module": "0", "amount": 6, "axes": [[[0, 1, 3]]]}],
@@ -186,7 +187,7 @@ FILE = """
 
 def test_files_of_version_2_load(tmp_path):
     path = tmp_path / "plan.json"
-    path.write_text(FILE)
+    path.write_text(seal(json.loads(FILE)))
     plan = Plan.load(path)
     assert plan.to_dict() == json.loads(FILE)
     assert plan.removed["0"].tolist() == [1]
@@ -199,36 +200,30 @@ DAMAGE = {
     "no JSON": lambda text: "kept: all",
     "another format": lambda text: text.replace("critical_neurons plan", "critical_neurons scores"),
     "a list": lambda text: "[]",
-    "without layers": lambda text: edit(text, lambda data: data.pop("layers")),
-    "layers of another type": lambda text: edit(text, lambda data: data.update(layers=3)),
-    "field missing": lambda text: edit(text, lambda data: data["layers"][0].pop("reason")),
-    "field too many": lambda text: edit(text, lambda data: data["layers"][0].update(more=1)),
-    "unit outside": lambda text: edit(text, lambda data: data["layers"][0].update(kept=[0, 6])),
-    "unit twice": lambda text: edit(text, lambda data: data["layers"][0].update(kept=[0, 0])),
-    "negative unit": lambda text: edit(text, lambda data: data["layers"][0].update(kept=[-1, 2])),
-    "units out of order": lambda text: edit(text, lambda data: data["layers"][0].update(kept=[2, 0])),
-    "half a unit": lambda text: edit(text, lambda data: data["layers"][0].update(kept=[0.5, 2])),
-    "no unit left": lambda text: edit(text, lambda data: data["layers"][0].update(kept=[])),
-    "another size": lambda text: edit(text, lambda data: data["layers"][0].update(total=7)),
-    "layer missing": lambda text: edit(text, lambda data: data["layers"].pop()),
-    "without a structure": lambda text: edit(text, lambda data: data.pop("structure")),
-    "a structure with fewer units": lambda text: edit(text, lambda data: data["structure"].update(groups=[5])),
-    "a structure with more units": lambda text: edit(text, lambda data: data["structure"].update(groups=[7])),
+    "without layers": lambda text: forge(text, lambda data: data.pop("layers")),
+    "layers of another type": lambda text: forge(text, lambda data: data.update(layers=3)),
+    "field missing": lambda text: forge(text, lambda data: data["layers"][0].pop("reason")),
+    "field too many": lambda text: forge(text, lambda data: data["layers"][0].update(more=1)),
+    "unit outside": lambda text: forge(text, lambda data: data["layers"][0].update(kept=[0, 6])),
+    "unit twice": lambda text: forge(text, lambda data: data["layers"][0].update(kept=[0, 0])),
+    "negative unit": lambda text: forge(text, lambda data: data["layers"][0].update(kept=[-1, 2])),
+    "units out of order": lambda text: forge(text, lambda data: data["layers"][0].update(kept=[2, 0])),
+    "half a unit": lambda text: forge(text, lambda data: data["layers"][0].update(kept=[0.5, 2])),
+    "no unit left": lambda text: forge(text, lambda data: data["layers"][0].update(kept=[])),
+    "another size": lambda text: forge(text, lambda data: data["layers"][0].update(total=7)),
+    "layer missing": lambda text: forge(text, lambda data: data["layers"].pop()),
+    "without a structure": lambda text: forge(text, lambda data: data.pop("structure")),
+    "a structure with fewer units": lambda text: forge(text, lambda data: data["structure"].update(group_sizes=[5])),
+    "a structure with more units": lambda text: forge(text, lambda data: data["structure"].update(group_sizes=[7])),
 }
 
 
 def test_files_that_tear_shared_units_apart_are_refused(tmp_path):
     path = tmp_path / "plan.json"
     make_plan(SHARED, removed=(0, 3)).save(path)
-    path.write_text(edit(path.read_text(), lambda data: data["layers"][1].update(kept=[0, 1, 2])))
+    path.write_text(forge(path.read_text(), lambda data: data["layers"][1].update(kept=[0, 1, 2])))
     with pytest.raises(InvalidFileError, match="branch: it keeps channels that it shares with removed ones"):
         Plan.load(path)
-
-
-def edit(text, change):
-    data = json.loads(text)
-    change(data)
-    return json.dumps(data)
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -244,7 +239,7 @@ def test_damaged_files_are_refused(damage, tmp_path):
 def test_other_versions_are_refused(tmp_path):
     path = tmp_path / "plan.json"
     make_plan().save(path)
-    path.write_text(edit(path.read_text(), lambda data: data.update(version=99)))
+    path.write_text(forge(path.read_text(), lambda data: data.update(version=99)))
     with pytest.raises(InvalidFileError, match="format version 99, of another release; this one reads version 2"):
         Plan.load(path)
 
@@ -290,7 +285,7 @@ def test_a_file_that_touches_the_output_layer_is_refused(tmp_path):
     plan = cn.plan(cn.score(mlp(), torch.rand(3, 4), solver=cn.Solver(threads=1)), units=0.5)
     path = tmp_path / "plan.json"
     plan.save(path)
-    path.write_text(edit(path.read_text(), lambda data: data["layers"][1].update(kept=[0])))
+    path.write_text(forge(path.read_text(), lambda data: data["layers"][1].update(kept=[0])))
     with pytest.raises(
         InvalidFileError, match="2: it removes channels that must stay: it gives the network's output"
     ):

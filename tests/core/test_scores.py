@@ -20,6 +20,7 @@ from critical_neurons.core.structure import NO_UNIT, Fingerprint, Layer, Wiring
 from critical_neurons.errors import CriticalNeuronsError, InvalidFileError, OutputError
 from critical_neurons.structure import fingerprint
 from tests.drawing import make_output, make_structure
+from tests.forging import forge, seal
 
 AWKWARD = [0.1 + 0.2, 1 / 3, 5e-324, np.nextafter(1.0, 0.0), 0.0, 1.0]
 """Numbers that a careless format would round."""
@@ -119,13 +120,13 @@ FILE = """
   "layers": [
    {"name": "0", "kind": "Linear", "units": [[0, 1, 3]], "reason": "", "blocks": 1},
    {"name": "3", "kind": "Linear", "units": [[-1, 0, 2]], "reason": "it gives the network's output", "blocks": 1}],
-  "groups": [3],
+  "group_sizes": [3],
   "slices": [{"tensor": "0.weight", "axis": 0, "units": [[0, 1, 3]]},
              {"tensor": "3.weight", "axis": 1, "units": [[0, 1, 3]]}],
   "wirings": [
-   {"module": "0", "inputs": [[-1, 0, 2]], "outputs": [[0, 1, 3]], "constants": {}, "kernel": 1, "positions": 1,
+   {"module": "0", "inputs": [[-1, 0, 2]], "outputs": [[0, 1, 3]], "constants": 2, "kernel": 1, "positions": 1,
     "groups": 1, "biased": true, "alone": true},
-   {"module": "3", "inputs": [[0, 1, 3]], "outputs": [[-1, 0, 2]], "constants": {"1": 0.5, "2": -0.25}, "kernel": 1,
+   {"module": "3", "inputs": [[0, 1, 3]], "outputs": [[-1, 0, 2]], "constants": [0.0, 0.5, -0.25], "kernel": 1,
     "positions": 1, "groups": 1, "biased": true, "alone": true}],
   "params": [{"module": "0", "amount": 6, "axes": [[[0, 1, 3]]]}, {"module": "3", "amount": 2, "axes": []}],
   "macs": [{"module": "0", "amount": 6, "axes": [[[0, 1, 3]]]}],
@@ -141,26 +142,20 @@ FILE = """
   "labels": [0, 1]},
  "history": [{"seconds": 0.0069, "objective": 1.492432706479564, "bound": 1.49, "rows": 0, "cuts": 4}],
  "sizes": {"columns": 6, "rows": 7, "rows_used": 1, "gates": 0, "cuts": 4}, "logit_error": 0.0, "notes": [],
- "parts": []}
+ "layer_choices": [], "incumbent": null, "dual": null, "parts": []}
 """
 """As version 2 was first written."""
 
 
 def test_files_of_version_2_load(tmp_path):
     path = tmp_path / "scores.json"
-    path.write_text(FILE)
+    path.write_text(seal(json.loads(FILE)))
     scores = Scores.load(path)
     assert scores.to_dict() == json.loads(FILE)
     assert scores["0"].tolist() == [0.0, 0.25, 1.0]
     assert scores.structure.wirings[1].constants.tolist() == [0.0, 0.5, -0.25]
     assert scores.settings["formulation"] == cn.Paper(loss_weight=cn.Lagrangian(0.01))
     assert scores.settings["solver"] == cn.Solver()
-
-
-def edit(text, change):
-    data = json.loads(text)
-    change(data)
-    return json.dumps(data)
 
 
 DAMAGE = {
@@ -170,25 +165,29 @@ DAMAGE = {
     "binary": lambda text: "\x00\x01",
     "a list": lambda text: "[1]",
     "another format": lambda text: text.replace("critical_neurons scores", "critical_neurons plan"),
-    "layer missing": lambda text: edit(text, lambda data: data["scores"].pop("a")),
-    "layer too short": lambda text: edit(text, lambda data: data["scores"]["a"].pop()),
-    "unknown status": lambda text: edit(text, lambda data: data.update(status="good")),
-    "field missing": lambda text: edit(text, lambda data: data.pop("history")),
-    "words for numbers": lambda text: edit(text, lambda data: data["scores"].update(a=["high"] * 6)),
-    "scores of another type": lambda text: edit(text, lambda data: data.update(scores=3)),
-    "unknown formulation": lambda text: edit(text, lambda data: data["settings"]["formulation"].update(name="mine")),
-    "unknown setting": lambda text: edit(text, lambda data: data["settings"]["formulation"].update(colour=1)),
-    "setting of another type": lambda text: edit(
+    "layer missing": lambda text: forge(text, lambda data: data["scores"].pop("a")),
+    "layer too short": lambda text: forge(text, lambda data: data["scores"]["a"].pop()),
+    "unknown status": lambda text: forge(text, lambda data: data.update(status="good")),
+    "field missing": lambda text: forge(text, lambda data: data.pop("history")),
+    "words for numbers": lambda text: forge(text, lambda data: data["scores"].update(a=["high"] * 6)),
+    "scores of another type": lambda text: forge(text, lambda data: data.update(scores=3)),
+    "unknown formulation": lambda text: forge(text, lambda data: data["settings"]["formulation"].update(name="mine")),
+    "unknown setting": lambda text: forge(text, lambda data: data["settings"]["formulation"].update(colour=1)),
+    "setting of another type": lambda text: forge(
         text, lambda data: data["settings"]["formulation"].update(binary=True)
     ),
-    "bad setting": lambda text: edit(text, lambda data: data["settings"]["formulation"].update(rescale="two")),
-    "two budgets": lambda text: edit(text, lambda data: data["settings"]["budget"].update(units=0.5)),
-    "budget in words": lambda text: edit(text, lambda data: data["settings"].update(budget="macs")),
-    "part damaged": lambda text: edit(text, lambda data: data.update(parts=[{}])),
-    "without a structure": lambda text: edit(text, lambda data: data.pop("structure")),
-    "a structure with fewer units": lambda text: edit(text, lambda data: data["structure"].update(groups=[6])),
-    "a structure with more units": lambda text: edit(text, lambda data: data["structure"].update(groups=[6, 3])),
-    "score that is no number": lambda text: edit(text, lambda data: data["scores"]["a"].__setitem__(0, float("nan"))),
+    "bad setting": lambda text: forge(text, lambda data: data["settings"]["formulation"].update(rescale="two")),
+    "two budgets": lambda text: forge(text, lambda data: data["settings"]["budget"].update(units=0.5)),
+    "budget in words": lambda text: forge(text, lambda data: data["settings"].update(budget="macs")),
+    "part damaged": lambda text: forge(text, lambda data: data.update(parts=[{}])),
+    "without a structure": lambda text: forge(text, lambda data: data.pop("structure")),
+    "a structure with fewer units": lambda text: forge(text, lambda data: data["structure"].update(group_sizes=[6])),
+    "a structure with more units": lambda text: forge(
+        text, lambda data: data["structure"].update(group_sizes=[6, 3])
+    ),
+    "score that is no number": lambda text: forge(
+        text, lambda data: data["scores"]["a"].__setitem__(0, float("nan"))
+    ),
 }
 
 
@@ -207,7 +206,7 @@ def test_damaged_files_are_refused(damage, tmp_path):
 def test_other_versions_are_refused(version, tmp_path):
     path = tmp_path / "scores.json"
     make_scores().save(path)
-    path.write_text(edit(path.read_text(), lambda data: data.update(version=version)))
+    path.write_text(forge(path.read_text(), lambda data: data.update(version=version)))
     with pytest.raises(InvalidFileError, match=r"format version .*, of another release; this one reads version 2"):
         Scores.load(path)
 

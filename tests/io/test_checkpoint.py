@@ -17,8 +17,9 @@ from critical_neurons.errors import (
     OutputError,
     PlanMismatchError,
 )
-from critical_neurons.io.checkpoint import FILES, MODEL, PLAN, PROVENANCE, digest_content
+from critical_neurons.io.checkpoint import FILES, MODEL, PLAN, PROVENANCE
 from tests.any_models import build_any, halve, make_inputs, run
+from tests.forging import forge
 
 INPUTS = torch.rand(6, 6, generator=torch.Generator().manual_seed(0))
 
@@ -44,20 +45,16 @@ def saved(smaller, plan, tmp_path):
     return tmp_path / "out"
 
 
-def forge(folder, **changes):
-    """Change the provenance and make its digest fit: what only somebody who means to can do."""
-    content = json.loads((folder / PROVENANCE).read_bytes())
-    del content["digest"]
-    content |= changes
-    content["digest"] = digest_content(content)
-    (folder / PROVENANCE).write_text(json.dumps(content))
+def forge_provenance(folder, **changes):
+    path = folder / PROVENANCE
+    path.write_text(forge(path.read_text(), lambda data: data.update(changes)))
 
 
 def replace_tensors(folder, tensors):
     data = save(tensors)
     (folder / MODEL).write_bytes(data)
     sums = json.loads((folder / PROVENANCE).read_bytes())["sha256"]
-    forge(folder, sha256={**sums, MODEL: hashlib.sha256(data).hexdigest()})
+    forge_provenance(folder, sha256={**sums, MODEL: hashlib.sha256(data).hexdigest()})
 
 
 class TestSave:
@@ -313,7 +310,7 @@ class TestRefusals:
         cn.load(saved, build)
 
     def test_a_later_format(self, saved):
-        forge(saved, version=3)
+        forge_provenance(saved, version=3)
         self.refuse(saved, "format version 3, of another release; this one reads version 2")
 
     def test_another_network(self, saved):
@@ -347,22 +344,20 @@ class TestRefusals:
         """A constant that would go to a module that is not there."""
 
         def change(plan):
-            plan["structure"]["wirings"][-1].update(module="gone", constants={str(at): 1.0 for at in range(8)})
+            plan["structure"]["wirings"][-1].update(module="gone", constants=[1.0] * 8)
 
         self.forge_plan(saved, change)
         self.refuse(saved, r"plan\.json: does not fit this network")
 
     def forge_plan(self, folder, change):
-        plan = json.loads((folder / PLAN).read_bytes())
-        change(plan)
-        data = json.dumps(plan).encode()
+        data = forge((folder / PLAN).read_text(), change).encode()
         (folder / PLAN).write_bytes(data)
         sums = json.loads((folder / PROVENANCE).read_bytes())["sha256"]
-        forge(folder, sha256={**sums, PLAN: hashlib.sha256(data).hexdigest()})
+        forge_provenance(folder, sha256={**sums, PLAN: hashlib.sha256(data).hexdigest()})
 
     @pytest.mark.parametrize("shared", [[["0.weight", "3.weight"]], [["0.weight", "gone"]], [[3]], 3])
     def test_forged_sharing(self, saved, shared):
-        forge(saved, shared=shared)
+        forge_provenance(saved, shared=shared)
         self.refuse(saved, r"provenance\.json: ")
 
     @pytest.mark.parametrize(
@@ -383,7 +378,7 @@ class TestRefusals:
         data = np.random.default_rng(0).bytes(100)
         (saved / MODEL).write_bytes(data)
         sums = json.loads((saved / PROVENANCE).read_bytes())["sha256"]
-        forge(saved, sha256={**sums, MODEL: hashlib.sha256(data).hexdigest()})
+        forge_provenance(saved, sha256={**sums, MODEL: hashlib.sha256(data).hexdigest()})
         self.refuse(saved, r"model\.safetensors: cannot be read as safetensors")
 
 

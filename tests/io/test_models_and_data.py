@@ -292,13 +292,13 @@ class TestFiles:
 
     def test_pickled_arrays_are_refused(self, tmp_path):
         np.savez(tmp_path / "data.npz", inputs=np.array([{}, []], dtype=object), labels=LABELS)
-        with pytest.raises(InvalidFileError, match=r"cannot be read .*allow_pickle=False"):
+        with pytest.raises(InvalidFileError, match="holds Python objects, which can run code"):
             load_batch(str(tmp_path / "data.npz"))
 
     def test_single_array(self, tmp_path):
         with (tmp_path / "data.npz").open("wb") as file:
             np.save(file, INPUTS)
-        with pytest.raises(InvalidFileError, match="a single array"):
+        with pytest.raises(InvalidFileError, match=r"expected np\.savez"):
             load_batch(str(tmp_path / "data.npz"))
 
     def test_other_suffix(self, tmp_path):

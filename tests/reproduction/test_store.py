@@ -14,6 +14,7 @@ import pytest
 from critical_neurons.errors import InvalidFileError, InvalidSettingError, OutputError
 from critical_neurons_reproduction import store as module
 from critical_neurons_reproduction.store import Cell, State, Store
+from tests.forging import forge
 
 CELL = Cell("table2", "mnist fc3, seed 0", {"data": "mnist", "loss_weight": 5.0, "widths": (300, 100), "seed": 0})
 LINES_EACH = 200
@@ -119,10 +120,10 @@ def test_damaged_lines_are_named_and_left_alone(tmp_path):
     store.add(CELL, {"accuracy": 0.9})
     whole = path.read_bytes()
     changed = whole.replace(b'"seed": 0', b'"seed": 1')
-    later = whole.replace(b'"version": 1', b'"version": 99')
-    without = json.loads(whole)
-    del without["result"]
-    lines = [b"\xff\xfe\n", b"\n", b"[1, 2]\n", changed, later, json.dumps(without).encode() + b"\n", whole[:-40]]
+    later = whole.replace(b'"version": 2', b'"version": 99')
+    without = forge(whole.decode(), lambda data: data.pop("result")).encode() + b"\n"
+    moved = forge(whole.decode(), lambda data: data["cell"]["settings"].update(seed=1)).encode() + b"\n"
+    lines = [b"\xff\xfe\n", b"\n", b"[1, 2]\n", changed, later, without, moved, whole[:-40]]
     path.write_bytes(whole + b"".join(lines))
     torn = path.read_bytes()
     second = replace(CELL, name="mnist fc3, seed 1")
@@ -133,10 +134,11 @@ def test_damaged_lines_are_named_and_left_alone(tmp_path):
     assert store.find_problems() == [
         f"{path}, line 2: not a whole line of JSON.",
         f"{path}, line 4: not a critical_neurons cell.",
-        f"{path}, line 5: changed since it was written: its key is not that of its cell.",
-        f"{path}, line 6: of version 99, where 1 is read.",
-        f"{path}, line 7: damaged ('result').",
-        f"{path}, line 8: not a whole line of JSON.",
+        f"{path}, line 5: changed since it was written: its digest is another.",
+        f"{path}, line 6: of version 99, where 2 is read.",
+        f"{path}, line 7: Object missing required field `result`.",
+        f"{path}, line 8: its key is not that of its cell.",
+        f"{path}, line 9: not a whole line of JSON.",
     ]
 
 

@@ -14,11 +14,12 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+from critical_neurons.core.documents import digest_content, from_plain, parse_json
 from critical_neurons.core.environment import describe_machine, describe_versions
 from critical_neurons.errors import InvalidFileError, InvalidSettingError, OutputError
 
 FORMAT = "critical_neurons cell"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 METHOD_VERSION = 1
 """Raised when the same settings would give another result: lines of older versions stay, but count no more."""
@@ -92,33 +93,24 @@ class Record:
     def to_line(self) -> bytes:
         """One line of JSON, with the newline."""
         data = {"format": FORMAT, "version": FORMAT_VERSION, "key": self.key, **asdict(self)}
-        return json.dumps(data).encode() + b"\n"
+        return json.dumps({**data, "digest": digest_content(data)}).encode() + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> Record:
         """Raises ValueError, and says why, where the line is not a whole record."""
         try:
-            data = json.loads(line)
+            data = parse_json(line)
         except ValueError as error:
             raise ValueError("not a whole line of JSON") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError(f"not a {FORMAT}")
         if data.get("version") != FORMAT_VERSION:
             raise ValueError(f"of version {data.get('version')!r}, where {FORMAT_VERSION} is read")
-        try:
-            record = cls(
-                Cell(**data["cell"]),
-                _plain_mapping(data["result"], "result"),
-                int(data["method"]),
-                str(data["recorded"]),
-                dict(data["versions"]),
-                dict(data["machine"]),
-            )
-            key = data["key"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"damaged ({error})") from error
-        if key != record.key:
-            raise ValueError("changed since it was written: its key is not that of its cell")
+        if data.pop("digest", None) != digest_content(data):
+            raise ValueError("changed since it was written: its digest is another")
+        record = from_plain(cls, data)
+        if data.get("key") != record.key:
+            raise ValueError("its key is not that of its cell")
         return record
 
 

@@ -11,17 +11,14 @@ from safetensors import torch as safetensors
 from torch import nn
 
 from critical_neurons.core.batch import CALIBRATED_ON
-from critical_neurons.core.files import load_json
 from critical_neurons.core.plan import Plan
 from critical_neurons.errors import InvalidFileError, PlanMismatchError
 from critical_neurons.io.checkpoint import (
     FILES,
-    FORMAT,
-    FORMAT_VERSION,
     MODEL,
     PLAN,
     PROVENANCE,
-    check_provenance,
+    Provenance,
     fill_tensors,
     give_biases,
     make_model,
@@ -46,7 +43,7 @@ def load(folder: str | os.PathLike[str], factory: Callable[[], nn.Module] | nn.M
             f"{folder}: no {' and no '.join(missing)} there. Accepted: a folder that cn.save wrote, with "
             f"{', '.join(FILES)}."
         )
-    provenance = load_json(directory / PROVENANCE, FORMAT, FORMAT_VERSION, check_provenance)
+    provenance = Provenance.load(directory / PROVENANCE)
     content = read_part(directory / MODEL, provenance)
     read_part(directory / PLAN, provenance)
     plan = Plan.load(directory / PLAN)
@@ -63,7 +60,7 @@ def load(folder: str | os.PathLike[str], factory: Callable[[], nn.Module] | nn.M
     smaller = make_smaller(directory / PLAN, model, plan)
     give_biases(smaller, tensors.keys())
     fill_tensors(directory / MODEL, smaller, tensors)
-    for names in provenance["shared"]:
+    for names in provenance.shared:
         share_tensors(directory / PROVENANCE, smaller, names)
-    setattr(smaller, CALIBRATED_ON, frozenset(provenance.get(CALIBRATED_ON, ())))
+    setattr(smaller, CALIBRATED_ON, frozenset(provenance.calibrated_on))
     return smaller.eval()

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 
 from safetensors import torch as safetensors
 from torch import Tensor, nn
 
 from critical_neurons.core.batch import CALIBRATED_ON
+from critical_neurons.core.documents import encode_document
 from critical_neurons.core.environment import describe_versions
 from critical_neurons.core.files import write_folder
 from critical_neurons.core.plan import Plan, check_plan
 from critical_neurons.errors import InvalidInputError
 from critical_neurons.io.checkpoint import (
-    FORMAT,
-    FORMAT_VERSION,
     MODEL,
     PLAN,
     PROVENANCE,
+    Provenance,
     check_unit_counts,
-    digest_content,
     find_shared,
 )
 from critical_neurons.readers import on_cpu
@@ -41,18 +39,16 @@ def save(smaller: nn.Module, folder: str | os.PathLike[str], *, plan: Plan, over
         raise InvalidInputError(f"{odd[0]}: the model keeps state that is no tensor, which safetensors cannot hold.")
     content = {
         MODEL: safetensors.save({name: values.detach().cpu().contiguous().clone() for name, values in state.items()}),
-        PLAN: json.dumps(plan.to_dict(), indent=1).encode(),
+        PLAN: encode_document(plan.to_dict()),
     }
-    provenance = {
-        "format": FORMAT,
-        "version": FORMAT_VERSION,
-        "versions": describe_versions("torch", "safetensors"),
-        "source": {"architecture": plan.architecture, "weights": plan.provenance.get("weights")},
-        "rule": plan.rule,
-        "scores": dict(plan.provenance),
-        "shared": find_shared(state),
-        CALIBRATED_ON: sorted(getattr(model, CALIBRATED_ON, plan.seen)),
-        "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in content.items()},
-    }
-    content[PROVENANCE] = json.dumps({**provenance, "digest": digest_content(provenance)}, indent=1).encode()
+    provenance = Provenance(
+        versions=describe_versions("torch", "safetensors"),
+        source={"architecture": plan.architecture, "weights": plan.provenance.get("weights")},
+        rule=plan.rule,
+        scores=plan.provenance,
+        shared=find_shared(state),
+        calibrated_on=tuple(sorted(getattr(model, CALIBRATED_ON, plan.seen))),
+        sha256={name: hashlib.sha256(data).hexdigest() for name, data in content.items()},
+    )
+    content[PROVENANCE] = encode_document(provenance.to_dict())
     write_folder(folder, content, overwrite=overwrite)

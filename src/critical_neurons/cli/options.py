@@ -123,7 +123,7 @@ def read_pairs(option: str, texts: Sequence[str]) -> dict[str, Any]:
 def read_incumbent(path: Path) -> Plan | Scores:
     """A plan or scores, whichever the file holds."""
     from critical_neurons.core import plan, scores
-    from critical_neurons.core.files import find_format
+    from critical_neurons.core.documents import find_format
 
     kinds: dict[str | None, type[Plan | Scores]] = {plan.FORMAT: plan.Plan, scores.FORMAT: scores.Scores}
     found = find_format(path)

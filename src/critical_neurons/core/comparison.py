@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from critical_neurons.core.files import load_json, write_atomically
+from critical_neurons.core.documents import (
+    Amount,
+    Count,
+    Number,
+    Share,
+    from_plain,
+    load_document,
+    save_document,
+    to_plain,
+)
 
 FORMAT = "critical_neurons comparison"
 FORMAT_VERSION = 2
@@ -25,26 +33,26 @@ class Latency:
     """Seconds for one batch on the CPU: the median of `samples`, and the quartiles around it."""
 
     runtime: str
-    batch_size: int
-    median: float
-    lower: float
-    upper: float
-    samples: int
+    batch_size: Number
+    median: Amount
+    lower: Amount
+    upper: Amount
+    samples: Number
 
 
 @dataclass(frozen=True)
 class Measurement:
     """One network. None: could not be measured, and the comparison's notes say why."""
 
-    accuracy: float | None
-    parameters: int
-    macs: int
-    peak_activation_bytes: int
-    bytes_on_disk: int
+    accuracy: Share | None
+    parameters: Count
+    macs: Count
+    peak_activation_bytes: Count
+    bytes_on_disk: Count
     latencies: tuple[Latency, ...] = ()
-    onnx_bytes: int | None = None
-    int8_accuracy: float | None = None
-    int8_bytes: int | None = None
+    onnx_bytes: Count | None = None
+    int8_accuracy: Share | None = None
+    int8_bytes: Count | None = None
 
     def latency(self, runtime: str, batch_size: int) -> Latency | None:
         found = (each for each in self.latencies if (each.runtime, each.batch_size) == (runtime, batch_size))
@@ -60,12 +68,12 @@ class Comparison:
 
     before: Measurement
     after: Measurement
-    agreement: float | None
-    difference: float | None
-    inputs: int
+    agreement: Share | None
+    difference: Amount | None
+    inputs: Count
     data: DataKind
     int8_data: DataKind
-    threads: int
+    threads: Number
     notes: tuple[str, ...]
     machine: Mapping[str, Any]
     versions: Mapping[str, str]
@@ -114,24 +122,18 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        return {"format": FORMAT, "version": FORMAT_VERSION, **asdict(self)}
+        return {"format": FORMAT, "version": FORMAT_VERSION, **to_plain(self)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Comparison:
-        content = {name: value for name, value in data.items() if name not in ("format", "version")}
-        measured = {name: _measurement(content[name]) for name in ("before", "after")}
-        return cls(**{**content, **measured, "notes": tuple(content["notes"])})
+        return from_plain(cls, data)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        write_atomically(path, json.dumps(self.to_dict(), indent=1).encode())
+        save_document(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Comparison:
-        return load_json(path, FORMAT, FORMAT_VERSION, cls.from_dict)
-
-
-def _measurement(data: Mapping[str, Any]) -> Measurement:
-    return Measurement(**{**data, "latencies": tuple(Latency(**each) for each in data["latencies"])})
+        return load_document(path, FORMAT, FORMAT_VERSION, cls)
 
 
 def _row(

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
 
-from critical_neurons.errors import InvalidFileError, OutputError
-
-_Built = TypeVar("_Built")
+from critical_neurons.errors import OutputError
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
@@ -139,37 +135,3 @@ def _refusing(path: str | os.PathLike[str]) -> Iterator[None]:
         raise
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror or error}).") from error
-
-
-def load_json(
-    path: str | os.PathLike[str], kind: str, version: int, build: Callable[[Mapping[str, Any]], _Built]
-) -> _Built:
-    """Read a JSON file with `format` and `version` and build what it describes."""
-    data = _read_json(path)
-    if not isinstance(data, dict) or data.get("format") != kind:
-        raise InvalidFileError(f"{path}: not a file of {kind}.")
-    if data.get("version") != version:
-        raise InvalidFileError(
-            f"{path}: format version {data.get('version')!r}, of another release; this one reads version {version}. "
-            "Make the file anew."
-        )
-    try:
-        return build(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidFileError(f"{path}: damaged, or edited by hand ({type(error).__name__}: {error}).") from error
-
-
-def find_format(path: str | os.PathLike[str]) -> str | None:
-    """What a JSON file says it holds, if it says anything."""
-    data = _read_json(path)
-    kind = data.get("format") if isinstance(data, dict) else None
-    return kind if isinstance(kind, str) else None
-
-
-def _read_json(path: str | os.PathLike[str]) -> Any:
-    try:
-        return json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise InvalidFileError(f"{path}: cannot be read ({error.strerror or error}).") from error
-    except ValueError as error:
-        raise InvalidFileError(f"{path}: not a JSON file ({error}).") from error

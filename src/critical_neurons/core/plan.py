@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from critical_neurons.core.files import load_json, write_atomically
+from critical_neurons.core.documents import Count, from_plain, load_document, save_document
 from critical_neurons.core.span import WHOLE, Span
 from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints, Structure
 from critical_neurons.errors import InvalidSettingError, PlanMismatchError
@@ -34,16 +33,24 @@ class LayerPlan:
     def removed(self) -> Ints:
         return np.setdiff1d(np.arange(self.total), self.kept)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return {**vars(self), "kept": self.kept.tolist()}
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> LayerPlan:
-        kept = np.array(data["kept"], dtype=np.int64)
-        if data["kept"] != np.intersect1d(kept, np.arange(data["total"])).tolist():
-            raise ValueError(f"{data['name']}: the kept units are not ascending numbers below {data['total']}")
-        return cls(**{**data, "kept": kept})
+@dataclass(frozen=True)
+class _LayerDocument:
+    """A layer of a plan in a file, to be read and edited by people."""
+
+    name: str
+    kept: tuple[Count, ...]
+    total: Count
+    reason: str
+
+
+@dataclass(frozen=True)
+class _PlanDocument:
+    layers: tuple[_LayerDocument, ...]
+    rule: str
+    provenance: Mapping[str, Any]
+    span: Span
+    structure: Structure
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +152,7 @@ class Plan:
         return {
             "format": FORMAT,
             "version": FORMAT_VERSION,
-            "layers": [layer.to_dict() for layer in self.layers],
+            "layers": [{**vars(layer), "kept": layer.kept.tolist()} for layer in self.layers],
             "rule": self.rule,
             "provenance": dict(self.provenance),
             "span": vars(self.span),
@@ -154,28 +161,27 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        structure = Structure.from_dict(data["structure"])
-        stays = np.ones(structure.unit_count + 1, dtype=bool)
-        planned = tuple(map(LayerPlan.from_dict, data["layers"]))
+        """Raise a ValueError unless it is a plan that can be carried out."""
+        read = from_plain(_PlanDocument, data)
+        structure = read.structure
+        structure.check()
         sizes = [(layer.name, layer.size) for layer in structure.layers]
-        if [(each.name, each.total) for each in planned] != sizes:
+        if [(each.name, each.total) for each in read.layers] != sizes:
             raise ValueError("its layers are not those of its structure")
-        for layer, each in zip(structure.layers, planned, strict=True):
-            gone = layer.units[each.removed]
-            if (gone == NO_UNIT).any():
+        stays = np.ones(structure.unit_count + 1, dtype=bool)
+        for layer, each in zip(structure.layers, read.layers, strict=True):
+            kept = np.zeros(layer.size, dtype=bool)
+            if any(channel >= layer.size for channel in each.kept) or list(each.kept) != sorted(set(each.kept)):
+                raise ValueError(f"{layer.name}: the kept units are not ascending numbers below {layer.size}")
+            kept[list(each.kept)] = True
+            if (layer.units[~kept] == NO_UNIT).any():
                 why = layer.reason or "they are used with what cannot shrink"
                 raise ValueError(f"{layer.name}: it removes channels that must stay: {why}")
-            stays[gone] = False
-        plan = cls(
-            structure,
-            stays,
-            {each.name: each.reason for each in planned},
-            data["rule"],
-            data["provenance"],
-            Span(**data["span"]),
-        )
-        for found, each in zip(plan.layers, planned, strict=True):
-            if not np.array_equal(found.kept, each.kept):
+            stays[layer.units[~kept]] = False
+        reasons = {each.name: each.reason for each in read.layers}
+        plan = cls(structure, stays, reasons, read.rule, read.provenance, read.span)
+        for found, each in zip(plan.layers, read.layers, strict=True):
+            if found.kept.tolist() != list(each.kept):
                 raise ValueError(f"{each.name}: it keeps channels that it shares with removed ones")
         plan.check()
         return plan
@@ -206,11 +212,13 @@ class Plan:
         return masks
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        write_atomically(path, json.dumps(self.to_dict(), indent=1).encode())
+        save_document(path, self.to_dict())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Plan:
-        return load_json(path, FORMAT, FORMAT_VERSION, cls.from_dict)
+    def load(cls, path: str | os.PathLike[str], *, trust_edited: bool = False) -> Plan:
+        """What `save` wrote. `trust_edited`: the file may have been edited since, for instance which channels a layer
+        keeps; whether it can be carried out is checked in any case."""
+        return load_document(path, FORMAT, FORMAT_VERSION, cls, trust_edited=trust_edited)
 
 
 def check_plan(plan: object, *, removes: bool = True) -> None:

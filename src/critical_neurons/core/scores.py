@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from critical_neurons.core.budget import Budget
-from critical_neurons.core.files import load_json, write_atomically
+from critical_neurons.core.documents import Amount, Count, from_plain, load_document, save_document, to_plain
+from critical_neurons.core.files import write_atomically
 from critical_neurons.core.formulation import read_formulation
 from critical_neurons.core.settings import Plain
-from critical_neurons.core.solution import Dual, DualTrial, Status, Step, relative_gap
+from critical_neurons.core.solution import Dual, Status, Step, relative_gap
 from critical_neurons.core.solver import Solver
 from critical_neurons.core.structure import NO_UNIT, Fingerprint, Floats, Layer, Structure, spread
 
@@ -93,12 +93,12 @@ class Scores(Mapping[str, Floats]):
     status: Status
     objective: float | None
     bound: float | None
-    gap: float | None
-    seconds: float
+    gap: Amount | None
+    seconds: Amount
     settings: Mapping[str, Any]
     history: tuple[Step, ...]
-    sizes: Mapping[str, int]
-    logit_error: float
+    sizes: Mapping[str, Count]
+    logit_error: Amount
     notes: tuple[str, ...] = ()
     parts: tuple[Scores, ...] = ()
     layer_choices: tuple[LayerChoice, ...] = ()
@@ -143,51 +143,22 @@ class Scores(Mapping[str, Floats]):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        choices = [{**vars(each), "layers": list(each.layers)} for each in self.layer_choices]
+        plain = to_plain(replace(self, values_by_layer={}, settings=self.plain_settings, parts=()))
+        del plain["values_by_layer"]
         return {
             "format": FORMAT,
             "version": FORMAT_VERSION,
             "scores": {name: values.tolist() for name, values in self.items()},
-            "structure": self.structure.to_dict(),
-            "status": self.status.value,
-            "objective": self.objective,
-            "bound": self.bound,
-            "gap": self.gap,
-            "seconds": self.seconds,
-            "settings": self.plain_settings,
-            "history": [vars(step) for step in self.history],
-            "sizes": dict(self.sizes),
-            "logit_error": self.logit_error,
-            "notes": list(self.notes),
+            **plain,
             "parts": [part.to_dict() for part in self.parts],
-            **({"layer_choices": choices} if choices else {}),  # files without any are as they were before
-            **({"incumbent": vars(self.incumbent)} if self.incumbent else {}),
-            **({"dual": asdict(self.dual)} if self.dual else {}),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Scores:
-        scores = cls(
-            values_by_layer={name: np.array(values, dtype=np.float64) for name, values in data["scores"].items()},
-            structure=Structure.from_dict(data["structure"]),
-            status=Status(data["status"]),
-            objective=data["objective"],
-            bound=data["bound"],
-            gap=data["gap"],
-            seconds=data["seconds"],
-            settings=_read_settings(data["settings"]),
-            history=tuple(Step(**step) for step in data["history"]),
-            sizes=data["sizes"],
-            logit_error=data["logit_error"],
-            notes=tuple(data["notes"]),
-            parts=tuple(cls.from_dict(part) for part in data["parts"]),
-            layer_choices=tuple(
-                LayerChoice(tuple(each["layers"]), each["error"], each["bound"])
-                for each in data.get("layer_choices", ())
-            ),
-            incumbent=Incumbent(**data["incumbent"]) if "incumbent" in data else None,
-            dual=_read_dual(data["dual"]) if "dual" in data else None,
-        )
+        """Raise a ValueError or KeyError unless they are scores that fit their structure."""
+        read = from_plain(cls, {**data, "values_by_layer": data["scores"], "parts": ()})
+        scores = replace(read, settings=_read_settings(read.settings), parts=tuple(map(cls.from_dict, data["parts"])))
+        scores.structure.check()
         sizes = {layer.name: layer.size for layer in scores.layers if layer.scored}
         if sizes != {name: len(values) for name, values in scores.items()}:
             raise ValueError("the scores do not fit the layers")
@@ -201,7 +172,7 @@ class Scores(Mapping[str, Floats]):
         return interop.as_torch_pruning(self, model, max_pruning_ratio=max_pruning_ratio)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        write_atomically(path, json.dumps(self.to_dict(), indent=1).encode())
+        save_document(path, self.to_dict())
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """A table with one line per channel of every layer: layer, channel, unit, score, reason.
@@ -220,17 +191,13 @@ class Scores(Mapping[str, Floats]):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Scores:
-        return load_json(path, FORMAT, FORMAT_VERSION, cls.from_dict)
+        return load_document(path, FORMAT, FORMAT_VERSION, cls)
 
 
 def _read_settings(data: Mapping[str, Any]) -> dict[str, Any]:
     """The other way from `plain_settings`."""
     typed = {name: TYPES[name](value) for name, value in data.items() if name in TYPES and value is not None}
     return {**data, **typed}
-
-
-def _read_dual(data: Mapping[str, Any]) -> Dual:
-    return Dual(**{**data, "trials": tuple(DualTrial(**trial) for trial in data["trials"])})
 
 
 def average_scores(

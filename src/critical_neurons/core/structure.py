@@ -7,13 +7,15 @@ group; `NO_UNIT` stands for every channel that must stay. Arrays over units have
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from critical_neurons.core.documents import Count, Number, from_plain, to_plain
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
@@ -41,7 +43,7 @@ class Layer:
     kind: str
     units: Ints
     reason: str = ""
-    blocks: int = 1
+    blocks: Number = 1
 
     @property
     def scored(self) -> bool:
@@ -51,14 +53,6 @@ class Layer:
     @property
     def size(self) -> int:
         return len(self.units)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return {**vars(self), "units": pack(self.units)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Layer:
-        return cls(**{**data, "units": unpack(data["units"])})
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,13 +65,6 @@ class Slice:
     tensor: str
     axis: int
     units: Ints
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"tensor": self.tensor, "axis": self.axis, "units": pack(self.units)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Slice:
-        return cls(data["tensor"], data["axis"], unpack(data["units"]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +81,9 @@ class Wiring:
     inputs: Ints
     outputs: Ints
     constants: Floats
-    kernel: int = 1
-    positions: int = 1
-    groups: int = 1
+    kernel: Count = 1
+    positions: Count = 1
+    groups: Number = 1
     biased: bool = True
     alone: bool = True
 
@@ -110,22 +97,6 @@ class Wiring:
         """Whether the module could make up for units it no longer reads. A depthwise convolution hands them on."""
         return self.alone and self.kernel > 0 and not self.depthwise and bool((self.inputs >= 0).any())
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            **vars(self),
-            "inputs": pack(self.inputs),
-            "outputs": pack(self.outputs),
-            "constants": {str(at): self.constants[at] for at in np.flatnonzero(self.constants).tolist()},
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Wiring:
-        inputs, outputs = unpack(data["inputs"]), unpack(data["outputs"])
-        constants = np.zeros(len(inputs))
-        for at, value in data["constants"].items():
-            constants[int(at)] = value
-        return cls(**{**data, "inputs": inputs, "outputs": outputs, "constants": constants})
-
 
 @dataclass(frozen=True, eq=False)
 class Product:
@@ -133,15 +104,8 @@ class Product:
     amount * Π mean(kept)."""
 
     module: str
-    amount: int
+    amount: Count
     axes: tuple[Ints, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"module": self.module, "amount": self.amount, "axes": [pack(axis) for axis in self.axes]}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Product:
-        return cls(data["module"], data["amount"], tuple(map(unpack, data["axes"])))
 
 
 @dataclass(frozen=True)
@@ -181,7 +145,7 @@ class Structure:
     costs of the whole model."""
 
     layers: tuple[Layer, ...]
-    group_sizes: tuple[int, ...]
+    group_sizes: tuple[Number, ...]
     slices: tuple[Slice, ...]
     wirings: tuple[Wiring, ...]
     params: tuple[Product, ...]
@@ -278,36 +242,22 @@ class Structure:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        return {
-            "layers": [each.to_dict() for each in self.layers],
-            "groups": list(self.group_sizes),
-            "slices": [each.to_dict() for each in self.slices],
-            "wirings": [each.to_dict() for each in self.wirings],
-            "params": [each.to_dict() for each in self.params],
-            "macs": [each.to_dict() for each in self.macs],
-            "fingerprint": vars(self.fingerprint),
-            "notes": list(self.notes),
-        }
+        plain: dict[str, Any] = to_plain(self)
+        return plain
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Structure:
-        found = cls(
-            tuple(map(Layer.from_dict, data["layers"])),
-            tuple(data["groups"]),
-            tuple(map(Slice.from_dict, data["slices"])),
-            tuple(map(Wiring.from_dict, data["wirings"])),
-            tuple(map(Product.from_dict, data["params"])),
-            tuple(map(Product.from_dict, data["macs"])),
-            Fingerprint(**data["fingerprint"]),
-            tuple(data["notes"]),
-        )
+        """Raise a ValueError unless it is a structure that holds together."""
+        found = from_plain(cls, data)
         found.check()
         return found
 
     def check(self) -> None:
         """Raise a ValueError unless all units are within the groups and every group has a layer."""
-        if not all(type(size) is int and size > 0 for size in self.group_sizes):
-            raise ValueError("the size of a group is no whole number above 0")
+        if any(len(wiring.constants) != len(wiring.inputs) for wiring in self.wirings):
+            raise ValueError("a module with another number of constants than of inputs")
+        if any(layer.units.ndim != 1 or layer.size % layer.blocks for layer in self.layers):
+            raise ValueError("a layer whose units do not fall into its blocks")
         arrays = [layer.units for layer in self.layers] + [each.units for each in self.slices]
         arrays += [axis for wiring in self.wirings for axis in (wiring.inputs, wiring.outputs)]
         arrays += [axis for product in (*self.params, *self.macs) for axis in product.axes]
@@ -332,32 +282,6 @@ def choose_highest(values: Floats, count: int, blocks: int = 1) -> Bools:
     chosen = np.zeros(dealt.shape, dtype=bool)
     np.put_along_axis(chosen, best, True, axis=1)
     return chosen.reshape(-1)
-
-
-def pack(units: Ints) -> list[Any]:
-    """An array of units as runs [first, step, count]; of a matrix one list for every row."""
-    if units.ndim == 2:
-        return [pack(row) for row in units]
-    runs: list[list[int]] = []
-    for unit in units.tolist():
-        if runs:
-            first, step, count = runs[-1]
-            if count == 1 and unit - first in (0, 1):
-                runs[-1] = [first, unit - first, 2]
-                continue
-            if count > 1 and unit == first + step * count:
-                runs[-1][2] += 1
-                continue
-        runs.append([unit, 0, 1])
-    return runs
-
-
-def unpack(runs: Sequence[Any]) -> Ints:
-    """What `pack` packed."""
-    if runs and isinstance(runs[0], Sequence) and (not runs[0] or isinstance(runs[0][0], Sequence)):
-        return np.stack([unpack(row) for row in runs])
-    parts = [first + step * np.arange(count) for first, step, count in runs]
-    return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, dtype=np.int64)
 
 
 def _renumber(products: tuple[Product, ...], number: Ints) -> tuple[Product, ...]:

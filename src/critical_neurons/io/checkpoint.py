@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
+from critical_neurons.core.documents import from_plain, load_document, read_file, to_plain
 from critical_neurons.core.plan import Plan
 from critical_neurons.core.structure import SIZE, Slice
 from critical_neurons.errors import (
@@ -35,6 +36,9 @@ MODEL, PLAN, PROVENANCE = "model.safetensors", "plan.json", "provenance.json"
 
 FILES = (MODEL, PLAN, PROVENANCE)
 
+
+LARGEST_MODEL = 2**36
+"""Bytes of a file of weights that are read at most."""
 
 LISTED = 4
 """Complaints shown in a message before the rest is counted."""
@@ -106,6 +110,11 @@ def fill_tensors(path: Path, model: nn.Module, tensors: Mapping[str, Tensor]) ->
         for name, values in expected.items()
         if (found := tensors.get(name)) is not None and not _fits(found, values)
     ]
+    complaints += [
+        f"{name} is not finite"
+        for name, _ in model.named_parameters()
+        if name in tensors and not bool(tensors[name].isfinite().all())
+    ]
     if complaints:
         more = f" and {len(complaints) - LISTED} more" if len(complaints) > LISTED else ""
         raise InvalidFileError(f"{path}: does not fit the network: {'; '.join(complaints[:LISTED])}{more}.")
@@ -117,15 +126,15 @@ def _fits(found: Tensor, values: Tensor) -> bool:
     return found.shape == values.shape and same_kind
 
 
-def find_shared(state: Mapping[str, Tensor]) -> list[list[str]]:
+def find_shared(state: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
     """The names of every tensor that has several."""
     names: dict[int, list[str]] = {}
     for name, values in state.items():
         names.setdefault(id(values), []).append(name)
-    return [each for each in names.values() if len(each) > 1]
+    return tuple(tuple(each) for each in names.values() if len(each) > 1)
 
 
-def share_tensors(path: Path, model: nn.Module, names: list[str]) -> None:
+def share_tensors(path: Path, model: nn.Module, names: tuple[str, ...]) -> None:
     state = model.state_dict(keep_vars=True)
     if any(name not in state or state[name].shape != state[names[0]].shape for name in names):
         raise InvalidFileError(f"{path}: {', '.join(names)} cannot be one tensor of this network.")
@@ -154,26 +163,36 @@ def make_model(factory: Callable[[], nn.Module] | nn.Module) -> nn.Module:
     return model
 
 
-def read_part(path: Path, provenance: Mapping[str, Any]) -> bytes:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InvalidFileError(f"{path}: cannot be read ({error.strerror or error}).") from error
-    if hashlib.sha256(content).hexdigest() != provenance["sha256"][path.name]:
+@dataclass(frozen=True)
+class Provenance:
+    """Where a smaller network comes from: the model and the plan it was made of, and digests of both files. `shared`:
+    the names of every tensor that has several."""
+
+    versions: Mapping[str, str]
+    source: Mapping[str, str | None]
+    rule: str
+    scores: Mapping[str, Any]
+    shared: tuple[tuple[str, ...], ...]
+    calibrated_on: tuple[str, ...]
+    sha256: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"format": FORMAT, "version": FORMAT_VERSION, **to_plain(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Provenance:
+        return from_plain(cls, data)
+
+    @classmethod
+    def load(cls, path: Path) -> Provenance:
+        return load_document(path, FORMAT, FORMAT_VERSION, cls)
+
+
+def read_part(path: Path, provenance: Provenance) -> bytes:
+    content = read_file(path, LARGEST_MODEL)
+    if hashlib.sha256(content).hexdigest() != provenance.sha256.get(path.name):
         raise InvalidFileError(
             f"{path}: damaged, or changed after it was saved (its SHA-256 is not the one in {PROVENANCE}). Copy the "
             "folder again, or save the network anew."
         )
     return content
-
-
-def check_provenance(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    if data["digest"] != digest_content({name: value for name, value in data.items() if name != "digest"}):
-        raise ValueError("the digest of its content is another")
-    if not all(isinstance(name, str) for names in data["shared"] for name in (*names, data["sha256"][MODEL])):
-        raise ValueError("a name that is no text")
-    return data
-
-
-def digest_content(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

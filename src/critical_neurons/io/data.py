@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
-import zipfile
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn import functional
 
-from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError, MissingExtraError
+from critical_neurons.errors import (
+    InvalidFileError,
+    InvalidInputError,
+    InvalidSettingError,
+    MissingExtraError,
+    first_line,
+)
+from critical_neurons.io.array_files import read_arrays
 
 FILE_SUFFIXES = (".npz", ".safetensors")
 IMAGE_COLUMNS = ("image", "img")
@@ -65,7 +68,7 @@ def load_batch(
     `most_per_class` of a data set. uint8 inputs are scaled to [0, 1]. `split` means data sets only.
     """
     if is_file(source):
-        arrays = _read_arrays(Path(source))
+        arrays = read_arrays(Path(source))
         inputs, labels = arrays["inputs"], check_labels(source, arrays["labels"])
         if inputs.ndim < 2 or len(inputs) != len(labels):
             raise InvalidInputError(
@@ -114,42 +117,6 @@ def choose_balanced(
     return np.concatenate(drawn)
 
 
-def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    if not path.is_file():
-        raise InvalidFileError(f"{path}: no such file of data.")
-    try:
-        return _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
-    except InvalidFileError:
-        raise
-    except (SafetensorError, OSError, ValueError, EOFError, TypeError, KeyError) as error:
-        raise InvalidFileError(f"{path}: cannot be read ({error}).") from error
-    except (zipfile.BadZipFile, zlib.error, pickle.UnpicklingError) as error:
-        raise InvalidFileError(f"{path}: is no {path.suffix} file, or a damaged one ({error}).") from error
-
-
-def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    content = np.load(path, allow_pickle=False)
-    if not isinstance(content, np.lib.npyio.NpzFile):
-        raise InvalidFileError(f"{path}: a single array; expected np.savez(path, inputs=..., labels=...).")
-    with content:
-        return _pick(path, content.files, content.__getitem__)
-
-
-def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
-    with safe_open(path, "np") as content:
-        return _pick(path, content.keys(), content.get_tensor)
-
-
-def _pick(path: Path, names: Sequence[str], read: Callable[[str], NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    absent = [name for name in ("inputs", "labels") if name not in names]
-    if absent:
-        found = ", ".join(names) or "nothing"
-        raise InvalidFileError(
-            f"{path}: no {' and no '.join(absent)} in it. Found {found}; expected inputs and labels."
-        )
-    return {name: read(name) for name in ("inputs", "labels")}
-
-
 def open_data_set(source: str, split: str) -> tuple[Any, str]:
     """A split of a Hugging Face data set, folder or id, and which of its columns holds the images."""
     folder = Path(source).expanduser()
@@ -170,8 +137,9 @@ def open_data_set(source: str, split: str) -> tuple[Any, str]:
         else:
             data = datasets.load_dataset(str(folder) if folder.exists() else source, split=split)
     except Exception as error:  # the library raises what its many readers raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InvalidInputError(f"{source}: cannot be loaded as a data set, split {split!r} ({reason}).") from error
+        raise InvalidInputError(
+            f"{source}: cannot be loaded as a data set, split {split!r} ({first_line(error)})."
+        ) from error
     image_column = next((name for name in IMAGE_COLUMNS if name in data.column_names), None)
     if image_column is None or LABEL_COLUMN not in data.column_names:
         raise InvalidInputError(

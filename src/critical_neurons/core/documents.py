@@ -1,0 +1,189 @@
+"""Documents: frozen data to JSON and back.
+
+The fields of a dataclass are the schema: msgspec checks every type and every range they declare. A file also has a
+format, a version and a digest of its content, so that a changed byte is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Protocol, Self, TypeAlias, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from critical_neurons.core.files import write_atomically
+from critical_neurons.errors import InvalidFileError
+
+Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+
+LARGEST_FILE = 2**29
+"""Bytes of a JSON file that are read at most."""
+
+LARGEST_ARRAY = 2**26
+"""Entries of an array that a file may describe."""
+
+_Kind = TypeVar("_Kind")
+_Written = TypeVar("_Written", bound="Written")
+
+
+class Written(Protocol):
+    """What has a file format of its own."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self: ...
+
+
+def to_plain(value: Any) -> Any:
+    """Frozen data as JSON has it: dicts, lists, texts and finite numbers, None for others."""
+    return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_encode_array))
+
+
+def from_plain(kind: type[_Kind], data: Any) -> _Kind:
+    """What `to_plain` was given. Raise a ValueError, with the place, unless all of it is of the type declared."""
+    try:
+        return msgspec.convert(data, kind, dec_hook=_decode_array)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+
+
+def encode_document(content: Mapping[str, Any]) -> bytes:
+    """The bytes of a file: the content, and a digest of it."""
+    return msgspec.json.format(msgspec.json.encode({**content, "digest": digest_content(content)}), indent=1)
+
+
+def save_document(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
+    write_atomically(path, encode_document(content))
+
+
+def load_document(
+    path: str | os.PathLike[str],
+    form: str,
+    version: int,
+    kind: type[_Written],
+    *,
+    trust_edited: bool = False,
+) -> _Written:
+    """What a JSON file of this format and version describes. `trust_edited`: its content may have been changed since
+    it was written."""
+    data = _parse(path)
+    if not isinstance(data, dict) or data.get("format") != form:
+        raise InvalidFileError(f"{path}: not a file of {form}.")
+    if data.get("version") != version:
+        raise InvalidFileError(
+            f"{path}: format version {data.get('version')!r}, of another release; this one reads version {version}. "
+            "Make the file anew."
+        )
+    digest = data.pop("digest", None)
+    if not trust_edited and digest != digest_content(data):
+        raise InvalidFileError(f"{path}: damaged, or changed after it was written (its digest is another).")
+    try:
+        found = kind.from_dict(data)
+        again = found.to_dict()
+        unknown = [name for name, value in data.items() if again.get(name) != value]
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise InvalidFileError(f"{path}: what it says does not fit together ({error}).") from error
+    if unknown:
+        raise InvalidFileError(f"{path}: holds more than is understood, in {', '.join(unknown)}.")
+    return found
+
+
+def digest_content(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
+
+
+def find_format(path: str | os.PathLike[str]) -> str | None:
+    """What a JSON file says it holds, if it says anything."""
+    data = _parse(path)
+    kind = data.get("format") if isinstance(data, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+def parse_json(content: bytes) -> Any:
+    """Raise a ValueError unless it is JSON with finite numbers."""
+    try:
+        return msgspec.json.decode(content)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
+def read_file(path: str | os.PathLike[str], largest: int = LARGEST_FILE) -> bytes:
+    """The bytes of a regular file: no device or pipe, which would never end."""
+    try:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):
+            raise InvalidFileError(f"{path}: not a regular file.")
+        if found.st_size > largest:
+            raise InvalidFileError(f"{path}: {found.st_size:,} bytes. Files of up to {largest:,} are read.")
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        if isinstance(error, InvalidFileError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise InvalidFileError(f"{path}: cannot be read ({reason}).") from error
+
+
+def _parse(path: str | os.PathLike[str]) -> Any:
+    content = read_file(path)
+    try:
+        return parse_json(content)
+    except ValueError as error:
+        raise InvalidFileError(f"{path}: not a JSON file ({error}).") from error
+
+
+def pack(units: NDArray[np.int64]) -> list[Any]:
+    """An array of whole numbers as runs [first, step, count]; of a matrix one list for every row."""
+    if units.ndim == 2:
+        return [pack(row) for row in units]
+    runs: list[list[int]] = []
+    for unit in units.tolist():
+        if runs:
+            first, step, count = runs[-1]
+            if count == 1 and unit - first in (0, 1):
+                runs[-1] = [first, unit - first, 2]
+                continue
+            if count > 1 and unit == first + step * count:
+                runs[-1][2] += 1
+                continue
+        runs.append([unit, 0, 1])
+    return runs
+
+
+def unpack(runs: Sequence[Any]) -> NDArray[np.int64]:
+    """What `pack` packed."""
+    if runs and isinstance(runs[0], Sequence) and (not runs[0] or isinstance(runs[0][0], Sequence)):
+        return np.stack([unpack(row) for row in runs])
+    known = msgspec.convert(runs, list[tuple[int, int, Count]])
+    if sum(count for _, _, count in known) > LARGEST_ARRAY:
+        raise ValueError(f"an array of more than {LARGEST_ARRAY:,} entries")
+    parts = [first + step * np.arange(count) for first, step, count in known]
+    return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, dtype=np.int64)
+
+
+def _encode_array(values: Any) -> Any:
+    """Whole numbers as runs, others one by one unless all are zero."""
+    if not isinstance(values, np.ndarray):
+        raise TypeError(f"{type(values).__name__} cannot be written to a file.")
+    if values.dtype == np.int64:
+        return pack(values)
+    return values.tolist() if values.any() else len(values)
+
+
+def _decode_array(kind: Any, data: Any) -> Any:
+    if kind == NDArray[np.int64]:
+        return unpack(msgspec.convert(data, list[Any]))
+    if kind != NDArray[np.float64]:
+        raise TypeError(f"{kind} cannot be read from a file.")
+    if isinstance(data, int):
+        return np.zeros(msgspec.convert(data, Annotated[int, msgspec.Meta(ge=0, le=LARGEST_ARRAY)]))
+    return np.array(msgspec.convert(data, list[float]), dtype=np.float64)
