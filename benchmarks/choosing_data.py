@@ -202,8 +202,7 @@ class Trial:
 def search_by_class(search: partial[cn.Scores], images: Part) -> cn.Scores:
     """The mean over classes of every unit's score, under the budget that every search had."""
     parts = [search(images.inputs[images.labels == label]) for label in images.labels.unique()]
-    inputs = [row for part in parts for row in part.settings["inputs"]]
-    settings = {**parts[0].settings, "by_class": True, "inputs": inputs}
+    settings = {**parts[0].settings, "by_class": True}
     return average_scores(parts, settings=settings, seconds=sum(part.seconds for part in parts))
 
 

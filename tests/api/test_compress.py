@@ -78,7 +78,7 @@ def test_a_search_needs_no_labels(halved, model, digits):
 def test_the_search_knows_what_is_refitted(model, digits):
     told = []
     found = compress(model, *digits[0], units=0.5, compensate="none", progress=told.append, onnx=False)
-    assert (found.scores.settings["method"], found.scores.settings["compensate"]) == ("gates", "none")
+    assert (found.scores.settings["method"], found.scores.compensate) == ("gates", "none")
     assert told == ["Searching", "Planning", "Removing", "Comparing"]
     masked = cn.mask(model, found.plan)
     with torch.no_grad():
@@ -99,10 +99,10 @@ def test_the_settings_of_the_paper(model, digits):
     found = compress(model, inputs, labels, macs=0.5, paper=True, onnx=False)
     settings = found.scores.settings
     assert settings["formulation"] == PAPER
-    assert settings["budget"] is None
+    assert found.scores.budget is None
     assert sorted(settings["labels"]) == list(range(10))
     digests = digest_rows(inputs.numpy())
-    scored = [digests.index(each) for each in settings["inputs"]]
+    scored = [digests.index(each) for each in found.scores.inputs]
     assert measure_accuracy(model, inputs[scored], labels[scored]) == 1.0
     expected = cn.prune(model, cn.plan(found.scores, macs=0.5), inputs)
     with torch.no_grad():
@@ -124,7 +124,7 @@ def test_the_settings_of_the_paper_can_be_overridden(model, digits):
     )
     settings = found.scores.settings
     assert (settings["formulation"], settings["solver"]) == (cn.Linearised(loss_weight=2.0), cn.Solver(gap=1e-3))
-    assert settings["budget"] is None
+    assert found.scores.budget is None
     assert sorted(settings["labels"]) == list(range(10))
     assert len(found.model.calibrated_on) == len(set(digest_rows(inputs.numpy())))
 
@@ -155,10 +155,10 @@ def test_max_drop_is_judged_on_what_was_held_out(model, digits, monkeypatch):
     assert drop["before"] - drop["after"] <= 0.02 + 1e-9
     assert drop["evaluations"] <= ROUGH_STEPS + 1 + FINE_STEPS
     assert len(gathered) == 1  # for all candidates
-    assert len(found.scores.settings["inputs"]) == len(labels) - round(len(labels) * HELD_OUT_SHARE)
-    assert set(found.scores.settings["inputs"]).isdisjoint(drop["judged_on"])
+    assert len(found.scores.inputs) == len(labels) - round(len(labels) * HELD_OUT_SHARE)
+    judged_on = found.plan.seen.difference(found.scores.inputs)
     assert count_macs(found.model, inputs) < 0.5 * count_macs(model, inputs)
-    held_out = [at for at, digest in enumerate(digest_rows(inputs.numpy())) if digest in drop["judged_on"]]
+    held_out = [at for at, digest in enumerate(digest_rows(inputs.numpy())) if digest in judged_on]
     assert measure_accuracy(found.model, inputs[held_out], labels[held_out]) == drop["after"]
     assert np.array_equal(cn.plan(found.scores).stays, found.plan.stays)
 
@@ -269,7 +269,7 @@ def test_test_data_in_batches(model, digits):
 def test_a_program_is_under_the_budget_asked_for(model, digits):
     found = compress(model, *digits[0], units=0.8, seed=3, **QUICK)
     settings = found.scores.settings
-    assert (settings["formulation"], settings["budget"]) == (cn.Linearised(), cn.Budget(units=0.8))
+    assert (settings["formulation"], found.scores.budget) == (cn.Linearised(), cn.Budget(units=0.8))
     assert settings["solver"] == cn.Solver(seed=3)
     assert found.plan.rule.startswith("at most 0.8 of the units kept")
 

@@ -100,7 +100,7 @@ def test_scores_say_what_was_done_and_travel(tmp_path, compensate):
     assert scores.objective > 0
     assert search.UNCERTIFIED in scores.notes
     assert scores.settings["method"] == ("elimination" if compensate == "least_squares" else "gates")
-    assert len(scores.settings["inputs"]) == INPUTS
+    assert len(scores.inputs) == INPUTS
     (told,) = describe_solve(scores)  # there was no program, so neither sizes nor a solver that stopped early
     assert f"divergence of the outputs {scores.objective:.6g}" in told.plain
     scores.save(tmp_path / "scores.json")

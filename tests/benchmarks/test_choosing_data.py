@@ -112,7 +112,7 @@ def test_by_class_is_the_mean_of_one_search_per_class(model, data):
     for layer, values in found.items():
         kept = plan.kept[layer]
         assert values[kept].min() >= np.delete(values, kept).max()
-    assert len(found.settings["inputs"]) == len(images)
+    assert len(found.inputs) == len(images)
 
 
 def test_test_images_have_no_part(model, data):

@@ -236,7 +236,6 @@ class TestScore:
                 "bounds": "backward",
             },
             "by_class": True,
-            "budget": None,
             "solver": {
                 "name": "highs",
                 "options": {},
@@ -816,7 +815,7 @@ class TestCompress:
         options = ("--formulation", "exact", "--time-limit", 1, "--threads", 1, "--ignore", "2", "--per-class", 6)
         result = json.loads(succeed(*self.QUICK, *share, *options, "--json").stdout)
         settings = result["scores"]["settings"]
-        assert settings["budget"] == {share[0].removeprefix("--"): 0.6}
+        assert result["scores"]["budget"] == {share[0].removeprefix("--"): 0.6}
         assert settings["formulation"]["name"] == "exact"
         assert (settings["solver"]["time_limit"], settings["solver"]["threads"]) == (1.0, 1)
         assert settings["ignore"] == ["2"]
@@ -1055,8 +1054,7 @@ class TestSpans:
 
     def test_score_and_prune(self):
         succeed("score", "tiny_models:hybrid", "data.npz", *self.SPAN, "--output", "scores.json")
-        settings = json.loads(Path("scores.json").read_text())["settings"]
-        assert (settings["start"], settings["stop"]) == ("1", "1")
+        assert json.loads(Path("scores.json").read_text())["span"] == {"start": "1", "stop": "1"}
         rule = ("--scores", "scores.json", "--units", 0.5, "--data", "data.npz", "--output", "smaller.safetensors")
         succeed("prune", "tiny_models:hybrid", *rule, "--plan", "plan.json")
         assert load_file("smaller.safetensors")["1.0.weight"].shape == (4, 6)

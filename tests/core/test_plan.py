@@ -164,8 +164,8 @@ FILE = """
   {"name": "0", "kept": [0, 2], "total": 3, "reason": "at most 0.7 of the units kept, by layer"},
   {"name": "3", "kept": [0, 1], "total": 2, "reason": "it gives the network's output"}],
  "rule": "at most 0.7 of the units kept, by layer",
- "provenance": {"status": "optimal", "objective": 1.492432706479564, "weights": "1f4e7c4d6d55d155"},
- "span": {"start": null, "stop": null},
+ "provenance": {"status": "optimal", "objective": 1.492432706479564},
+ "span": {"start": null, "stop": null}, "seen": ["0f", "1e"],
  "structure": {
   "layers": [
    {"name": "0", "kind": "Linear", "units": [[0, 1, 3]], "reason": "", "blocks": 1},

@@ -45,7 +45,8 @@ def make_scores(**changes):
         bound=-0.31,
         gap=0.01,
         seconds=1 / 7,
-        settings={"formulation": cn.Paper(), "budget": cn.Budget(macs=0.5), "ignore": [], "labels": [0, 1]},
+        settings={"formulation": cn.Paper(), "ignore": [], "labels": [0, 1]},
+        budget=cn.Budget(macs=0.5),
         history=(Step(0.1, None, -np.pi, 3, 4), Step(0.2, 1 / 3, None, 5, 6)),
         sizes={"columns": 10, "rows": 20},
         logit_error=1e-15,
@@ -110,7 +111,7 @@ def test_the_file_is_json_with_format_version_settings_and_fingerprint(tmp_path)
     assert data["format"] == "critical_neurons scores"
     assert data["version"] == 2
     assert data["settings"]["formulation"]["loss_weight"] == 5.0
-    assert data["settings"]["budget"] == {"macs": 0.5}
+    assert data["budget"] == {"macs": 0.5}
     assert data["structure"]["fingerprint"] == {"architecture": "0123", "weights": "4567"}
 
 
@@ -137,12 +138,13 @@ FILE = """
   "formulation": {"name": "paper", "loss_weight": {"loss_increase": 0.01}, "objective": "balanced", "rescale": 2.0,
     "loss": "auto",
    "integer": true, "bounds": "interval", "input_radius": 0.0},
-  "by_class": false, "budget": null,
+  "by_class": false,
   "solver": {"name": "auto", "options": {}, "time_limit": 300.0, "gap": 0.0001, "threads": null, "seed": 0},
   "labels": [0, 1]},
  "history": [{"seconds": 0.0069, "objective": 1.492432706479564, "bound": 1.49, "rows": 0, "cuts": 4}],
  "sizes": {"columns": 6, "rows": 7, "rows_used": 1, "gates": 0, "cuts": 4}, "logit_error": 0.0, "notes": [],
- "layer_choices": [], "incumbent": null, "dual": null, "parts": []}
+ "layer_choices": [], "incumbent": null, "dual": null, "budget": null, "compensate": "none",
+ "span": {"start": null, "stop": null}, "inputs": ["0f", "1e"], "parts": []}
 """
 """As version 2 was first written."""
 
@@ -177,8 +179,8 @@ DAMAGE = {
         text, lambda data: data["settings"]["formulation"].update(binary=True)
     ),
     "bad setting": lambda text: forge(text, lambda data: data["settings"]["formulation"].update(rescale="two")),
-    "two budgets": lambda text: forge(text, lambda data: data["settings"]["budget"].update(units=0.5)),
-    "budget in words": lambda text: forge(text, lambda data: data["settings"].update(budget="macs")),
+    "two budgets": lambda text: forge(text, lambda data: data["budget"].update(units=0.5)),
+    "budget in words": lambda text: forge(text, lambda data: data.update(budget="macs")),
     "part damaged": lambda text: forge(text, lambda data: data.update(parts=[{}])),
     "without a structure": lambda text: forge(text, lambda data: data.pop("structure")),
     "a structure with fewer units": lambda text: forge(text, lambda data: data["structure"].update(group_sizes=[6])),

@@ -216,7 +216,7 @@ def test_scores_plans_and_smaller_models(case, tmp_path):
     scores = cn.score(HYBRID, IMAGES, LABELS, **settle(**BODY, **SETTINGS[case], **QUICK))
     assert list(scores) == ["body.0", "body.4"]
     assert scores.logit_error <= SAME_LOGITS
-    assert scores.settings["start"] == scores.settings["stop"] == "body"
+    assert scores.span == Span("body", "body")
     assert any("nothing is certified about the whole network's loss" in note for note in scores.notes)
     plan = cn.plan(scores, units=0.5)
     for chosen in (plan, plan.random(seed=3), plan.critical(scores)):

@@ -468,7 +468,7 @@ def test_a_convolution_that_the_network_leaves_alone_is_not_scored_by_its_part(d
 def test_parts_that_do_not_cover_the_network_are_refused(trained, scored, digits):
     network = cn.read_network(trained.model, digits[0])
     with pytest.raises(UnreadableModelError, match="the parts score 0, 4, the network 0, 4, 6, 11"):
-        join_scores(network, scored.parts[:2], settings={}, seconds=0.0)
+        join_scores(network, scored.parts[:2], settings={}, inputs=(), seconds=0.0)
 
 
 def test_scoring_without_labels_or_units_is_refused(trained, digits):

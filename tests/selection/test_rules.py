@@ -177,7 +177,7 @@ def test_a_plan_says_where_it_comes_from():
     assert plan.provenance["status"] == "optimal"
     assert plan.provenance["gap"] == 0.1
     assert plan.provenance["settings"] == {"loss_weight": 5.0}
-    assert plan.provenance["weights"] == "weights"
+    assert plan.structure.fingerprint.weights == "weights"
     assert plan.structure is SCORES.structure
     assert plan.stays.tolist() == [False, True, False, True, True, False, True, True]
 

@@ -160,11 +160,12 @@ def find_most(
         ending = ", interrupted"
     lost = f"{reference - found.worth:.4g}, judged {len(found.known)} times{ending}"
     drop = {"max_drop": float(max_drop), "before": reference, "after": found.worth, "evaluations": len(found.known)}
-    seen = {} if judged_on is None else {"judged_on": digest_inputs(gather_inputs(judged_on))}
+    judges = () if judged_on is None else digest_inputs(gather_inputs(judged_on))
     return replace(
         found.plan,
         rule=f"at most {max_drop:.4g} lost ({lost}): {found.plan.rule}",
-        provenance={**found.plan.provenance, "drop": {**drop, **seen}},
+        provenance={**found.plan.provenance, "drop": drop},
+        seen=found.plan.seen.union(judges),
     ), found.scores
 
 

@@ -43,7 +43,7 @@ def save(smaller: nn.Module, folder: str | os.PathLike[str], *, plan: Plan, over
     }
     provenance = Provenance(
         versions=describe_versions("torch", "safetensors"),
-        source={"architecture": plan.architecture, "weights": plan.provenance.get("weights")},
+        source={"architecture": plan.architecture, "weights": plan.structure.fingerprint.weights},
         rule=plan.rule,
         scores=plan.provenance,
         shared=find_shared(state),

@@ -135,8 +135,6 @@ def score(
         proposal=None if incumbent is None else propose_mask(incumbent, network, budget),
         record={
             "ignore": list(ignored),
-            "start": start,
-            "stop": stop,
             "input_shape": list(batch.inputs.shape[1:]),
             "labels_from": "model" if batch.labels is None and batch.targets is None else "user",
             "bounds_from": "program" if own is None else "user",
@@ -276,10 +274,11 @@ class _Task:
         """The same program, solved before and not interrupted."""
         if earlier is None:
             return None
-        record = self._describe(points)
+        network, record, inputs = self.network, self._describe(points), tuple(points.digests.tolist())
         for part in earlier.parts:
+            asked = part.fingerprint, part.span, part.settings, part.budget, part.inputs
             stopped = any(note.startswith(INTERRUPTED) for note in part.notes)
-            if part.fingerprint == self.network.fingerprint and part.settings == record and not stopped:
+            if asked == (network.fingerprint, network.span, record, self.budget, inputs) and not stopped:
                 return part
         return None
 
@@ -358,6 +357,9 @@ class _Task:
             notes=notes,
             incumbent=incumbent,
             dual=dual,
+            budget=self.budget,
+            span=network.span,
+            inputs=tuple(points.digests.tolist()),
         )
         return scores, solution.interrupted
 
@@ -403,10 +405,8 @@ class _Task:
         return {
             "formulation": self.formulation,
             "by_class": self.by_class is not None,
-            "budget": self.budget,
             "solver": self.solver,
             "labels": points.labels.tolist(),
-            "inputs": points.digests.tolist(),
             **self.record,
         }
 

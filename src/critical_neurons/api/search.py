@@ -253,19 +253,18 @@ class Search:
             seconds=time.monotonic() - task.started,
             settings={
                 "method": "elimination" if self._eliminates else "gates",
-                "compensate": self._compensate,
-                "budget": task.budget,
                 "seed": self._seed,
                 "ignore": list(self._ignore),
-                "start": self._span.start,
-                "stop": self._span.stop,
-                "inputs": digest_inputs(self._rows),
                 "versions": describe_versions("torch", "numpy"),
             },
             history=(),
             sizes={},
             logit_error=0.0,  # the model itself is run
             notes=(*self.structure.notes, UNCERTIFIED, *notes),
+            budget=task.budget,
+            compensate=self._compensate,
+            span=self._span,
+            inputs=tuple(digest_inputs(self._rows)),
         )
 
 

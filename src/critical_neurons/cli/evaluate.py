@@ -90,7 +90,7 @@ def evaluate(
     inputs, labels = load_batch(data, per_class=per_class, seed=seed, split=split, look=look)
     network = load_model(model, weights, tuple(inputs.shape[1:]))
     smaller = cn.load(folder, network)
-    if fingerprint(unwrap(network)).weights != cn.Plan.load(folder / PLAN).provenance.get("weights"):
+    if fingerprint(unwrap(network)).weights != cn.Plan.load(folder / PLAN).structure.fingerprint.weights:
         note("The smaller network was made from other weights than these.")
     comparison = cn.compare(
         network,

@@ -50,13 +50,16 @@ class _PlanDocument:
     rule: str
     provenance: Mapping[str, Any]
     span: Span
+    seen: tuple[str, ...]
     structure: Structure
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
     """`stays` has an entry for every unit of the structure and a last one, True, that answers for NO_UNIT. `rule` is
-    what the plan was made by, `reasons` that of every layer; `span` the part of the model that was scored."""
+    what the plan was made by, `reasons` that of every layer; `span` the part of the model that was scored; `seen` the
+    data points that the scores come from, and those the plan was chosen by (see `batch.digest_rows`). `provenance` is
+    for the record."""
 
     structure: Structure
     stays: Bools
@@ -64,6 +67,7 @@ class Plan:
     rule: str
     provenance: Mapping[str, Any]
     span: Span = WHOLE
+    seen: frozenset[str] = frozenset()
 
     @cached_property
     def layers(self) -> tuple[LayerPlan, ...]:
@@ -90,12 +94,6 @@ class Plan:
     def removed(self) -> dict[str, Ints]:
         """The layers that lose units, and which."""
         return {layer.name: layer.removed for layer in self.layers if len(layer.kept) < layer.total}
-
-    @property
-    def seen(self) -> frozenset[str]:
-        """The data points the scores come from and those the plan was chosen by: see `batch.digest_rows`."""
-        scored = self.provenance.get("settings", {}).get("inputs", ())
-        return frozenset([*scored, *self.provenance.get("drop", {}).get("judged_on", ())])
 
     def random(self, seed: int = 0) -> Plan:
         """As many units removed, layer by layer, at random without replacement."""
@@ -156,6 +154,7 @@ class Plan:
             "rule": self.rule,
             "provenance": dict(self.provenance),
             "span": vars(self.span),
+            "seen": sorted(self.seen),
             "structure": self.structure.to_dict(),
         }
 
@@ -179,7 +178,7 @@ class Plan:
                 raise ValueError(f"{layer.name}: it removes channels that must stay: {why}")
             stays[layer.units[~kept]] = False
         reasons = {each.name: each.reason for each in read.layers}
-        plan = cls(structure, stays, reasons, read.rule, read.provenance, read.span)
+        plan = cls(structure, stays, reasons, read.rule, read.provenance, read.span, frozenset(read.seen))
         for found, each in zip(plan.layers, read.layers, strict=True):
             if found.kept.tolist() != list(each.kept):
                 raise ValueError(f"{each.name}: it keeps channels that it shares with removed ones")

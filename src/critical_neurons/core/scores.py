@@ -16,16 +16,16 @@ from critical_neurons.core.budget import Budget
 from critical_neurons.core.documents import Amount, Count, from_plain, load_document, save_document, to_plain
 from critical_neurons.core.files import write_atomically
 from critical_neurons.core.formulation import read_formulation
-from critical_neurons.core.settings import Plain
+from critical_neurons.core.settings import Compensation, Plain
 from critical_neurons.core.solution import Dual, Status, Step, relative_gap
 from critical_neurons.core.solver import Solver
+from critical_neurons.core.span import WHOLE, Span
 from critical_neurons.core.structure import NO_UNIT, Fingerprint, Floats, Layer, Structure, spread
 
 FORMAT = "critical_neurons scores"
 FORMAT_VERSION = 2
 TYPES: Mapping[str, Callable[[Mapping[str, Any]], Plain]] = {
     "formulation": read_formulation,
-    "budget": Budget.from_dict,
     "solver": Solver.from_dict,
 }
 """Settings that are types, and how they are read from plain data."""
@@ -86,6 +86,10 @@ class Scores(Mapping[str, Floats]):
     Averaged scores have no objective and no bound of their own; they keep the worst status and the largest gap of
     their `parts`. `layer_choices` come from a search for what is refitted, `incumbent` from a plan that was given,
     `dual` from loss_weight=cn.Lagrangian(...): there the objective is that at the loss weight found.
+
+    They are for the `budget`, if there is one, and for a network whose readers are refitted as `compensate` says.
+    `span` is the part of the model that was scored, `inputs` are digests of the data points. `settings` are for the
+    record.
     """
 
     values_by_layer: Mapping[str, Floats]
@@ -104,6 +108,10 @@ class Scores(Mapping[str, Floats]):
     layer_choices: tuple[LayerChoice, ...] = ()
     incumbent: Incumbent | None = None
     dual: Dual | None = None
+    budget: Budget | None = None
+    compensate: Compensation = "none"
+    span: Span = WHOLE
+    inputs: tuple[str, ...] = ()
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -143,21 +151,27 @@ class Scores(Mapping[str, Floats]):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        plain = to_plain(replace(self, values_by_layer={}, settings=self.plain_settings, parts=()))
+        plain = to_plain(replace(self, values_by_layer={}, settings=self.plain_settings, parts=(), budget=None))
         del plain["values_by_layer"]
         return {
             "format": FORMAT,
             "version": FORMAT_VERSION,
             "scores": {name: values.tolist() for name, values in self.items()},
             **plain,
+            "budget": None if self.budget is None else self.budget.to_dict(),
             "parts": [part.to_dict() for part in self.parts],
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Scores:
         """Raise a ValueError or KeyError unless they are scores that fit their structure."""
-        read = from_plain(cls, {**data, "values_by_layer": data["scores"], "parts": ()})
-        scores = replace(read, settings=_read_settings(read.settings), parts=tuple(map(cls.from_dict, data["parts"])))
+        read = from_plain(cls, {**data, "values_by_layer": data["scores"], "parts": (), "budget": None})
+        scores = replace(
+            read,
+            settings=_read_settings(read.settings),
+            budget=None if data["budget"] is None else Budget.from_dict(data["budget"]),
+            parts=tuple(map(cls.from_dict, data["parts"])),
+        )
         scores.structure.check()
         sizes = {layer.name: layer.size for layer in scores.layers if layer.scored}
         if sizes != {name: len(values) for name, values in scores.items()}:
@@ -216,6 +230,7 @@ def average_scores(
         gap=max(known) if len(known) == len(gaps) else None,
         seconds=seconds,
         settings=settings,
+        inputs=tuple(each for part in parts for each in part.inputs),
         history=(),
         sizes={key: sum(part.sizes[key] for part in parts) for key in parts[0].sizes},
         logit_error=max(part.logit_error for part in parts),

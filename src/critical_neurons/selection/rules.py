@@ -14,7 +14,6 @@ from critical_neurons.core.budget import Budget, Scope
 from critical_neurons.core.costs import count_cost, count_new_biases
 from critical_neurons.core.plan import Plan
 from critical_neurons.core.scores import Scores
-from critical_neurons.core.span import Span
 from critical_neurons.core.structure import Bools, Floats, Group, Ints, Layer, Measure, Structure
 from critical_neurons.errors import InvalidSettingError
 
@@ -44,12 +43,11 @@ def select_units(
     `biases_added`: layers without a bias count as with one, which refitting may give them; so they do for scores that
     a search for refitting found.
     """
-    biases_added = biases_added or scores.settings.get("compensate", "none") != "none"
+    biases_added = biases_added or scores.compensate != "none"
     given: dict[str, Any] = {"threshold": threshold, "units": units, "params": params, "macs": macs}
     chosen = {name: value for name, value in given.items() if value is not None}
-    if not chosen and scores.settings.get("budget"):
-        budget: Budget = scores.settings["budget"]
-        chosen, scope = {budget.measure: budget.share}, budget.scope
+    if not chosen and scores.budget is not None:
+        chosen, scope = {scores.budget.measure: scores.budget.share}, scores.budget.scope
     if len(chosen) != 1:
         raise InvalidSettingError(
             "plan: give one of threshold=, units=, params= and macs=; none of them only for scores with a budget."
@@ -66,9 +64,11 @@ def select_units(
         description = f"{description}; {', '.join(names)} {KEPT}"
     if name == "units" and not names and stays[:-1].mean() > value + ROUNDING:
         description += f" ({stays[:-1].mean():.4g} in fact: some layers are at their minimum)"
-    if not _span(scores).whole:
+    if not scores.span.whole:
         description = description.replace(f"of the {name} kept", f"of the {name} of the span kept")
-    return Plan(scores.structure, stays, reasons, description, _provenance(scores), _span(scores))
+    return Plan(
+        scores.structure, stays, reasons, description, _provenance(scores), scores.span, frozenset(scores.inputs)
+    )
 
 
 def keep_within(structure: Structure, per_unit: Floats, budget: Budget, *, biases_added: bool) -> Bools:
@@ -327,10 +327,6 @@ def _round(count: int, group: _Group, round_to: int, *, up: bool) -> int:
     return min(len(group.values), rounded)
 
 
-def _span(scores: Scores) -> Span:
-    return Span(scores.settings.get("start"), scores.settings.get("stop"))
-
-
 def _provenance(scores: Scores) -> dict[str, Any]:
     return {
         "status": scores.status.value,
@@ -338,5 +334,4 @@ def _provenance(scores: Scores) -> dict[str, Any]:
         "bound": scores.bound,
         "gap": scores.gap,
         "settings": scores.plain_settings,
-        "weights": scores.fingerprint.weights,
     }

@@ -48,7 +48,7 @@ def propose_mask(incumbent: Source, network: Network, budget: Budget | None) -> 
         proposal = Proposal(_spread(incumbent, network), "scores of 0 or 1", incumbent.fingerprint.weights)
     else:
         plan = incumbent if isinstance(incumbent, Plan) else _plan_scores(incumbent)
-        proposal = Proposal(_mask(network, plan), plan.rule, plan.provenance.get("weights"))
+        proposal = Proposal(_mask(network, plan), plan.rule, plan.structure.fingerprint.weights)
     if budget is not None:
         _check_budget(proposal.mask, network, budget)
     return proposal
@@ -71,7 +71,7 @@ def _mask(network: Network, plan: Plan) -> Floats:
 
 
 def _plan_scores(scores: Scores) -> Plan:
-    if not scores.settings.get("budget"):
+    if scores.budget is None:
         raise InvalidSettingError(
             "incumbent: these scores lie between 0 and 1 and have no budget, so that they do not say which units "
             "stay. Give a plan of them, as cn.plan(scores, units=0.5)."

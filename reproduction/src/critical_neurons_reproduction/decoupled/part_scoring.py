@@ -99,11 +99,11 @@ def score_parts(
         "bounds_from": "program",
         "box": box,
         "score_heads": score_heads,
-        "inputs": digest_rows(batch.inputs),
         "input_shape": list(batch.inputs.shape[1:]),
         "decoupled": True,
     }
-    return join_scores(network, singles, settings=settings, seconds=time.monotonic() - started)
+    inputs = tuple(digest_rows(batch.inputs))
+    return join_scores(network, singles, settings=settings, inputs=inputs, seconds=time.monotonic() - started)
 
 
 def _read_bounding(formulation: Formulation, box: BoxName) -> tuple[float, BoundsName]:
@@ -140,7 +140,12 @@ def run_to(part: Part, entering: Tensor) -> Tensor:
 
 
 def join_scores(
-    network: Network, singles: Sequence[cn.Scores], *, settings: dict[str, Any], seconds: float
+    network: Network,
+    singles: Sequence[cn.Scores],
+    *,
+    settings: dict[str, Any],
+    inputs: tuple[str, ...],
+    seconds: float,
 ) -> cn.Scores:
     """The scores of the parts as those of the network. They keep the worst status and the largest gap."""
     found = {
@@ -172,6 +177,7 @@ def join_scores(
         logit_error=max(single.logit_error for single in singles),
         notes=(*network.notes, f"decoupled: {len(singles)} programs, one per part"),
         parts=tuple(singles),
+        inputs=inputs,
     )
 
 
