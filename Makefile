@@ -8,10 +8,10 @@ demo: .venv/demo.installed  ## Train a small network, make it smaller, save and 
 	$(BIN)/critical-neurons demo --save demo
 
 test: .venv/dev.installed lint  ## What continuous integration runs.
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2  # as many threads as cores
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal  # neighbours share what they compute
 
 slow: .venv/dev.installed  ## The tests that take minutes or need data outside the repository (DATA=folder).
-	$(BIN)/pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow --hypothesis-profile thorough --numprocesses 2 --dist worksteal
 
 lint: .venv/dev.installed
 	$(BIN)/ruff check

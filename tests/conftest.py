@@ -6,20 +6,22 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.zoo import CORE, ZOO
 
-WHOLE_ZOO = {"test_logits.py", "test_masked_is_removed.py", "test_plans_travel.py", "test_saved_is_the_same.py"}
-"""Laws about reading and removal, for which the way a network is written matters."""
+settings.register_profile("quick", max_examples=10, deadline=None)
+settings.register_profile("thorough", max_examples=100, deadline=None)
+settings.load_profile("quick")  # `make slow` takes the other
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All other tests over the zoo take its core; the rest of the grid is slow."""
+    """Tests over the zoo take its core, the rest of the grid is slow, unless how a network is written matters."""
     grids = defaultdict[str, dict[str, list[pytest.Item]]](lambda: defaultdict(list))
     for item in items:
         name = getattr(item, "callspec", None) and item.callspec.params.get("name")
-        if isinstance(name, str) and name in ZOO and item.path.name not in WHOLE_ZOO:
+        if isinstance(name, str) and name in ZOO and not item.get_closest_marker("syntax"):
             grids[item.nodeid.partition("[")[0]][name].append(item)
     for by_name in grids.values():
         if len(by_name) > len(CORE):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -459,6 +461,11 @@ def draw_case(name: str, count: int = 3, seed: int = 0) -> Case:
     network = read_network(model, inputs)
     labels = np.random.default_rng(seed).integers(network.class_count, size=count)
     return Case(model, network, inputs.numpy(), labels)
+
+
+def first_or_slow(*values: Any, first: int = 1) -> list[Any]:
+    """Parameters of a test that only try it again, as seeds do: the first by default, the others as slow tests."""
+    return [*values[:first], *(pytest.param(value, marks=pytest.mark.slow) for value in values[first:])]
 
 
 share_case = cache(draw_case)

@@ -19,6 +19,7 @@ import critical_neurons as cn
 from critical_neurons.core.solution import relative_gap
 from critical_neurons.errors import CriticalNeuronsError, InvalidInputError, InvalidSettingError, UnreadableModelError
 from tests.settings import settle
+from tests.zoo import first_or_slow
 
 RECOMPUTED = 1e-5
 """Largest relative difference between the optimum found here or by the solver and the objective of rounded scores."""
@@ -151,7 +152,7 @@ def assert_consistent(scores):
 
 @pytest.mark.parametrize("sizes", [(4, 6, 3), (4, 8, 6, 3), (3, 5, 4, 4, 3)], ids=str)
 @pytest.mark.parametrize("objective", ["balanced", "paper"])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", first_or_slow(0, 1, 2))
 def test_the_objective_is_that_of_the_scores(sizes, objective, seed):
     model, (inputs, labels) = make_mlp(*sizes, seed=seed), draw(4, sizes[0], seed)
     scores = cn.score(model, inputs, labels, **settle(objective=objective, loss_weight=2.0, rescale=1.5, **QUICK))
@@ -172,7 +173,7 @@ def test_the_objective_is_that_of_the_scores(sizes, objective, seed):
 
 
 @pytest.mark.parametrize("objective", ["balanced", "paper"])
-@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+@pytest.mark.parametrize("seed", first_or_slow(0, 1, 2, 3))
 def test_without_loss_the_program_is_linear_and_ties_go_to_the_smallest_total(objective, seed):
     model, (inputs, labels) = make_mlp(4, 8, 6, 3, seed=seed), draw(4, 4, seed)
     scores = cn.score(model, inputs, labels, **settle(objective=objective, loss_weight=0.0, gap=TIGHT, **QUICK))

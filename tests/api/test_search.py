@@ -145,7 +145,7 @@ def test_a_plan_counts_the_biases_that_refitting_adds():
     layers = [nn.Linear(*sizes, bias=False) for sizes in ((16, 8), (8, 50), (50, 10))]
     model = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2]).eval()
     inputs = torch.randn(INPUTS, 16, generator=torch.Generator().manual_seed(1))
-    smaller = cn.prune(model, cn.plan(cn.search(model, inputs, params=0.5)), inputs, compensate="least_squares")
+    smaller = cn.prune(model, cn.plan(quick(model, inputs, params=0.5)), inputs, compensate="least_squares")
     before, after = (sum(each.numel() for each in network.parameters()) for network in (model, smaller))
     assert after <= 0.5 * before
 
@@ -190,7 +190,7 @@ def test_a_final_softmax_changes_nothing(compensate, ending):
 
 
 def test_every_layer_has_an_error_and_a_bound_that_travel(tmp_path):
-    scores = cn.search(build(), draw(), units=0.5)
+    scores = quick(build(), draw(), units=0.5)
     assert [choice.layers for choice in scores.layer_choices] == [("0",), ("2",)]
     assert all(0.0 < choice.bound <= choice.error and 0.0 <= choice.gap < 1.0 for choice in scores.layer_choices)
     assert all(str(choice) in scores.notes for choice in scores.layer_choices)
@@ -201,7 +201,7 @@ def test_every_layer_has_an_error_and_a_bound_that_travel(tmp_path):
 
 
 def test_scores_saved_before_there_were_choices_of_layers_can_be_read():
-    scores = cn.search(build(), draw(), units=0.5)
+    scores = quick(build(), draw(), units=0.5)
     data = scores.to_dict()
     del data["layer_choices"]
     assert cn.Scores.from_dict(data).layer_choices == ()
@@ -248,8 +248,15 @@ def test_one_search_finds_the_same_for_every_budget_as_many(monkeypatch):
         assert told.count("0 of 2 gathering what layers read") == told.count("0 of 2 layers tried") == once
 
 
-@pytest.mark.parametrize("compensate", ["none", "least_squares"])
-@pytest.mark.parametrize("budget", [{"units": 0.5}, {"macs": 0.3}], ids=str)
+@pytest.mark.parametrize(
+    ("budget", "compensate"),
+    [
+        *(({"units": 0.5}, "none"), ({"macs": 0.3}, "least_squares")),
+        pytest.param({"units": 0.5}, "least_squares", marks=pytest.mark.slow),
+        pytest.param({"macs": 0.3}, "none", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_of_several_ways_the_nearest_is_taken(trained, compensate, budget):
     """One way alone, as on a large network, is never nearer, by what the ways are compared by; at times farther."""
     model, inputs, _ = trained

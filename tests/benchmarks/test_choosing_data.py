@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -17,7 +17,7 @@ from choosing_data import CASES, TABLE, Trial, list_cells, run_cells, search_by_
 from choosing_data_page import CONFIDENCE, Difference, build_page, collect, judge, write_page
 from critical_neurons.cli.options import MOST_PER_CLASS
 from critical_neurons.removal.refit.stream import LEAST_INPUTS
-from critical_neurons.selection import effort, gate_descent
+from critical_neurons.selection import effort
 from critical_neurons_reproduction.datasets import Dataset, Part
 from critical_neurons_reproduction.experiments.cells import Schedule
 from critical_neurons_reproduction.experiments.workspace import Runs
@@ -29,6 +29,14 @@ from tests.blocks import write_blocks
 TOLERANCE = 1e-9
 FEATURES, POINTS, FEW = 6, 400, 40
 HOW_MANY, WHICH, BY_CLASS = QUESTIONS
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick() -> Iterator[None]:
+    """Searches make one choice each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(effort, "THOROUGH", effort.QUICK)
+        yield
 
 
 def make_part(count: int, seed: int) -> Part:
@@ -171,8 +179,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Cell], Stor
     cells = [cell for cell in list_cells(case, [Choice(40), Choice(80, "any")]) if "least_squares" in cell.name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "hugging_face")
-        fast = replace(effort.THOROUGH, draws=2, rounds=1, steps=gate_descent.Steps(40, 0))
-        patch.setattr(effort, "THOROUGH", fast)
         runs = Runs(folder / "runs", write_blocks(folder / "data"), Schedule(epochs=2), folder / "cache")
         assert run_cells(case, cells, store, runs) == []
         (failed,) = run_cells(case, list_cells(case, [Choice(BLOCKS)])[:1], store, runs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, pairwise
 
@@ -12,7 +13,7 @@ from torch import nn
 
 import critical_neurons as cn
 from critical_neurons.io.builtin_models import lenet5, vgg16
-from critical_neurons.selection import effort, gate_descent
+from critical_neurons.selection import effort
 from critical_neurons_reproduction.experiments.cells import Schedule
 from critical_neurons_reproduction.experiments.workspace import Runs
 from critical_neurons_reproduction.store import Cell, Record, Store
@@ -23,6 +24,14 @@ from tests.blocks import write_blocks
 
 TOLERANCE = 1e-6
 IMAGES = 24
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick() -> Iterator[None]:
+    """Searches make one choice each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(effort, "THOROUGH", effort.QUICK)
+        yield
 
 
 def build_subject(model: nn.Module, *shape: int, program=PAPER) -> Subject:
@@ -140,8 +149,6 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "hugging_face")
-        fast = replace(effort.THOROUGH, draws=2, rounds=1, steps=gate_descent.Steps(40, 0))
-        patch.setattr(effort, "THOROUGH", fast)
         runs = Runs(folder / "runs", write_blocks(folder / "data"), Schedule(epochs=2), folder / "cache")
         for case in cases:
             cells = list_cells(case, "validation")

@@ -63,7 +63,8 @@ def run_onnx(path, inputs):
 
 
 def test_compress_from_onnx_to_onnx(content):
-    result = succeed("compress", "model.onnx", "data.npz", "--macs", 0.5, "--output", "smaller.onnx", "--no-onnx")
+    options = ("--macs", 0.5, "--effort", "quick", "--output", "smaller.onnx", "--no-onnx")
+    result = succeed("compress", "model.onnx", "data.npz", *options)
     assert "Written: smaller.onnx" in result.stderr
     assert sorted(os.listdir()) == ["data.npz", "model.onnx", "smaller.onnx"]
     before, after = (cn.from_onnx(path) for path in ("model.onnx", "smaller.onnx"))

@@ -19,7 +19,7 @@ import critical_neurons as cn
 from critical_neurons.errors import ConversionError, InvalidFileError, InvalidInputError, MissingExtraError
 from critical_neurons.removal.metrics import count_parameters
 from critical_neurons.structure import fingerprint
-from tests.zoo import build_model, draw_inputs
+from tests.zoo import build_model, draw_inputs, first_or_slow
 
 TOLERANCE = 1e-5
 
@@ -252,13 +252,13 @@ class TestHostileFiles:
         with pytest.raises(InvalidFileError, match=r"damaged|needs"):
             cn.from_onnx(tmp_path / "model.onnx")
 
-    @pytest.mark.parametrize("seed", range(20))
+    @pytest.mark.parametrize("seed", first_or_slow(*range(20), first=5))
     def test_random_bytes(self, tmp_path, seed):
         (tmp_path / "model.onnx").write_bytes(np.random.default_rng(seed).bytes(1000))
         with pytest.raises(InvalidFileError, match="is no ONNX file, or a damaged one"):
             cn.from_onnx(tmp_path / "model.onnx")
 
-    @pytest.mark.parametrize("seed", range(40))
+    @pytest.mark.parametrize("seed", first_or_slow(*range(40), first=10))
     def test_damaged_in_places_it_is_refused_or_runs(self, tmp_path, source, seed):
         content, random = bytearray(source[0].read_bytes()), np.random.default_rng(seed)
         for place in random.integers(len(content), size=8):

@@ -23,7 +23,7 @@ def inputs(case):
 
 @pytest.fixture(scope="module")
 def plan(case, inputs):
-    return cn.plan(cn.search(case.model, inputs, units=0.5))
+    return cn.plan(cn.search(case.model, inputs, units=0.5, effort="quick"))
 
 
 def list_weights(model):
@@ -32,7 +32,7 @@ def list_weights(model):
 
 ACTIONS = {
     "score": lambda case, inputs, plan, folder: dict(cn.score(case.model, case.inputs, case.labels)),
-    "search": lambda case, inputs, plan, folder: dict(cn.search(case.model, inputs, units=0.5)),
+    "search": lambda case, inputs, plan, folder: dict(cn.search(case.model, inputs, units=0.5, effort="quick")),
     "prune": lambda case, inputs, plan, folder: list_weights(
         cn.prune(case.model, plan, inputs, compensate="least_squares")
     ),

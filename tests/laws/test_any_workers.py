@@ -1,4 +1,4 @@
-"""Scores are the same to the last bit on any workers: the whole zoo, here, on processes, and on a cluster."""
+"""Scores are the same to the last bit on any workers: the core of the zoo, here, on processes, and on a cluster."""
 
 from functools import partial
 
@@ -9,12 +9,12 @@ from critical_neurons.core.workers import HERE, Workers
 from critical_neurons.parallel import hire
 from tests.clusters import Cluster
 from tests.pieces import score_class_by_class
-from tests.zoo import ZOO, share_case
+from tests.zoo import CORE, share_case
 
 
 def score_zoo(workers):
     pieces = []
-    for name in ZOO:
+    for name in CORE:
         case = share_case(name)
         if case.network.scored:
             pieces.append((name, partial(score_class_by_class, case.model, case.inputs, case.labels)))

@@ -13,6 +13,7 @@ from critical_neurons.selection.elimination import Consumer, measure_error
 from critical_neurons.selection.lower_bound import bound_error
 from tests.selection.test_elimination import CONSUMERS, draw_consumer
 from tests.selection.test_swaps import count_units
+from tests.zoo import first_or_slow
 
 ROUNDING = 1e-9
 TIGHT = 1e-6
@@ -42,7 +43,7 @@ def test_no_choice_is_better_than_the_bound(monkeypatch, name, turns):
         assert turns == 1 or kept == count or bound > 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_or_slow(*range(3)))
 def test_blocks_are_heard(seed):
     consumers = [draw_consumer([*range(8)], seed=seed)]
     bound = bound_error(consumers, 8, 4, blocks=2)

@@ -8,12 +8,11 @@ import torch
 import critical_neurons as cn
 from critical_neurons.core.batch import digest_rows
 from tests.drawing import draw_plan
-from tests.laws.test_masked_is_removed import SCORED
-from tests.zoo import build_model, draw_inputs
+from tests.zoo import ZOO, build_model, draw_inputs
 
 
 @pytest.mark.parametrize("method", ["bias", "least_squares"])
-@pytest.mark.parametrize("name", SCORED)
+@pytest.mark.parametrize("name", ZOO)
 def test_compensated_networks_have_the_same_structure(name, method):
     model, inputs = build_model(name), draw_inputs(name, 64, seed=3)
     plan = draw_plan(cn.inspect(model, inputs), seed=0)
@@ -30,7 +29,7 @@ def test_compensated_networks_have_the_same_structure(name, method):
         assert refitted(fresh).shape == model(fresh).shape
 
 
-@pytest.mark.parametrize("name", SCORED)
+@pytest.mark.parametrize("name", ZOO)
 def test_compensated_networks_are_saved_and_loaded(name, tmp_path):
     model, inputs = build_model(name), draw_inputs(name, 64, seed=3)
     plan = draw_plan(cn.inspect(model, inputs), seed=0)

@@ -14,7 +14,7 @@ from critical_neurons.formulations.full_space import encode_literal
 from critical_neurons.formulations.objective import Objective
 from critical_neurons.formulations.paper import encode_paper
 from critical_neurons.solvers import Limits, find_solver, ignore_progress
-from tests.zoo import share_case
+from tests.zoo import CORE, share_case
 
 SAME_OPTIMUM = 1e-4
 MOST_GATES = 8
@@ -35,6 +35,11 @@ CASES = [
 
 POOLED = [("two windows", 0.1, 5), ("two windows", 0.3, 2), ("two windows", 0.3, 5)]
 """On one data point: up to 4 gates, and 2 choices in each of 2 windows. The last has all of them open."""
+
+USUAL = [
+    case if case[0] in CORE or case == POOLED[-1] else pytest.param(*case, marks=pytest.mark.slow)
+    for case in CASES + POOLED
+]
 
 
 def encode(encoder, name, radius, seed, *, integer=True, objective="balanced"):
@@ -73,7 +78,7 @@ def solve_with_highs(program):
     return solution
 
 
-@pytest.mark.parametrize(("name", "radius", "seed"), CASES + POOLED)
+@pytest.mark.parametrize(("name", "radius", "seed"), USUAL)
 def test_integer_optimum_is_that_of_enumeration(name, radius, seed):
     expected = enumerate_gates(encode(encode_literal, name, radius, seed))
     solution = solve_with_highs(encode(encode_paper, name, radius, seed))
@@ -88,7 +93,7 @@ def test_printed_objective_agrees_with_enumeration():
 
 
 @pytest.mark.parametrize("encoder", [encode_paper, encode_literal])
-@pytest.mark.parametrize(("name", "radius", "seed"), CASES + POOLED)
+@pytest.mark.parametrize(("name", "radius", "seed"), USUAL)
 def test_relaxation_is_below_the_integer_optimum(name, radius, seed, encoder):
     relaxed = solve_with_highs(encode(encoder, name, radius, seed, integer=False))
     integer = solve_with_highs(encode(encoder, name, radius, seed))

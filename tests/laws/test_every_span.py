@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -26,8 +28,10 @@ def list_spans(name):
     return [*(Span(start=layer) for layer in layers), *(Span(stop=layer) for layer in layers)]
 
 
-def read(case, span):
+@cache
+def read(name, span):
     """The network of the span, if it is a single path."""
+    case = share_case(name)
     try:
         return read_network(case.model, torch.from_numpy(case.inputs), start=span.start, stop=span.stop)
     except InvalidSettingError as error:
@@ -42,7 +46,7 @@ def test_the_program_of_a_span_gives_the_logits_of_the_model(name):
     expected = run_model(case.model, case.inputs, Span()).logits
     found = 0
     for span in list_spans(name):
-        network = read(case, span)
+        network = read(name, span)
         if network is None:
             assert name not in CHAINS
             continue
@@ -62,7 +66,7 @@ def test_masked_is_removed(name):
     """Every other unit of what can be scored goes; `prune` compares the smaller model with the masked one."""
     case = share_case(name)
     for span in list_spans(name):
-        network = read(case, span)
+        network = read(name, span)
         if network is None or not network.scored or any(layer.blocks > 1 for layer in network.scored):
             continue
         stays = np.append(np.arange(network.unit_count) % 2 == 0, True)
@@ -75,7 +79,7 @@ def test_linearised_a_tail_of_readable_layers_is_its_own_expansion(name):
     case = share_case(name)
     layers = [layer.name for layer in case.network.layers]
     for at, stop in enumerate(layers):
-        if not read(case, Span(stop=stop)).scored:
+        if not read(name, Span(stop=stop)).scored:
             continue
         found = cn.score(case.model, case.inputs, case.labels, formulation="linearised", stop=stop)
         expected = cn.score(case.model, case.inputs, case.labels, formulation="linearised", ignore=layers[at:])

@@ -18,7 +18,7 @@ from critical_neurons.formulations.objective import Objective
 from critical_neurons.formulations.paper import encode_paper
 from critical_neurons.readers import read_network
 from critical_neurons.solvers import Limits, find_solver, ignore_progress
-from tests.zoo import MAX_POOLED, ZOO, Case, share_case
+from tests.zoo import MAX_POOLED, ZOO, Case, first_or_slow, share_case
 
 SAME_OPTIMUM = 1e-4
 SOLVED = Limits(gap=1e-5, time_limit=60.0, threads=1)
@@ -92,7 +92,7 @@ def assert_ordered(case, radius, objective):
 
 @pytest.mark.parametrize("loss_weight", [50.0, 500.0])
 @pytest.mark.parametrize("radius", [0.0, 0.3])
-@pytest.mark.parametrize("seed", [6, 11])
+@pytest.mark.parametrize("seed", first_or_slow(6, 11))
 @pytest.mark.parametrize("rectifier", [nn.ReLU(), nn.Hardtanh(0.0, 1.0)], ids=["relu", "clip"])
 def test_relaxations_are_ordered_where_the_loss_counts_most(rectifier, seed, radius, loss_weight):
     """There the value of a window wants to be higher than any activation in it."""

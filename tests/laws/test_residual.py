@@ -16,7 +16,7 @@ from critical_neurons.formulations.bound_propagation import bound_network
 from critical_neurons.formulations.objective import Objective
 from critical_neurons.formulations.paper import Paper, encode_paper
 from critical_neurons.readers import read_network
-from tests.zoo import GRAPHS, ZOO, build_model, draw_inputs, share_case
+from tests.zoo import GRAPHS, ZOO, build_model, draw_inputs, first_or_slow, share_case
 
 ROUNDING = 1e-10
 BLOCKS = 3
@@ -148,7 +148,7 @@ def score_stream(affine, units, score):
     return affine.complete(point)[0]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", first_or_slow(0, 1, 2))
 @pytest.mark.parametrize("kind", STREAMS)
 def test_at_zero_every_activation_of_the_stream_is_zero(kind, seed):
     _, network, inputs, units = draw_stream(kind, seed)
@@ -222,7 +222,7 @@ def test_a_stream_is_not_charged_again_at_every_block():
         assert worst_violation(network, inputs, Paper(), units, score) <= ROUNDING
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", first_or_slow(0, 1, 2))
 @pytest.mark.parametrize("kind", STREAMS)
 def test_streams_can_be_pruned_where_their_branches_do_not_read_them(kind, seed):
     """With any score of the stream, as long as nothing else changes."""

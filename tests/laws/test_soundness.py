@@ -6,7 +6,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from critical_neurons.core.formulation import BoundsName
@@ -40,7 +40,6 @@ def assert_inside(case: Case, bounds, values):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ZOO)
 @given(radius=RADII, seed=SEEDS, shift=SHIFTS, corner=st.booleans())
-@settings(max_examples=10, deadline=None)
 def test_points_of_the_box_stay_inside(name, method, radius, seed, shift, corner):
     case = share_case(name)
     generator = np.random.default_rng(seed)
@@ -75,7 +74,6 @@ def evaluate_scored(network, bounds, scores):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ZOO)
 @given(seed=SEEDS, kind=st.sampled_from(["removed or not", "in between", "most of them kept"]))
-@settings(max_examples=10, deadline=None)
 def test_values_with_any_scores_stay_inside(name, method, seed, kind):
     case = share_case(name)
     centres = draw_inputs(name, 2, seed % 2**31).numpy()

@@ -72,6 +72,7 @@ def refuse(model, example=None, error=UnreadableModelError):
     return message
 
 
+@pytest.mark.syntax
 @pytest.mark.parametrize("name", ZOO)
 def test_the_network_computes_what_the_model_computes(name):
     case = draw_case(name, count=7, seed=3)

@@ -10,6 +10,7 @@ import pytest
 from critical_neurons.core.structure import Group
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.selection.allocation import make_convex, share_budget, shift_shares
+from tests.zoo import first_or_slow
 
 
 def make_groups(*sizes, blocks=1):
@@ -34,7 +35,7 @@ def test_convex_sequences_lie_below_and_touch():
     assert np.array_equal(make_convex(convex), convex) or np.allclose(make_convex(convex), convex)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", first_or_slow(*range(4)))
 def test_of_convex_losses_the_least_sum_is_found(seed):
     generator = np.random.default_rng(seed)
     groups = make_groups(5, 4, 6)

@@ -13,7 +13,7 @@ from critical_neurons.selection.distance import Distance
 from critical_neurons.selection.gate_descent import GateSearch, Limit, Steps, project
 from critical_neurons.selection.gated_model import GatedModel
 from tests.drawing import draw_plan
-from tests.zoo import ZOO, build_model, draw_inputs
+from tests.zoo import ZOO, build_model, draw_inputs, first_or_slow
 
 NEAREST = 1e-6
 SAME_SLOPE = 1e-3
@@ -28,7 +28,7 @@ def make_search(model, inputs, steps=STEPS):
     return GateSearch(GatedModel(model, structure), inputs, DIVERGENCE, size=10, effort=steps), structure
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", first_or_slow(*range(5)))
 def test_projected_points_are_the_nearest_inside(seed):
     generator = np.random.default_rng(seed)
     values, weights = generator.normal(0.5, 1.0, 6), generator.uniform(0.2, 2.0, 6)

@@ -70,6 +70,7 @@ def count_macs(model, inputs):
     return counter.get_total_flops() / 2 / len(inputs)
 
 
+@pytest.mark.syntax
 @pytest.mark.parametrize("name", ZOO)
 def test_the_zoo(found, name):
     model, inputs, structure = found(name)
