@@ -1,7 +1,7 @@
 """What can be made smaller: public architectures, as they are written, by this package and by Torch-Pruning.
 
     python benchmarks/any_network.py run                           what is not stored yet
-    python benchmarks/any_network.py run --only torch_pruning      one of the two
+    python benchmarks/any_network.py run --only torch_pruning      one of the methods
     python benchmarks/any_network.py run --only resnet18 --again   one architecture, stored or not
     python benchmarks/any_network.py page                          docs/any-network.md from what is stored
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,18 +23,23 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch_pruning as tp
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 import critical_neurons as cn
 from any_network_page import TABLE, write_page
-from architectures import ARCHITECTURES, Architecture, Inputs, call, find_output_layers
+from architectures import ARCHITECTURES, BATCH, Architecture, Inputs, call, find_output_layers
+from critical_neurons.core.costs import halve_macs
+from critical_neurons.core.scores import spread_scores
+from critical_neurons.core.structure import NO_UNIT, Structure
 from critical_neurons.errors import CriticalNeuronsError
 from critical_neurons.removal.metrics import count_parameters
+from critical_neurons.removal.rows import is_whole
 from critical_neurons_reproduction.experiments.cells import select_cells
 from critical_neurons_reproduction.store import Cell, Store
 from masked_reference import compute_the_same, prune_beside_masked
@@ -46,14 +52,17 @@ VERSION = 1
 RATIO = 0.3
 """Of the channels of every group, what Torch-Pruning removes."""
 
-MACS = 0.5
+KEPT = 0.5
 """Of the multiply-adds, what this package keeps at most: about what Torch-Pruning leaves of a plain network."""
 
-DRAWS = 8
-"""Examples of two inputs each, which this package chooses units by."""
+SPARE = 0.05
+"""By how much the least that can be left must fall below that; otherwise half of what can go goes."""
+
+DRAWS, EFFORT = 8, "quick"
+"""Examples of two inputs each, which this package chooses units by, and how long it looks for them."""
 
 TIME_LIMIT = 60.0
-"""Processor seconds for one architecture and method."""
+"""Processor seconds for an architecture and method."""
 
 Result = dict[str, Any]
 Shrunk = tuple[nn.Module, Result]
@@ -88,14 +97,17 @@ def run_cells(store: Store, *, only: list[str], again: bool) -> None:
 
 
 def list_cells() -> list[Cell]:
-    settings = {
+    by_norm = {"kept": KEPT, "importance": "magnitude, L2"}
+    settings: dict[str, dict[str, Any]] = {
         "torch_pruning": {"version": version("torch-pruning"), "ratio": RATIO, "importance": "magnitude, L2"},
-        "ours": {"macs": MACS},
+        "ours": by_norm,
+        "onnx": by_norm,
+        "compress": {"kept": KEPT, "effort": EFFORT, "inputs": DRAWS * BATCH, "compensate": "least_squares"},
     }
     return [
         Cell(TABLE, f"{name}/{method}", {"harness": VERSION, **settings[method]})
-        for name in ARCHITECTURES
         for method in METHODS
+        for name in ARCHITECTURES
     ]
 
 
@@ -122,29 +134,103 @@ def measure_torch_pruning(architecture: Architecture) -> Result:
 
 
 def measure_ours(architecture: Architecture) -> Result:
-    """What `inspect` says of the units, and what a search makes of the network; `compress` would ask for labels."""
+    """What `inspect` says of the channels, and what is left when the units of the smallest weights are removed, as
+    Torch-Pruning is asked to. That it computes what the masked network does is part of `prune`: an error if not."""
+
+    def prune(model: nn.Module, inputs: Inputs) -> Shrunk:
+        structure = cn.inspect(model, inputs)
+        found = describe_structure(structure)
+        if not structure.groups:
+            return model, found
+        plan, asked = plan_by_norm(model, structure)
+        return cn.prune(model, plan, inputs), {**found, "asked": asked, "as_masked": True}
+
+    return measure(architecture, prune)
+
+
+def measure_compress(architecture: Architecture) -> Result:
+    """`search` and refitting, which is `compress` but for its comparison."""
 
     def compress(model: nn.Module, inputs: Inputs) -> Shrunk:
-        many = [architecture.example(seed) for seed in range(DRAWS)]
-        given = torch.cat(many) if isinstance(inputs, Tensor) else inputs
-        plan = cn.plan(cn.search(model, given, macs=MACS))
-        return cn.prune(model, plan, given, compensate="least_squares"), {}
+        given = join_examples(architecture)
+        asked = choose_budget(cn.inspect(model, inputs))
+        plan = cn.plan(cn.search(model, given, effort=EFFORT, **asked))
+        return cn.prune(model, plan, given, compensate="least_squares"), {"asked": asked, "as_masked": True}
 
-    def inspect(model: nn.Module, inputs: Inputs) -> Result:
-        layers = cn.inspect(model, inputs).layers
-        kept = [layer for layer in layers if layer.reason]
-        return {
-            "units": sum(layer.size for layer in layers),
-            "kept_units": sum(layer.size for layer in kept),
-            "reasons": sorted({f"{layer.name}: {layer.reason}" for layer in kept}),
-        }
+    return measure(architecture, compress)
 
-    return {**measure(architecture, compress), "inspected": attempt(architecture, inspect)}
+
+def measure_onnx(architecture: Architecture) -> Result:
+    """The smaller network as an ONNX file, which `export` runs and compares."""
+
+    def port(model: nn.Module, inputs: Inputs) -> Shrunk:
+        plan, _ = plan_by_norm(model, cn.inspect(model, inputs))
+        smaller = cn.prune(model, plan)
+        with tempfile.TemporaryDirectory() as folder:
+            found = cn.export(smaller, Path(folder) / "smaller.onnx", inputs)
+        return smaller, {"bytes": found.bytes, "difference": found.difference}
+
+    return measure(architecture, port)
+
+
+def describe_structure(structure: Structure) -> Result:
+    removable = sum(int((layer.units != NO_UNIT).sum()) for layer in structure.layers)
+    return {
+        "channels": sum(layer.size for layer in structure.layers),
+        "removable": removable,
+        "units": structure.unit_count,
+        "reasons": sorted({f"{layer.name}: {layer.reason}" for layer in structure.layers if layer.reason}),
+    }
+
+
+def plan_by_norm(model: nn.Module, structure: Structure) -> tuple[cn.Plan, dict[str, float]]:
+    """The units of every group with the largest weights, by the L2 norm of all that belongs to them."""
+    named, squares = dict(model.named_parameters()), np.zeros(structure.unit_count + 1)
+    for each in structure.slices:
+        if each.tensor in named and each.units.ndim == 1:
+            values = named[each.tensor].detach().double().square().movedim(each.axis, 0)
+            np.add.at(squares, each.units, values.reshape(len(each.units), -1).sum(1).numpy())
+    per_unit = np.zeros(structure.unit_count)
+    for group in structure.groups:
+        order = group.units[np.argsort(squares[group.units], kind="stable")]
+        per_unit[order] = (np.arange(len(group)) + 1) / len(group)
+    asked = choose_budget(structure)
+    unsolved: dict[str, Any] = {"objective": None, "bound": None, "gap": None, "seconds": 0.0, "logit_error": 0.0}
+    scores = cn.Scores(
+        values_by_layer=spread_scores(structure, per_unit),
+        structure=structure,
+        status=cn.Status.FEASIBLE,
+        settings={},
+        history=(),
+        sizes={},
+        **unsolved,
+    )
+    return cn.plan(scores, **asked), asked
+
+
+def choose_budget(structure: Structure) -> dict[str, float]:
+    """Half of the multiply-adds; where there is not as much to remove, half of what can go; where there are none that
+    could be, half of the parameters."""
+    if not any(product.axes for product in structure.macs):
+        return {"params": KEPT}
+    halfway = halve_macs(structure)
+    return {"macs": KEPT if 2 * halfway - 1 < KEPT - SPARE else halfway}
+
+
+def join_examples(architecture: Architecture) -> Inputs:
+    """Several, one behind the other; one of what cannot be joined."""
+    many = [architecture.example(seed) for seed in range(DRAWS)]
+    if is_whole(many[0]) or "graph" in architecture.inputs.__name__:
+        return many[0]
+    parts = zip(*(tree_leaves(each) for each in many), strict=True)
+    return tree_map_only(Tensor, lambda _: torch.cat(next(parts)), many[0])
 
 
 METHODS: dict[str, Callable[[Architecture], Result]] = {
     "torch_pruning": measure_torch_pruning,
     "ours": measure_ours,
+    "onnx": measure_onnx,
+    "compress": measure_compress,
 }
 
 
@@ -154,35 +240,35 @@ def measure(architecture: Architecture, shrink: Callable[[nn.Module, Inputs], Sh
     `shrink` may change the model it is given, and gives what else it found.
     """
 
-    def work(model: nn.Module, inputs: Inputs) -> Result:
-        smaller, found = shrink(model, inputs)
+    def work() -> Result:
+        inputs = architecture.example()
+        smaller, found = shrink(architecture.builder(), inputs)
         try:
             after = describe(smaller, inputs)
         except Exception as error:
-            return {"failed": f"does not run: {name_error(error)}"}
+            return {**found, "failed": f"does not run: {name_error(error)}"}
         outputs, expected = after.pop("outputs"), before["outputs"]
         if outputs != expected:
-            return {"failed": f"outputs are {outputs} where they were {expected}", "after": after}
+            return {**found, "failed": f"outputs are {outputs} where they were {expected}", "after": after}
         if after["parameters"] >= before["parameters"]:
-            return {"failed": "nothing was removed", "after": after}
-        return {"after": after, **found}
+            return {**found, "failed": "nothing was removed", "after": after}
+        return {**found, "after": after}
 
     before = describe(architecture.builder(), architecture.example())
-    result = attempt(architecture, work)
-    return {"before": {name: before[name] for name in ("parameters", "macs")}, **result}
+    return {"before": {name: before[name] for name in ("parameters", "macs")}, **attempt(work)}
 
 
-def attempt(architecture: Architecture, work: Callable[[nn.Module, Inputs], Result]) -> Result:
-    """What the work gives within the time limit, or its error as text; with the seconds it took."""
-    started = time.perf_counter()
+def attempt(work: Callable[[], Result]) -> Result:
+    """What the work gives within the time limit, or its error as text; with the processor seconds it took."""
+    started = time.process_time()
     try:
         with time_limit(TIME_LIMIT), warnings.catch_warnings(action="ignore"):
-            result = work(architecture.builder(), architecture.example())
+            result = work()
     except CriticalNeuronsError as error:
         result = {"failed": f"refused: {error}"}
     except Exception as error:
         result = {"failed": name_error(error)}
-    return {**result, "seconds": round(time.perf_counter() - started, 2)}
+    return {**result, "seconds": round(time.process_time() - started, 2)}
 
 
 def describe(model: nn.Module, inputs: Inputs) -> Result:

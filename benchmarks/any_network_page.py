@@ -13,6 +13,9 @@ from critical_neurons_reproduction.store import Record
 
 TABLE = "any_network"
 TITLES = {"ours": "critical_neurons", "torch_pruning": "Torch-Pruning"}
+FURTHER = {"compress": "search", "onnx": "ONNX"}
+"""What else is measured of this package."""
+
 LONGEST = 200
 """Characters of a message that are shown."""
 
@@ -22,7 +25,7 @@ Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 def write_page(records: Iterable[Record], architectures: Mapping[str, Architecture], path: Path) -> None:
     """Of the lines of an architecture and method the newest counts."""
-    results: dict[str, dict[str, Mapping[str, Any]]] = {method: {} for method in TITLES}
+    results: dict[str, dict[str, Mapping[str, Any]]] = {method: {} for method in (*TITLES, *FURTHER)}
     versions = {}
     for record in records:
         name, method = record.cell.name.split("/")
@@ -32,7 +35,8 @@ def write_page(records: Iterable[Record], architectures: Mapping[str, Architectu
             if method == "torch_pruning":
                 versions["torch-pruning"] = record.cell.settings["version"]
     present = {method: found for method, found in results.items() if found}
-    parts = (introduce(present, versions), count_by_family(present, architectures))
+    compared = {method: found for method, found in present.items() if method in TITLES}
+    parts = (introduce(compared, versions), describe_further(present), count_by_family(compared, architectures))
     parts += (list_architectures(present, architectures), list_failures(present))
     text = "\n".join("\n".join(part) + "\n" for part in parts)
     write_atomically(path, text.encode())
@@ -49,17 +53,36 @@ def introduce(results: Results, versions: Mapping[str, str]) -> list[str]:
         f"Public architectures, written down in `benchmarks/architectures` in the idioms of their authors; {tools}.",
         "",
         "A network counts as handled where the smaller one runs, its outputs have the form and the shapes they had,",
-        "and parameters have gone. Whether it then computes what the network did with those channels masked is",
-        "checked for Torch-Pruning where masking is a reference: not where a removed channel goes through layer or",
-        "group norm, attention or a recurrent layer. This package makes that check itself, on all that it returns.",
-        "Torch-Pruning removes 30% of the channels of every group by magnitude; it is given the layers that make the",
-        "outputs and the number of heads of attention layers, as its documentation asks. Sizes that a model",
-        "keeps as numbers of its own are not repaired by hand afterwards.",
+        "and parameters have gone. Both remove the units whose weights have the smallest L2 norm: Torch-Pruning 30%",
+        "of the channels of every group, this package as many as leave half of the multiply-adds, or, where less",
+        "than half could go, half of what can. `cn.prune` compares the smaller network with the masked one in",
+        "float64 and returns nothing that differs; for Torch-Pruning that is checked where masking is a reference: not",
+        "where a removed channel goes through layer or group norm, attention or a recurrent layer. Torch-Pruning is given",
+        "the layers that make the outputs and the number of heads of attention layers, as its documentation asks.",
+        "Sizes that a model keeps as numbers of its own are not repaired by hand afterwards.",
         "Multiply-adds are those of the example: two data points, or one graph.",
         "",
         f"Handled: {counts}.",
         *compare_with_masked(results.get("torch_pruning", {})),
     ]
+
+
+def describe_further(results: Results) -> list[str]:
+    """Of what there is, how many came through, of how many that were tried."""
+    tried = {method: results[method] for method in FURTHER if method in results}
+    counts = {method: f"{sum(map(is_handled, found.values()))} of {len(found)}" for method, found in tried.items()}
+    lines = []
+    if "compress" in counts:
+        lines.append(
+            'With `cn.search(model, inputs, macs=0.5, effort="quick")` on 16 random inputs instead, and refitted by '
+            f"least squares: {counts['compress']} that were tried."
+        )
+    if "onnx" in counts:
+        lines.append(
+            "Written as ONNX by `cn.export`, run in onnxruntime at two batch sizes and compared with the smaller "
+            f"network: {counts['onnx']} that were tried."
+        )
+    return lines
 
 
 def compare_with_masked(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -85,24 +108,41 @@ def count_by_family(results: Results, architectures: Mapping[str, Architecture])
 
 def list_architectures(results: Results, architectures: Mapping[str, Architecture]) -> list[str]:
     """What is left of the multiply-adds, of the parameters where there are none; no number where it failed."""
-    lines = ["## By network", "", "What is left of parameters and multiply-adds.", ""]
-    lines += [row("network", "parameters", "multiply-adds", *map(TITLES.get, results)), rule(1, 2 + len(results))]
+    titles = {method: title for method, title in (TITLES | FURTHER).items() if method in results}
+    lines = ["## By network", "", "Channels that can be removed, of all; what is left of parameters / multiply-adds."]
+    lines += ["", row("network", "parameters", "multiply-adds", "removable", *titles.values())]
+    lines += [rule(1, 3 + len(titles))]
     for name in architectures:
-        measured = {method: found[name] for method, found in results.items() if name in found}
+        measured = {method: results[method][name] for method in titles if name in results[method]}
         if not measured:
             continue
         before = next(iter(measured.values()))["before"]
-        cells = [show_kept(measured[method]) if method in measured else "" for method in results]
-        lines.append(row(name, f"{before['parameters']:,}", f"{before['macs']:,}", *cells))
+        cells = [SHOWN.get(method, show_kept)(measured[method]) if method in measured else "" for method in titles]
+        removable = show_removable(measured.get("ours", {}))
+        lines.append(row(name, f"{before['parameters']:,}", f"{before['macs']:,}", removable, *cells))
     return lines
+
+
+def show_removable(result: Mapping[str, Any]) -> str:
+    return f"{result['removable']:,} of {result['channels']:,}" if "removable" in result else ""
 
 
 def list_failures(results: Results) -> list[str]:
     lines = ["## Why not", ""]
     for method, found in results.items():
-        failed = {name: result["failed"] for name, result in found.items() if "failed" in result}
-        lines += [f"### {TITLES[method]}", "", *(f"* {name}: `{cut(text)}`" for name, text in failed.items()), ""]
+        failed = {name: explain(result) for name, result in found.items() if "failed" in result}
+        lines += [
+            f"### {(TITLES | FURTHER)[method]}",
+            "",
+            *(f"* {name}: `{cut(text)}`" for name, text in failed.items()),
+            "",
+        ]
     return lines[:-1]
+
+
+def explain(result: Mapping[str, Any]) -> str:
+    """Why not, and what must stay and why."""
+    return "; ".join([result["failed"], *result.get("reasons", ())])
 
 
 def is_handled(result: Mapping[str, Any]) -> bool:
@@ -114,6 +154,14 @@ def show_kept(result: Mapping[str, Any]) -> str:
         return "no"
     before, after = result["before"], result["after"]
     return " / ".join(f"{after[of] / before[of]:.0%}" for of in ("parameters", "macs") if before[of])
+
+
+def show_port(result: Mapping[str, Any]) -> str:
+    return f"{result['difference']:.0e}" if is_handled(result) else "no"
+
+
+SHOWN = {"onnx": show_port}
+"""Of ONNX the largest difference of outputs."""
 
 
 def cut(text: str) -> str:

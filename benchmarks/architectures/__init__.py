@@ -18,7 +18,7 @@ from architectures import (
     tabular,
     text,
 )
-from architectures.registry import Architecture, Inputs, call, find_output_layers
+from architectures.registry import BATCH, Architecture, Inputs, call, find_output_layers
 
 _FAMILIES = (
     *(classic, residual, mobile, modern, dense_prediction, generative, detection),
@@ -29,4 +29,4 @@ ARCHITECTURES: dict[str, Architecture] = {
     architecture.name: architecture for family in _FAMILIES for architecture in family.ARCHITECTURES
 }
 
-__all__ = ["ARCHITECTURES", "Architecture", "Inputs", "call", "find_output_layers"]
+__all__ = ["ARCHITECTURES", "BATCH", "Architecture", "Inputs", "call", "find_output_layers"]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import any_network
-from any_network import count_macs, measure, measure_torch_pruning
+from any_network import count_macs, measure, measure_compress, measure_ours, measure_torch_pruning
 from any_network_page import TABLE, write_page
 from architectures import ARCHITECTURES, Architecture
 from critical_neurons.errors import InvalidInputError
@@ -74,6 +74,23 @@ def test_prunes_and_compares_with_the_masked_network():
     assert result["as_masked"]
 
 
+def test_removes_the_smallest_units_to_half_of_the_multiply_adds():
+    result = measure_ours(SMALL)
+    assert result["after"] == {"parameters": 4 * 4 + 4 + 4 * 3 + 3, "macs": 2 * (4 * 4 + 4 * 3)}
+    assert (result["removable"], result["channels"]) == (8, 11)
+    assert result["reasons"] == ["2: it gives the network's output"]
+
+
+def test_searches_and_refits():
+    result = measure_compress(SMALL)
+    assert result["after"] == {"parameters": 4 * 4 + 4 + 4 * 3 + 3, "macs": 2 * (4 * 4 + 4 * 3)}
+
+
+def test_nothing_to_remove():
+    stiff = Architecture("stiff", "fully connected", lambda: nn.Linear(4, 3), lambda: torch.randn(2, 4), ("",))
+    assert measure_ours(stiff)["failed"] == "nothing was removed"
+
+
 def test_masked_network_differs_where_a_wrong_input_is_silenced():
     model = SMALL.builder()
     masked = SMALL.builder()
@@ -110,7 +127,8 @@ def test_page_shows_both_methods(tmp_path):
     store = Store(tmp_path)
     before = {"parameters": 100, "macs": 200}
     after = {"parameters": 50, "macs": 80}
-    store.add(Cell(TABLE, "lenet5/ours", {}), {"before": before, "after": after})
+    store.add(Cell(TABLE, "lenet5/ours", {}), {"before": before, "after": after, "removable": 6, "channels": 9})
+    store.add(Cell(TABLE, "lenet5/onnx", {}), {"before": before, "after": after, "difference": 2e-7})
     store.add(Cell(TABLE, "lenet5/torch_pruning", {"version": "1"}), {"before": before, "failed": "does not run"})
     wrong = {"before": before, "after": after, "as_masked": False}
     store.add(Cell(TABLE, "vgg11/torch_pruning", {"version": "1"}), wrong)
@@ -118,6 +136,7 @@ def test_page_shows_both_methods(tmp_path):
     write_page(store.find_all(TABLE), ARCHITECTURES, page)
     text = page.read_text()
     assert "Handled: critical_neurons 1 of 1; Torch-Pruning 1 of 2." in text
-    assert "| lenet5 | 100 | 200 | 50% / 40% | no |" in text
+    assert "| lenet5 | 100 | 200 | 6 of 9 | 50% / 40% | no | 2e-07 |" in text
+    assert "compared with the smaller network: 1 of 1" in text
     assert "Of 1 by Torch-Pruning, 0 compute what the masked one does; not vgg11." in text
     assert "* lenet5: `does not run`" in text

@@ -110,6 +110,21 @@ def test_compiled():
     assert find_structure(torch.compile(build().double()), ROWS).unit_count == 6
 
 
+def test_compiled_inside_or_in_place():
+    inner = Written(lambda m, x: m.b(m.a(x)), a=nn.Linear(4, 6), b=torch.compile(nn.Linear(6, 2), backend="eager"))
+    assert find_structure(inner.double(), ROWS).unit_count == 6
+    model = build().double()
+    model.compile(backend="eager")
+    assert find_structure(model, ROWS).unit_count == 6
+
+
+def test_compiled_forward():
+    model = build().double()
+    model.forward = torch.compile(model.forward, backend="eager")
+    with pytest.raises(UnreadableModelError, match=r"model: its forward was replaced by a compiled one"):
+        find_structure(model, ROWS)
+
+
 def test_data_parallel():
     assert find_structure(nn.DataParallel(build().double()), ROWS).unit_count == 6
 
@@ -183,6 +198,28 @@ def test_rows_that_belong_together():
     nodes, edges = torch.rand(5, 4, dtype=torch.float64), torch.rand(5, 5, dtype=torch.float64)
     model = Written(lambda m, x, edges: m.b(edges @ m.a(x).relu()), a=nn.Linear(4, 6), b=nn.Linear(6, 2))
     assert inspect_twice(train_looks(model), (nodes, edges)).unit_count == 6
+
+
+def test_tensors_in_any_nesting():
+    """Texts one behind the other with offsets beside them, and a mapping of options that are no tensors."""
+
+    def run(model, tokens, more):
+        bags = model.words(tokens, more["offsets"][0])
+        return model.out(bags.relu() if more["rectified"] else bags)
+
+    tokens, offsets = torch.randint(9, (7,), generator=torch.Generator().manual_seed(0)), torch.tensor([0, 3])
+    model = train_looks(Written(run, words=nn.EmbeddingBag(9, 6), out=nn.Linear(6, 2)))
+    assert inspect_twice(model, (tokens, {"offsets": [offsets], "rectified": True})).unit_count == 6
+
+
+def test_large_images_are_cut():
+    """Unless the forward knows how large they are."""
+    images = torch.rand(2, 1, 100, 100, dtype=torch.float64)
+    layers = [nn.Conv2d(1, 4, 5, stride=5), nn.ReLU(), nn.Conv2d(4, 2, 5, stride=5), nn.ReLU()]
+    free = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3))
+    fixed = nn.Sequential(*layers, nn.Flatten(), nn.Linear(2 * 4 * 4, 3))
+    for model in (free, fixed):
+        assert inspect_twice(train_looks(model), images).unit_count == 6
 
 
 def test_a_mistake_that_only_some_counts_show():

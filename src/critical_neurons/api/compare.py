@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from critical_neurons.core.batch import CALIBRATED_ON, check_classes
-from critical_neurons.core.comparison import Comparison, DataKind, Latency, Measurement
+from critical_neurons.core.comparison import Comparison, DataKind, Latency, Measurement, explain_figures
 from critical_neurons.core.environment import describe_machine, describe_versions
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.io.onnx_port import measure_port
@@ -31,24 +30,24 @@ from critical_neurons.removal.metrics import (
 )
 from critical_neurons.removal.rows import (
     Inputs,
+    as_whole,
     call_model,
     count_rows,
     digest_inputs,
     find_tensors,
     gather_inputs,
     gather_labelled,
+    is_whole,
     match_model,
     take_rows,
 )
-from critical_neurons.structure import copy_model, unwrap
+from critical_neurons.structure import copy_model, join_rows, unwrap
 
 INT8_INPUTS = 256
 """Inputs the int8 ranges are taken from, at most."""
 
-MOST_BYTES = 2**28
+MOST_BYTES, MOST_ROWS = 2**28, 512
 """Of activations: as many inputs are run at once as fit, and no more than the most."""
-
-MOST_ROWS = 512
 
 
 @on_cpu
@@ -83,7 +82,7 @@ def compare(
     _check_settings(data, batch_sizes, repeats, threads)
     tell = progress or (lambda text: None)
     trial, beside = _gather((model, smaller), inputs, calibration)
-    notes = [*_explain(count_rows(trial.inputs), repeats, threads)]
+    notes = [*explain_figures(count_rows(trial.inputs), repeats, threads)]
     if trial.common and data == "test":
         data = "calibration"
         notes.append(f"{trial.common} of the inputs are among the calibration ones: the data is labelled so.")
@@ -182,6 +181,8 @@ def _gather(pair: tuple[nn.Module, nn.Module], inputs: Any, calibration: Any) ->
     remembered = (getattr(unwrap(each), CALIBRATED_ON, ()) for each in pair)
     known = set().union(*remembered, () if seen is None else digest_inputs(seen))
     model, smaller = (copy_model(unwrap(each)).to("cpu") for each in pair)
+    if is_whole(join_rows(model, match_model(rows, model))):
+        rows = as_whole(rows)
     ranges = rows if seen is None else seen
     trial = _Trial(
         (model, smaller),
@@ -219,19 +220,6 @@ def _choose_labels(
     return labels.long(), ""
 
 
-def _explain(count: int, repeats: int, threads: int) -> tuple[str, ...]:
-    """How the numbers are to be read."""
-    return (
-        f"{count} inputs. Multiply-adds: those of convolutions and matrix products for one input, by "
-        "torch.utils.flop_counter.",
-        "Difference: root mean squared difference of the outputs, relative to their standard deviation before.",
-        "Peak activations: the most bytes alive at once in torch for one input, with the input, without weights.",
-        "Size on disk: parameters and buffers as safetensors.",
-        f"Latency: median of up to {repeats} samples of a batch on the CPU, before and after in turns, threads: "
-        f"{threads}.",
-    )
-
-
 def _measure(model: nn.Module, inputs: Inputs) -> Measurement:
     return Measurement(
         accuracy=None,
@@ -258,8 +246,4 @@ def _time(
     calls = [lambda run=run, batch=batch: run(batch) for run, batch in zip(runners, batches, strict=True)]
     with on_threads(threads):
         samples = time_in_turns(calls, repeats=repeats)
-    latencies = []
-    for seconds in samples:
-        lower, median, upper = (float(value) for value in np.quantile(seconds, (0.25, 0.5, 0.75)))
-        latencies.append(Latency(runtime, size, median, lower, upper, len(seconds)))
-    return latencies
+    return [Latency.from_samples(runtime, size, seconds) for seconds in samples]

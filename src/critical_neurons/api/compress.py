@@ -151,7 +151,7 @@ def compress(
         used, held_out = _hold_out(data, seed)
         judge, judged_on = partial(_measure, held_out), held_out.inputs
     if program is None or compensate != "none":
-        check_inputs(len(used))
+        check_inputs(used.inputs)
     read: dict[str, Any] = {"ignore": as_names(ignore), "start": start, "stop": stop}
     structure = find_structure(model, used.inputs, ignore=read["ignore"])
     for each in (data, tested):

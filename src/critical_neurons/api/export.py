@@ -10,8 +10,8 @@ from torch import nn
 
 from critical_neurons.io.exporters import EXPORTERS, Export, check_format
 from critical_neurons.readers import on_cpu
-from critical_neurons.removal.rows import gather_inputs
-from critical_neurons.structure import unwrap
+from critical_neurons.removal.rows import gather_inputs, match_model
+from critical_neurons.structure import copy_model, join_rows, unwrap
 
 
 @on_cpu
@@ -20,7 +20,9 @@ def export(model: nn.Module, path: str | os.PathLike[str], example: Any) -> Expo
 
     `example` is a batch of inputs: a tensor or array, or a tuple or dict of them for a model of several inputs. The
     file is loaded, run on rows of it at several batch sizes and compared with the model, output by output, before it
-    gets its name.
+    gets its name. Where rows of the example belong together, as the nodes of a graph, the file is for as many.
     """
     check_format(path)
-    return EXPORTERS[Path(path).suffix](unwrap(model), path, gather_inputs(example))
+    source = unwrap(model)
+    inputs = match_model(gather_inputs(example), source)
+    return EXPORTERS[Path(path).suffix](source, path, join_rows(copy_model(source), inputs))

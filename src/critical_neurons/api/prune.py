@@ -23,7 +23,7 @@ from critical_neurons.removal.rows import (
     match_model,
     take_rows,
 )
-from critical_neurons.structure import convert_to_double, copy_model, unwrap
+from critical_neurons.structure import convert_to_double, copy_model, join_rows, unwrap
 
 CHECKED_ROWS = 4
 """On which the smaller model is compared with the masked one."""
@@ -61,8 +61,10 @@ def prune(
     checked = inputs if given is None else given
     if checked is not None:
         _check_alike(checked, inputs)
+        copied = copy_model(source)
+        checked = join_rows(copied, match_model(checked, source))
         rows = take_rows(checked, torch.arange(min(CHECKED_ROWS, count_rows(checked))))
-        exact, rows = convert_to_double(copy_model(source), match_model(rows, source))
+        exact, rows = convert_to_double(copied, rows)
         masked = zero_units(exact, plan.structure, plan.stays)
         check_removal(masked, remove_units(exact, plan.structure, plan.stays), rows)
     smaller = own_tensors(remove_units(source, plan.structure, plan.stays), source)
@@ -72,7 +74,7 @@ def prune(
             raise InvalidSettingError(
                 f"prune: compensate={compensate!r} needs inputs to refit on. Give example= or calibration=."
             )
-        rows = match_model(inputs, source)
+        rows = join_rows(copy_model(source), match_model(inputs, source))
         smaller = refit_behind(source, smaller, plan.structure, plan.stays, rows, compensate, progress)
         seen |= set(digest_inputs(inputs))
     setattr(smaller, CALIBRATED_ON, seen)

@@ -53,7 +53,7 @@ from critical_neurons.selection.gated_model import GatedModel
 from critical_neurons.selection.group_choice import Chosen
 from critical_neurons.selection.layerwise_search import TEMPERATURES, Choice, group_is_read, list_consumers
 from critical_neurons.selection.rules import keep_within
-from critical_neurons.structure import copy_model, find_structure, select_span, unwrap
+from critical_neurons.structure import copy_model, find_structure, join_rows, select_span, unwrap
 
 LimitGates: TypeAlias = Callable[[Floats, float], Sequence[Limit]]
 
@@ -157,13 +157,13 @@ class Search:
         self._compensate, self.tell = compensate, progress
         source = unwrap(model)
         rows = gather_inputs(inputs)
-        check_inputs(count_rows(rows))
+        check_inputs(rows)
         found = find_structure(source, rows, ignore=self._ignore) if structure is None else structure
         self.structure = select_span(found, start, stop)
         self._model = copy_model(source).requires_grad_(False)
-        self._rows = match_model(rows, self._model)
+        self._rows = join_rows(self._model, match_model(rows, self._model))
         with torch.no_grad():
-            few = take_rows(self._rows, torch.arange(min(FEW_ROWS, count_rows(rows))))
+            few = take_rows(self._rows, torch.arange(min(FEW_ROWS, count_rows(self._rows))))
             outputs = list_outputs(call_model(self._model, few))
         self._distance = choose_distance(outputs, distance, count_numbers(self._rows))
         if not self.structure.groups:
@@ -219,7 +219,8 @@ class Search:
     @cached_property
     def _numbers(self) -> int:
         """In a forward pass of one input, about: a product is followed by a norm and an activation."""
-        return sum(NUMBERS_PER_OUTPUT * len(each.outputs) * each.positions for each in self.structure.wirings)
+        numbers = sum(NUMBERS_PER_OUTPUT * len(each.outputs) * each.positions for each in self.structure.wirings)
+        return max(numbers, 1)  # weights may be parameters of no layer
 
     def carry_out(self, stays: Bools) -> float:
         """How far the outputs of the smaller, refitted model are from the model's."""

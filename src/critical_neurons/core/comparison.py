@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
 
 from critical_neurons.core.documents import (
     Amount,
@@ -38,6 +40,11 @@ class Latency:
     lower: Amount
     upper: Amount
     samples: Number
+
+    @classmethod
+    def from_samples(cls, runtime: str, batch_size: int, seconds: Sequence[float]) -> Latency:
+        lower, median, upper = (float(value) for value in np.quantile(seconds, (0.25, 0.5, 0.75)))
+        return cls(runtime, batch_size, median, lower, upper, len(seconds))
 
 
 @dataclass(frozen=True)
@@ -183,3 +190,16 @@ def _share(before: float, after: float) -> str:
 
 def _speed(before: float, after: float) -> str:
     return f"{before / after:.2f}x as fast"
+
+
+def explain_figures(count: int, repeats: int, threads: int) -> tuple[str, ...]:
+    """How the numbers are to be read."""
+    return (
+        f"{count} inputs. Multiply-adds: those of convolutions and matrix products for one input, by "
+        "torch.utils.flop_counter.",
+        "Difference: root mean squared difference of the outputs, relative to their standard deviation before.",
+        "Peak activations: the most bytes alive at once in torch for one input, with the input, without weights.",
+        "Size on disk: parameters and buffers as safetensors.",
+        f"Latency: median of up to {repeats} samples of a batch on the CPU, before and after in turns, threads: "
+        f"{threads}.",
+    )

@@ -36,7 +36,7 @@ class Layer:
     """A linear layer, convolution or embedding and the unit behind each of its output channels.
 
     With a `reason` none of them can be removed. The units fall into `blocks` equal blocks that must lose as many
-    each: grouped convolutions.
+    each: grouped convolutions. `stays`: why channels without a unit must stay, where others have one.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Layer:
     units: Ints
     reason: str = ""
     blocks: Number = 1
+    stays: str = ""
 
     @property
     def scored(self) -> bool:
@@ -193,7 +194,8 @@ class Structure:
         others = [other.name for other in self.scored if other is not layer and np.isin(other.units, own).any()]
         kept = int((layer.units == NO_UNIT).sum())
         words = f"yes, together with {', '.join(others)}" if others else "yes"
-        return f"{words}; {kept} of its channels must stay" if kept else words
+        why = f" ({layer.stays})" if layer.stays else ""
+        return f"{words}; {kept} of its channels must stay{why}" if kept else words
 
     def restrict(self, reasons: Mapping[str, str]) -> tuple[Structure, Ints]:
         """Without the groups of the layers that `reasons` names, and the new number of every unit. A reason that is

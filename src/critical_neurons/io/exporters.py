@@ -6,7 +6,7 @@ import copy
 import inspect
 import io
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -24,9 +24,11 @@ from critical_neurons.removal.rows import (
     call_model,
     count_rows,
     find_tensors,
+    is_whole,
     map_inputs,
     match_model,
     name_tensors,
+    split_arguments,
     take_rows,
 )
 
@@ -80,7 +82,7 @@ def convert_to_onnx(model: nn.Module, example: Inputs) -> bytes:
     require_onnx()
     rows = _cycle(example, TRACED_ROWS, model)
     with reporting("ONNX export", FORWARD_HINT), quiet():
-        args, kwargs = _split_arguments(rows)
+        args, kwargs = split_arguments(rows)
         reads, gives = _name_ends(model, rows)
         program: Any = torch.onnx.export(
             _capture(_copy_for_export(model, rows, Tensor), rows),
@@ -100,12 +102,10 @@ def _name_ends(model: nn.Module, rows: Inputs) -> tuple[list[str], list[str]]:
     """What inputs and outputs are called."""
     known = model.meta if isinstance(model, fx.GraphModule) else {}
     source, target = known.get(ONNX_NAMES, (INPUT, OUTPUT))
+    args, kwargs = split_arguments(rows)
+    reads = [name for name, _ in name_tensors(kwargs or inspect.signature(model.forward).bind(*args).arguments)]
     if isinstance(rows, Tensor):
         reads = [source]
-    elif isinstance(rows, Mapping):
-        reads = list(rows)
-    else:
-        reads = [name for name, _ in name_tensors(inspect.signature(model.forward).bind(*rows).arguments)]
     found = [name for name, _ in name_tensors(_run(_copy(model), rows))]
     gives = [name if name and not name[0].isdigit() and name not in reads else f"{OUTPUT}_{name}" for name in found]
     return reads, [target] if len(found) == 1 else gives
@@ -190,23 +190,16 @@ def _run(model: nn.Module, rows: Inputs) -> Any:
 
 def _capture(model: nn.Module, rows: Inputs) -> torch.export.ExportedProgram:
     """The forward as a graph. Neither how many inputs there are nor what is in them may change its course."""
-    args, kwargs = _split_arguments(rows)
+    args, kwargs = split_arguments(rows)
     shapes = _free_batch(model, rows, torch.export.Dim(BATCH))
     return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
 
 
-def _split_arguments(rows: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """By position and by name."""
-    if isinstance(rows, Mapping):
-        return (), dict(rows)
-    return ((rows,) if isinstance(rows, Tensor) else tuple(rows)), {}
-
-
 def _free_batch(model: nn.Module, rows: Inputs, batch: Any) -> dict[str, Any]:
-    """For every argument of the forward which axis of it is not fixed: the first."""
-    args, kwargs = _split_arguments(rows)
+    """For every argument of the forward which axis of it is not fixed: the first, unless rows belong together."""
+    args, kwargs = split_arguments(rows)
     given = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
-    shapes: dict[str, Any] = tree_map_only(Tensor, lambda _: {0: batch}, given)
+    shapes: dict[str, Any] = tree_map_only(Tensor, lambda _: None if is_whole(rows) else {0: batch}, given)
     return shapes
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from critical_neurons.errors import ExportError, InvalidInputError, MissingExtraError, first_line
-from critical_neurons.removal.rows import Inputs
+from critical_neurons.removal.rows import Inputs, find_tensors
 
 CALIBRATION_ROWS = 32
 """Images per step when the ranges for int8 are found."""
@@ -33,10 +33,10 @@ def open_onnx(source: bytes | Path, threads: int = 1) -> Runner:
         try:  # `with reporting` would show in the latency of small networks
             if isinstance(inputs, Tensor):
                 given = {names[0]: inputs.numpy()}
-            elif isinstance(inputs, Mapping):
+            elif isinstance(inputs, Mapping) and set(inputs) == set(names):
                 given = {name: values.numpy() for name, values in inputs.items()}
             else:
-                given = {name: values.numpy() for name, values in zip(names, inputs, strict=True)}
+                given = {name: values.numpy() for name, values in zip(names, find_tensors(inputs), strict=True)}
             found = [torch.from_numpy(values) for values in session.run(None, given)]
         except Exception as error:
             raise _failed("running in onnxruntime", error) from error

@@ -30,7 +30,7 @@ def remove_units(model: nn.Module, structure: Structure, stays: Bools) -> nn.Mod
 
     Parameters that lose nothing are shared with the model; see `own_tensors`.
     """
-    smaller = _copy_sharing(model)
+    smaller = copy_sharing(model)
     added = _fold_constants(smaller, structure.wirings, stays)
     _change(smaller, (*structure.slices, *added), stays, _take)
     for each in structure.slices:
@@ -48,7 +48,7 @@ def zero_units(model: nn.Module, structure: Structure, stays: Bools) -> nn.Modul
 
     Parameters that lose nothing are shared with the model; see `own_tensors`.
     """
-    masked = _copy_sharing(model)
+    masked = copy_sharing(model)
     _fold_constants(masked, structure.wirings, stays)
     _change(masked, structure.slices, stays, _zero)
     return masked
@@ -57,9 +57,22 @@ def zero_units(model: nn.Module, structure: Structure, stays: Bools) -> nn.Modul
 def own_tensors(model: nn.Module, other: nn.Module) -> nn.Module:
     """The same module, with copies of the parameters and buffers it shares with another."""
     shared = {id(values) for values in (*other.parameters(), *other.buffers())}
-    for values, places in _list_places(model).items():
-        if id(values) in shared:
-            _put(values, values.detach().clone(), places)
+    return _replace(model, lambda values: values.clone() if id(values) in shared else values)
+
+
+def double_tensors(model: nn.Module) -> nn.Module:
+    """The same module in double precision. Another that shares parameters with it keeps its own."""
+    return _replace(model, lambda values: values.double() if values.is_floating_point() else values)
+
+
+@torch.no_grad()
+def _replace(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:
+    """One tensor after the other, so that little memory is needed for both."""
+    places = _list_places(model)
+    while places:
+        values, where = places.popitem()
+        if (converted := convert(values)) is not values:
+            _put(values, converted, where)
     for module in model.modules():
         if isinstance(module, nn.RNNBase):  # it computes with a list of its own
             module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
@@ -132,7 +145,7 @@ def _compare(one: Tensor, other: Tensor) -> tuple[float, float]:
     return float(difference.max()), max(1.0, float(finite.max())) if len(finite) else 1.0
 
 
-def _copy_sharing(model: nn.Module) -> nn.Module:
+def copy_sharing(model: nn.Module) -> nn.Module:
     """A copy with the same parameters: what is not changed need not be copied. Buffers are: a forward may write to
     them."""
     return copy.deepcopy(model, {id(values): values for values in model.parameters()})

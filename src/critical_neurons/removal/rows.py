@@ -3,46 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from critical_neurons.core.batch import digest_rows
 from critical_neurons.errors import InvalidInputError
 
-Inputs: TypeAlias = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
-"""What a model is called with: model(tensor), model(*sequence) or model(**mapping). The first axis counts rows."""
+
+@dataclass(frozen=True)
+class Whole:
+    """Inputs that belong together, as the nodes of a graph: they count as one row."""
+
+    inputs: Tensor | Sequence[Any] | Mapping[str, Any]
+
+
+Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any] | Whole
+"""What a model is called with: model(tensor), model(*sequence) or model(**mapping), with tensors in any nesting.
+
+The first axis of all tensors counts rows. Where they do not agree on how many, as with tokens of several texts one
+behind the other and offsets beside them, the inputs are one row as well.
+"""
 
 
 def count_rows(inputs: Inputs) -> int:
-    """As many as every tensor has."""
-    named = _name(inputs)
-    shapes = {name: tuple(value.shape) if isinstance(value, Tensor) else None for name, value in named.items()}
-    lengths = {shape[0] if shape else None for shape in shapes.values()}
-    length = next(iter(lengths), None)
-    if len(lengths) != 1 or length is None:
-        found = ", ".join(f"{name} {shape or type(named[name]).__name__}" for name, shape in shapes.items())
-        raise InvalidInputError(
-            f"inputs: found {found or 'nothing'}. Accepted: tensors, all with as many rows along their first axis."
-        )
-    return length
+    """As many as every tensor has; one where they differ."""
+    return 1 if is_whole(inputs) else len(next(find_tensors(inputs)))
+
+
+def as_whole(inputs: Inputs) -> Whole:
+    return inputs if isinstance(inputs, Whole) else Whole(inputs)
+
+
+def is_whole(inputs: Inputs) -> bool:
+    """Whether the inputs cannot be taken apart into rows."""
+    if isinstance(inputs, Whole):
+        return True
+    sizes = {tuple(values.shape[:1]) for values in find_tensors(inputs)}
+    return len(sizes) > 1 or sizes == {()}
 
 
 def take_rows(inputs: Inputs, rows: Tensor, device: torch.device | None = None) -> Inputs:
-    """Copies of these rows, on a device if one is given."""
-    if isinstance(inputs, Tensor):
-        return inputs[rows.to(inputs.device)].to(device)
-    if isinstance(inputs, Mapping):
-        return {name: value[rows.to(value.device)].to(device) for name, value in inputs.items()}
-    return tuple(value[rows.to(value.device)].to(device) for value in inputs)
+    """Copies of these rows, on a device if one is given; all there is where it cannot be taken apart."""
+    if is_whole(inputs):
+        return map_inputs(inputs, lambda values: values.clone().to(device))
+    return map_inputs(inputs, lambda values: values[rows.to(values.device)].to(device))
 
 
 def call_model(model: nn.Module, inputs: Inputs) -> Any:
-    if isinstance(inputs, Tensor):
-        return model(inputs)
-    return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
+    args, kwargs = split_arguments(inputs)
+    return model(*args, **kwargs)
+
+
+def split_arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """By position and by name."""
+    if isinstance(inputs, Whole):
+        return split_arguments(inputs.inputs)
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return ((inputs,) if isinstance(inputs, Tensor) else tuple(inputs)), {}
 
 
 def find_tensors(value: Any) -> Iterator[Tensor]:
@@ -72,27 +95,18 @@ def _name_tensors(value: Any, name: str, seen: frozenset[int]) -> Iterator[tuple
 
 def split_rows(inputs: Inputs, size: int) -> Iterator[Inputs]:
     """Batches of so many rows, as views; the last may have fewer."""
+    if is_whole(inputs):
+        yield inputs
+        return
     for first in range(0, count_rows(inputs), size):
         yield map_inputs(inputs, lambda values, first=first: values[first : first + size])  # type: ignore[misc]
-
-
-def _name(inputs: Inputs) -> Mapping[str, Any]:
-    if isinstance(inputs, Tensor):
-        return {"": inputs}
-    if isinstance(inputs, Mapping):
-        return inputs
-    if isinstance(inputs, Sequence):
-        return {f"[{place}]": value for place, value in enumerate(inputs)}
-    raise InvalidInputError(
-        f"inputs: found {type(inputs).__name__}. Accepted: a tensor, or a sequence or mapping of tensors."
-    )
 
 
 def gather_inputs(inputs: Any) -> Inputs:
     """Whatever the user has to what a model is called with, in tensors.
 
-    A tensor or array; a tuple or mapping of them for a model of several inputs; or an iterable of batches, each one
-    of these, alone, in a sequence of one or with labels beside it, which are left out.
+    A tensor or array; a tuple or mapping of them, in any nesting, for a model of several inputs; or an iterable of
+    batches, each one of these, alone, in a sequence of one or with labels beside it, which are left out.
     """
     return gather_labelled(inputs)[0]
 
@@ -100,12 +114,10 @@ def gather_inputs(inputs: Any) -> Inputs:
 def gather_labelled(inputs: Any) -> tuple[Inputs, Tensor | None]:
     """The same, and the labels that come with the batches: None where there are none, or none that can be joined."""
     labels = None
-    if _is_array(inputs):
-        gathered: Inputs = _tensor(inputs)
-    elif isinstance(inputs, Mapping):
-        gathered = {name: _tensor(values) for name, values in inputs.items()}
-    elif isinstance(inputs, tuple) and inputs and all(_is_array(values) for values in inputs):
-        gathered = tuple(map(_tensor, inputs))
+    if isinstance(inputs, Whole):
+        return inputs, None
+    if _is_array(inputs) or isinstance(inputs, Mapping) or (isinstance(inputs, tuple) and not _are_batches(inputs)):
+        gathered: Inputs = _convert(inputs)
     elif isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes):
         pairs = [_split_labels(batch) for batch in inputs]
         gathered = _join([gather_inputs(batch) for batch, _ in pairs])
@@ -115,12 +127,14 @@ def gather_labelled(inputs: Any) -> tuple[Inputs, Tensor | None]:
             f"inputs: found {type(inputs).__name__}. Accepted: a tensor or array (batch, ...), a tuple or dict of "
             "them for a model of several inputs, or an iterable of batches."
         )
-    count = count_rows(gathered)
-    if count == 0:
+    tensors = list(find_tensors(gathered))
+    if not tensors:
+        raise InvalidInputError("inputs: found no tensor or array among them. Give at least one.")
+    if count_rows(gathered) == 0:
         raise InvalidInputError("inputs: the batch is empty. Give at least one data point.")
-    for values in find_tensors(gathered):
+    for values in tensors:
         if values.is_floating_point() and not torch.isfinite(values).all():
-            finite = torch.isfinite(values).reshape(len(values), -1).all(1)
+            finite = torch.isfinite(values).reshape(len(values) if values.ndim else 1, -1).all(1)
             bad = (~finite).nonzero().flatten().tolist()
             raise InvalidInputError(f"inputs: NaN or infinite values in data points {', '.join(map(str, bad[:5]))}.")
     return gathered, labels
@@ -140,38 +154,66 @@ def match_model(inputs: Inputs, model: nn.Module) -> Inputs:
 
 def digest_inputs(inputs: Inputs) -> list[str]:
     """What every data point is known by later on."""
-    parts = [digest_rows(values.detach().cpu().float().numpy()) for values in find_tensors(inputs)]
+    parts = [digest_rows(values.detach().cpu().float().numpy()) for values in _list_by_row(inputs)]
     return parts[0] if len(parts) == 1 else ["".join(each) for each in zip(*parts, strict=True)]
 
 
 def count_numbers(inputs: Inputs) -> int:
     """In one row."""
-    return sum(values[0].numel() for values in find_tensors(inputs))
+    return sum(values[0].numel() for values in _list_by_row(inputs))
+
+
+def _list_by_row(inputs: Inputs) -> list[Tensor]:
+    """With a first axis that counts rows."""
+    whole = is_whole(inputs)
+    return [values[None] if whole else values for values in find_tensors(inputs)]
 
 
 def map_inputs(inputs: Inputs, convert: Callable[[Tensor], Tensor]) -> Inputs:
-    if isinstance(inputs, Tensor):
-        return convert(inputs)
-    if isinstance(inputs, Mapping):
-        return {name: convert(values) for name, values in inputs.items()}
-    return tuple(convert(values) for values in inputs)
+    """The same with other tensors."""
+    if isinstance(inputs, Whole):
+        return as_whole(map_inputs(inputs.inputs, convert))
+    mapped: Inputs = _map(inputs, Tensor, convert)
+    return mapped
+
+
+def _map(value: Any, kind: type | tuple[type, ...], convert: Callable[[Any], Any]) -> Any:
+    """Of what nests in mappings, tuples and lists all that is of a kind; the rest, as None or a number, stays."""
+    if isinstance(value, kind):
+        return convert(value)
+    if isinstance(value, Mapping):
+        return {name: _map(part, kind, convert) for name, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named one
+        return type(value)(*(_map(part, kind, convert) for part in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_map(part, kind, convert) for part in value)
+    return value
+
+
+def _convert(inputs: Any) -> Inputs:
+    """Tensors in place of arrays."""
+    converted: Inputs = _map(inputs, (np.ndarray, Tensor), _tensor)
+    return converted
 
 
 def _join(batches: Sequence[Inputs]) -> Inputs:
     if not batches:
         raise InvalidInputError("inputs: the batch is empty. Give at least one data point.")
+    if len(batches) == 1:
+        return batches[0]
     first = batches[0]
     if any(_describe(batch) != _describe(first) for batch in batches):
         raise InvalidInputError(
             "inputs: an iterable holds batches of one kind and shape; found "
             f"{' and '.join(dict.fromkeys(map(_describe, batches)))}. The labels of a single batch go beside it."
         )
-    if isinstance(first, Tensor):
-        return torch.cat([each for batch in batches for each in find_tensors(batch)])
-    if isinstance(first, Mapping):
-        named = [batch for batch in batches if isinstance(batch, Mapping)]
-        return {name: torch.cat([batch[name] for batch in named]) for name in first}
-    return tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+    if any(map(is_whole, batches)):
+        raise InvalidInputError(
+            f"inputs: batches of {_describe(first)} cannot be joined, as their tensors differ in how many rows they "
+            "have. Give one batch."
+        )
+    parts = zip(*map(find_tensors, batches), strict=True)
+    return map_inputs(first, lambda _: torch.cat(next(parts)))
 
 
 def _describe(batch: Inputs) -> str:
@@ -200,11 +242,19 @@ def _join_labels(labels: Sequence[Any]) -> Tensor | None:
     return torch.cat([_tensor(each).cpu() for each in labels])
 
 
+def _are_batches(values: tuple[Any, ...]) -> bool:
+    """Pairs of inputs and labels, say. What else is in a tuple are the inputs of a model, in their order."""
+    return not values or all(isinstance(part, list | tuple) for part in values)
+
+
 def _is_array(values: Any) -> bool:
     return isinstance(values, np.ndarray | Tensor)
 
 
-def _tensor(values: Any) -> Tensor:
-    if not _is_array(values) or values.ndim == 0:
-        raise InvalidInputError(f"inputs: found {type(values).__name__}. Accepted: tensors or arrays (batch, ...).")
-    return values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
+def _tensor(values: NDArray[Any] | Tensor) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.detach()
+    try:
+        return torch.from_numpy(np.asarray(values, order="C"))
+    except TypeError as error:
+        raise InvalidInputError(f"inputs: found an array of {values.dtype}. Accepted: numbers.") from error

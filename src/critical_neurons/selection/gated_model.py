@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from critical_neurons.core.structure import NO_UNIT, Ints, Slice, Structure, Wiring
-from critical_neurons.removal.rows import Inputs
+from critical_neurons.core.structure import NO_UNIT, SIZE, Ints, Slice, Structure, Wiring
+from critical_neurons.removal.rows import Inputs, split_arguments
 from critical_neurons.selection.distance import list_outputs
 
 
@@ -25,7 +25,7 @@ class _Gated:
 
 
 class GatedModel:
-    """A gate stands in the weights of all modules that read its unit; where none does, in those that make it.
+    """A gate stands in the weights of all modules that read its unit; where none does, in all that belongs to it.
 
     So gates work for any model: shared modules, functions, attention. What a removed unit leaves behind goes into
     biases, by as much as its gate is shut.
@@ -44,11 +44,14 @@ class GatedModel:
         self._gated = [self._gate_weight(wiring) for wiring in readers if (wiring.inputs != NO_UNIT).any()]
         read = np.unique(np.concatenate([np.full(1, NO_UNIT), *(wiring.inputs for wiring in readers)]))
         unread = np.setdiff1d(np.arange(self.unit_count), read)
-        made = {layer.name for layer in structure.layers if np.isin(layer.units, unread).any()}
+        named = dict(self.module.named_parameters())
         self._gated += [
             self._gate_slice(each, unread)
             for each in structure.slices
-            if each.tensor.rpartition(".")[0] in made and each.axis == 0 and each.units.ndim == 1
+            if each.tensor in named
+            and each.axis != SIZE
+            and each.units.ndim == 1
+            and np.isin(each.units, unread).any()
         ]
 
     def _gate_weight(self, wiring: Wiring) -> _Gated:
@@ -66,7 +69,9 @@ class GatedModel:
         owner, _, key = each.tensor.rpartition(".")
         values: Tensor = getattr(self.module.get_submodule(owner), key)
         units = torch.from_numpy(np.where(np.isin(each.units, unread), each.units, NO_UNIT))
-        return _Gated(each.tensor, values, units.reshape(-1, *[1] * (values.ndim - 1)).to(values.device))
+        shape = [1] * values.ndim
+        shape[each.axis] = -1
+        return _Gated(each.tensor, values, units.reshape(shape).to(values.device))
 
     def run(self, inputs: Inputs, gates: Tensor) -> list[Tensor]:
         """What the model gives with these gates."""
@@ -77,7 +82,7 @@ class GatedModel:
             changed[each.name] = values * factors[each.units].to(values)
         for wiring in self._leaving:
             changed[f"{wiring.module}.bias"] = self._leave(wiring, factors)
-        return list_outputs(_call(self.module, changed, inputs))
+        return list_outputs(functional_call(self.module, changed, *split_arguments(inputs)))
 
     def _leave(self, wiring: Wiring, factors: Tensor) -> Tensor:
         """The bias, with what shut gates leave."""
@@ -87,11 +92,3 @@ class GatedModel:
         kernel = weight.flatten(2).sum(2) if weight.ndim > 2 else weight
         blocks = kernel.reshape(wiring.groups, -1, kernel.shape[1]) @ shut.to(kernel).reshape(wiring.groups, -1, 1)
         return bias + blocks.reshape(-1)
-
-
-def _call(module: nn.Module, changed: dict[str, Tensor], inputs: Inputs) -> object:
-    if isinstance(inputs, Tensor):
-        return functional_call(module, changed, (inputs,))
-    if isinstance(inputs, dict):
-        return functional_call(module, changed, (), inputs)
-    return functional_call(module, changed, tuple(inputs))

@@ -35,14 +35,15 @@ class Front:
             if alone and size <= room and not outputs[0].requires_grad:
                 self._steady.append(module)
                 room -= size
-        self._given: dict[nn.Module, Tensor] = {}
+        self._count, self._given = input_count, dict[nn.Module, Tensor]()
 
     @contextmanager
     def learn(self) -> Iterator[None]:
         """Meanwhile the model is run on all inputs, in their order, at once or in parts."""
         with torch.no_grad(), _gather(self._steady) as found:
             yield
-        self._given = {module: torch.cat(outputs) for module, outputs in found.items()}
+        given = {module: torch.cat(outputs) for module, outputs in found.items()}
+        self._given = {module: values for module, values in given.items() if len(values) == self._count}
 
     @contextmanager
     def recall(self, rows: Tensor) -> Iterator[None]:

@@ -81,7 +81,8 @@ class _Fold:
         held_out: int,
         seed: int,
     ) -> None:
-        self._draft, self._held_out = Draft(model, consumers, inputs, count_rows(inputs) - held_out, seed), held_out
+        fitted = max(count_rows(inputs) - held_out, 1)  # inputs that cannot be taken apart serve for both
+        self._draft, self._held_out = Draft(model, consumers, inputs, fitted, seed), held_out
         self._distance, self._wanted = distance, [each[-held_out:] for each in self._draft.outputs]
         self._known: dict[bytes, float] = {}
 

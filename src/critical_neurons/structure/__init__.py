@@ -6,14 +6,18 @@ from critical_neurons.structure import moving as _moving  # noqa: F401  so does 
 from critical_neurons.structure import pieces as _pieces  # noqa: F401  so does this
 from critical_neurons.structure import products as _products  # noqa: F401  so does this
 from critical_neurons.structure import weights as _weights  # noqa: F401  so does this
-from critical_neurons.structure.find import (
-    convert_to_double,
-    copy_model,
-    find_structure,
-    fingerprint,
-    select_span,
-    unwrap,
-)
+from critical_neurons.structure.find import convert_to_double, find_structure, join_rows
 from critical_neurons.structure.run import OUTPUT
+from critical_neurons.structure.source import copy_model, fingerprint, unwrap
+from critical_neurons.structure.span import select_span
 
-__all__ = ["OUTPUT", "convert_to_double", "copy_model", "find_structure", "fingerprint", "select_span", "unwrap"]
+__all__ = [
+    "OUTPUT",
+    "convert_to_double",
+    "copy_model",
+    "find_structure",
+    "fingerprint",
+    "join_rows",
+    "select_span",
+    "unwrap",
+]

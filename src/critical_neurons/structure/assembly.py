@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import torch
 from scipy import sparse
 from scipy.sparse.csgraph import connected_components
-from torch import Tensor, nn
 
 from critical_neurons.core.structure import (
     NO_UNIT,
-    SIZE,
     Fingerprint,
-    Ints,
-    Layer,
-    Product,
-    Slice,
     Structure,
-    Wiring,
 )
+from critical_neurons.structure.description import SINGLE, Numbered, describe, find_axes
 from critical_neurons.structure.labels import NONE, Classes
 from critical_neurons.structure.records import Multiplication
 from critical_neurons.structure.run import LabelledRun
 
 IGNORED = "ignored, as asked"
-SINGLE = "all of its channels can only be removed together"
 UNEVEN = "a grouped convolution reads it along with channels that stay"
 LAST = "a layer keeps a channel"
 SCATTERED = "a parameter that is used with it has it along more than one axis"
@@ -51,7 +42,7 @@ def assemble(run: LabelledRun, print_of: Fingerprint, ignore: Collection[str], n
             or _keep_one_each(run, numbered, classes)
         ):
             break
-    return _describe(run, layers, numbered, classes, print_of, notes)
+    return describe(run, layers, numbered, classes, print_of, notes)
 
 
 def _list_layers(multiplications: Sequence[Multiplication]) -> list[Multiplication]:
@@ -63,20 +54,7 @@ def _list_layers(multiplications: Sequence[Multiplication]) -> list[Multiplicati
     return list(first.values())
 
 
-@dataclass(frozen=True, eq=False)
-class _Numbered:
-    """Number of every class, sizes of groups, group of every layer (NONE: nothing to remove), and its blocks."""
-
-    number: Ints
-    sizes: tuple[int, ...]
-    group: Ints
-    blocks: dict[int, int]
-
-    def find(self, classes: Classes, labels: Tensor) -> Ints:
-        return self.number[classes.find(labels)]
-
-
-def _number(layers: list[Multiplication], classes: Classes) -> _Numbered:
+def _number(layers: list[Multiplication], classes: Classes) -> Numbered:
     """Units of layers that share some of them are numbered together, in the order of their appearance."""
     count = classes.count
     owned = [classes.find(each.outputs) for each in layers]
@@ -101,10 +79,10 @@ def _number(layers: list[Multiplication], classes: Classes) -> _Numbered:
         group[members] = len(sizes)
         sizes.append(len(distinct))
         first += len(distinct)
-    return _Numbered(number, tuple(sizes), group, {})
+    return Numbered(number, tuple(sizes), group, {})
 
 
-def _deal_blocks(run: LabelledRun, numbered: _Numbered, classes: Classes) -> bool:
+def _deal_blocks(run: LabelledRun, numbered: Numbered, classes: Classes) -> bool:
     """Grouped convolutions: as many of every block, where the blocks are those of a whole group in its order;
     otherwise channels at the same place of all blocks become one. Whether any did, or must stay."""
     starts = np.cumsum([0, *numbered.sizes])
@@ -132,7 +110,7 @@ def _deal_blocks(run: LabelledRun, numbered: _Numbered, classes: Classes) -> boo
     return False
 
 
-def _keep_one_each(run: LabelledRun, numbered: _Numbered, classes: Classes) -> bool:
+def _keep_one_each(run: LabelledRun, numbered: Numbered, classes: Classes) -> bool:
     """A group keeps a unit of every block. A layer that gives or reads only some of them could lose all that it has:
     its first stays. Whether there is such a layer."""
     blocks: list[set[int]] = []
@@ -151,10 +129,10 @@ def _keep_one_each(run: LabelledRun, numbered: _Numbered, classes: Classes) -> b
     return found
 
 
-def _keep_scattered(run: LabelledRun, numbered: _Numbered, classes: Classes) -> bool:
+def _keep_scattered(run: LabelledRun, numbered: Numbered, classes: Classes) -> bool:
     """Parameters that are added or multiplied can be sliced along one axis. Whether any could not."""
     for labels in run.parameters.elements.values():
-        if len(_find_axes(numbered.find(classes, labels))) > 1:
+        if len(find_axes(numbered.find(classes, labels))) > 1:
             run.labels.keep(labels, SCATTERED)
             return True
     return False
@@ -168,107 +146,3 @@ def _keep_weights_used_twice(run: LabelledRun, classes: Classes) -> bool:
             run.labels.keep(labels, f"{tensor} is used in another way as well")
             return True
     return False
-
-
-def _find_axes(units: Ints) -> list[int]:
-    """Axes along which units change."""
-    return [axis for axis in range(units.ndim) if (units != units.take([0], axis=axis)).any()]
-
-
-def _describe(
-    run: LabelledRun,
-    layers: list[Multiplication],
-    numbered: _Numbered,
-    classes: Classes,
-    print_of: Fingerprint,
-    notes: tuple[str, ...],
-) -> Structure:
-    listed = []
-    for each, group in zip(layers, numbered.group.tolist(), strict=True):
-        units, reason = numbered.find(classes, each.outputs), ""
-        if (units == NO_UNIT).all():
-            reason = _find_reason(each, classes)
-        listed.append(Layer(each.name, each.kind, units, reason, numbered.blocks.get(group, 1)))
-    listed += [
-        Layer(left.name, left.kind, np.full(left.size, NO_UNIT), left.reason)
-        for left in run.left_alone
-        if left.name not in {layer.name for layer in listed}
-    ]
-    slices = [
-        Slice(tensor, axis, units)
-        for (tensor, axis), labels in run.parameters.axes.items()
-        if ((units := numbered.find(classes, labels)) != NO_UNIT).any()
-    ]
-    for tensor, labels in run.parameters.elements.items():
-        units = numbered.find(classes, labels)
-        slices += [
-            Slice(tensor, axis, units.swapaxes(0, axis).reshape(units.shape[axis], -1)[:, 0])
-            for axis in _find_axes(units)
-        ]
-    for name, labels in run.sizes.items():
-        if ((units := numbered.find(classes, labels)) != NO_UNIT).any():
-            slices.append(Slice(name, SIZE, units))
-    return Structure(
-        tuple(listed),
-        numbered.sizes,
-        tuple(slices),
-        tuple(_list_wirings(run, numbered, classes)),
-        tuple(_count_parameters(run.model, slices)),
-        tuple(_count_macs(run, numbered, classes)),
-        print_of,
-        notes,
-    )
-
-
-def _find_reason(layer: Multiplication, classes: Classes) -> str:
-    return classes.explain(layer.outputs) or SINGLE
-
-
-def _list_wirings(run: LabelledRun, numbered: _Numbered, classes: Classes) -> list[Wiring]:
-    """In the order of the calls. A module that is called again is not alone."""
-    calls: dict[str, list[Multiplication]] = {}
-    for each in run.multiplications:
-        if each.kernel == 0 or isinstance(_find_owner(run.model, each.tensor), nn.Linear | nn.modules.conv._ConvNd):
-            calls.setdefault(each.name, []).append(each)
-    wirings = []
-    for name, several in calls.items():
-        first = several[0]
-        inputs = numbered.find(classes, first.inputs)
-        same = all(torch.equal(other.constants, first.constants) for other in several)
-        constants = first.constants.double().numpy() if same else np.zeros(len(inputs))
-        wirings.append(
-            Wiring(
-                name,
-                inputs,
-                numbered.find(classes, first.outputs),
-                np.where(inputs == NO_UNIT, 0.0, constants),
-                first.kernel,
-                first.positions,
-                first.groups,
-                first.biased,
-                len(several) == 1 and first.alone,
-            )
-        )
-    return wirings
-
-
-def _find_owner(model: nn.Module, tensor: str) -> nn.Module:
-    return model.get_submodule(tensor.rpartition(".")[0])
-
-
-def _count_parameters(model: nn.Module, slices: Sequence[Slice]) -> list[Product]:
-    axes: dict[str, list[Ints]] = {}
-    for each in slices:
-        axes.setdefault(each.tensor, []).append(each.units.flatten())
-    return [
-        Product(name.rpartition(".")[0], values.numel(), tuple(axes.get(name, ())))
-        for name, values in model.named_parameters()
-    ]
-
-
-def _count_macs(run: LabelledRun, numbered: _Numbered, classes: Classes) -> list[Product]:
-    products = []
-    for cost in run.costs:
-        axes = (numbered.find(classes, labels) for labels in cost.axes)
-        products.append(Product(cost.module, cost.macs, tuple(units for units in axes if (units != NO_UNIT).any())))
-    return products

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,15 +19,18 @@ from critical_neurons.errors import (
 from critical_neurons.removal.remove import FAILURES, run_evenly
 from critical_neurons.removal.rows import (
     Inputs,
+    as_whole,
     call_model,
     count_rows,
     find_tensors,
     map_inputs,
     match_model,
+    split_arguments,
     take_rows,
 )
 from critical_neurons.structure.assembly import assemble
 from critical_neurons.structure.run import LabelledRun
+from critical_neurons.structure.source import check_model, copy_model, fingerprint, unwrap
 from critical_neurons.structure.trial import Trial, find_line
 
 EXAMPLE_ROWS = 2
@@ -60,17 +61,30 @@ def find_structure(model: nn.Module, inputs: Inputs, *, ignore: Collection[str] 
     except InvalidInputError:
         if not EXAMPLE_ROWS < count <= MOST_ROWS:
             raise
-        rows = inputs  # their rows may belong together, as the nodes of a graph
+        rows = as_whole(inputs)  # their rows may belong together, as the nodes of a graph
         run = _run_labelled(copy_model(source), rows)
     _check_ignored(run, ignore)
     print_of = fingerprint(source)
-    trial = Trial(run.model, lambda: copy_model(source), rows)
+    trial = Trial(run.model, rows)
     structure, failed = _settle(run, trial, print_of, ignore)
     if failed and run.filled:
         wary = _run_labelled(copy_model(source), rows, follows=False)
         other, _ = _settle(wary, trial, print_of, ignore)
         return max(structure, other, key=_count_removable)
     return structure
+
+
+def join_rows(model: nn.Module, inputs: Inputs) -> Inputs:
+    """The inputs, of the model's type and device, as one row where it does not run on a few of them: then they belong
+    together. `model` is a copy."""
+    count = count_rows(inputs)
+    if not EXAMPLE_ROWS < count <= MOST_ROWS:
+        return inputs
+    try:
+        run_evenly(model, take_rows(inputs, torch.arange(EXAMPLE_ROWS)))
+    except FAILURES:
+        return as_whole(inputs)
+    return inputs
 
 
 def _settle(run: LabelledRun, trial: Trial, print_of: Fingerprint, ignore: Collection[str]) -> tuple[Structure, bool]:
@@ -102,10 +116,8 @@ def _run_labelled(model: nn.Module, rows: Inputs, *, follows: bool = True) -> La
     """`model` is run, and run once more: one that remembers what it was given has no structure to rely on."""
     run = LabelledRun(model, follows=follows)
     given = map_inputs(rows, Tensor.clone)  # a forward may work on them in place
-    arguments = (given,) if isinstance(given, Tensor) else () if isinstance(given, Mapping) else tuple(given)
-    named = dict(given) if isinstance(given, Mapping) else {}
     with _seeded(), _failing_clearly(rows):
-        outputs = list(find_tensors(run.run(arguments, named, count_rows(rows))))
+        outputs = list(find_tensors(run.run(*split_arguments(given), count_rows(rows))))
     first = [tuple(values.shape) for values in outputs]
     if not first:
         name = type(model).__name__
@@ -120,72 +132,6 @@ def _run_labelled(model: nn.Module, rows: Inputs, *, follows: bool = True) -> La
             "the forward depend on nothing but its inputs."
         )
     return run
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside DataParallel, DistributedDataParallel and torch.compile wrappers."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
-
-
-def check_model(model: nn.Module) -> None:
-    """Raise on what cannot be copied, sliced or run."""
-    if not isinstance(model, nn.Module):
-        raise UnreadableModelError(f"model: found {type(model).__name__}, expected a torch.nn.Module.")
-    for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            where = name or "model"
-            raise UnreadableModelError(
-                f"{where}: a TorchScript module cannot be read. Give the nn.Module it was made from."
-            )
-        if ".quantized." in type(module).__module__:
-            where = name or "model"
-            raise UnreadableModelError(
-                f"{where}: a quantised module cannot be read. Give the model as it was before."
-            )
-    buffers = dict(model.named_buffers())
-    for name, values in [*model.named_parameters(), *buffers.items()]:
-        if isinstance(values, nn.UninitializedParameter | nn.UninitializedBuffer):
-            raise UnreadableModelError(f"{name}: not initialised yet. Run the model once on an input first.")
-        if values.is_meta:
-            raise UnreadableModelError(f"{name}: on the meta device, without values. Load the weights first.")
-        if values.is_complex() or values.is_quantized:
-            raise UnreadableModelError(f"{name}: {values.dtype} weights are not read; floating-point ones are.")
-        if values.is_floating_point() and not _is_finite(values, name in buffers):
-            raise InvalidInputError(f"{name}: the model has NaN or infinite weights.")
-
-
-def _is_finite(values: Tensor, buffer: bool) -> bool:
-    """Numbers all of them. A buffer may be infinite, as the mask of an attention."""
-    if buffer:
-        return not bool(values.isnan().any())
-    return bool(values.sum().isfinite()) or bool(values.isfinite().all())  # the first is many times faster
-
-
-def copy_model(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode."""
-    try:
-        return copy.deepcopy(model).eval()
-    except (RuntimeError, TypeError) as error:
-        raise UnreadableModelError(
-            f"{type(model).__name__}: it cannot be copied ({first_line(error)}). Does it keep activations or other "
-            "results of a run as attributes?"
-        ) from error
-
-
-def fingerprint(model: nn.Module) -> Fingerprint:
-    architecture, weights = hashlib.sha256(), hashlib.sha256()
-    for name, values in model.state_dict().items():
-        if isinstance(values, Tensor):
-            architecture.update(f"{name} {tuple(values.shape)};".encode())
-            weights.update(f"{name} {values.dtype};".encode())
-            weights.update(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return Fingerprint(architecture.hexdigest()[:16], weights.hexdigest()[:16])
 
 
 def convert_to_double(model: nn.Module, rows: Inputs) -> tuple[nn.Module, Inputs]:
@@ -221,32 +167,3 @@ def _failing_clearly(rows: Inputs) -> Iterator[None]:
             f"inputs: the model does not run on {shapes}: {first_line(error)}{find_line(error)}. Give inputs as the "
             "model takes them: a tensor, a tuple or a dict of tensors."
         ) from error
-
-
-def select_span(structure: Structure, start: str | None, stop: str | None) -> Structure:
-    """What lies between two modules, both included, in the order of the calls. What is read from outside stays."""
-    if start is None and stop is None:
-        return structure
-    order = [wiring.module for wiring in structure.wirings]
-    first = 0 if start is None else _find_place(order, "start", start)[0]
-    last = len(order) - 1 if stop is None else _find_place(order, "stop", stop)[-1]
-    if first > last:
-        raise InvalidSettingError(f"start, stop: {start} comes behind {stop}. Give them in the order of the calls.")
-    inside = set(order[first : last + 1])
-    read = [wiring.inputs for wiring in structure.wirings if wiring.module not in inside and wiring.kernel]
-    outer = np.concatenate(read) if read else np.zeros(0, dtype=np.int64)
-    reasons = {
-        layer.name: "it feeds what lies outside the span"
-        for layer in structure.scored
-        if np.isin(layer.units[layer.units != NO_UNIT], outer).any()
-    }
-    return structure.within(inside).restrict(reasons)[0]
-
-
-def _find_place(order: list[str], setting: str, name: str) -> list[int]:
-    found = [place for place, module in enumerate(order) if module == name or module.startswith(f"{name}.")]
-    if not found:
-        raise InvalidSettingError(
-            f"{setting}: no layer is called {name} or lies in a module of that name. Layers: {', '.join(order)}."
-        )
-    return found

@@ -1,4 +1,4 @@
-"""Rules for pieces of an axis: slices, splits, single indices."""
+"""Rules for parts of an axis: slices, splits, and elements picked by their numbers."""
 
 from __future__ import annotations
 
@@ -54,3 +54,52 @@ def _tie(run: LabelledRun, call: Call, labels: Tensor, axis: int) -> Tensor | No
         dealt = torch.unflatten(labels, axis, (width, step))
         return run.labels.tie(dealt, axis + 1).flatten(axis, axis + 1)
     return None
+
+
+@rule(
+    "index",
+    "index_select",
+    "gather",
+    "take_along_dim",
+    "roll",
+    "unfold",
+    "diagonal",
+    "as_strided",
+    "repeat_interleave",
+)
+def pick(run: LabelledRun, call: Call) -> Tags:
+    """Elements picked by their number. Along an axis on which labels change the numbers would be others."""
+    values: Tensor = call.args[0]
+    tag = run.tag(values)
+    for other in call.tensors[1:]:
+        if run.tag(other).labelled and call.name not in ("gather", "take_along_dim"):
+            run.keep(run.tag(other).labels, f"{call.name} picks by it")
+    if set(tag.varying) & _picked_axes(call, values):
+        return keep_all(run, call, f"{call.name} picks some of its channels by their numbers")
+    if call.name in ("gather", "take_along_dim"):
+        other = run.tag(call.argument("index")).labels
+        run.labels.unite(tag.labels, other)
+        return [Tag(tag.labels, None, tag.active, tag.constant)]
+    full = tag.labels.expand(values.shape)
+    labels = compact(call.func(full, *call.args[1:], **call.kwargs))
+    return [Tag(labels, None, tag.active, tag.constant)]
+
+
+def _picked_axes(call: Call, values: Tensor) -> set[int]:
+    """The axes along which a call picks elements by their numbers."""
+    every = set(range(values.ndim))
+    if call.name == "index":
+        axes: set[int] = set()
+        place = 0
+        for index in call.args[1]:
+            count = index.ndim if index is not None and index.dtype in (torch.bool, torch.uint8) else 1
+            axes |= set(range(place, place + count)) if index is not None else set()
+            place += count
+        return axes
+    if call.name == "diagonal":
+        return {call.argument("dim1", 0) % values.ndim, call.argument("dim2", 1) % values.ndim}
+    if call.name == "as_strided":
+        return every
+    given = call.argument("dimension" if call.name == "unfold" else "dims" if call.name == "roll" else "dim")
+    axes = set(given) if isinstance(given, tuple | list) else {given} if given is not None else every
+    return {axis % max(values.ndim, 1) for axis in axes} or every

@@ -216,9 +216,10 @@ class LabelledRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.left_alone.append(
                     LeftAlone(name, type(module).__name__, int(vars(module)["hidden_size"]), reason)
                 )
-                for values in tree_leaves((args, kwargs)):
-                    if isinstance(values, Tensor):
-                        self.keep(self.tag(values).labels, f"it feeds {type(module).__name__}, left as it is,")
+                given = [values for values in tree_leaves((args, kwargs)) if isinstance(values, Tensor)]
+                for values in given:
+                    self.keep(self.tag(values).labels, f"it feeds {type(module).__name__}, left as it is,")
+                self.costs.append(Cost(name, _count_recurrent_macs(module, given) // self.rows, ()))
             self._opaque += isinstance(module, OPAQUE)
 
         return note
@@ -230,6 +231,12 @@ class LabelledRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for values in tree_leaves(outputs):
                 if isinstance(values, Tensor):
                     self._tags[values] = blank(values.ndim)
+
+
+def _count_recurrent_macs(module: nn.Module, given: list[Tensor]) -> int:
+    """Of a recurrent module: every weight once for every step of every sequence, which it is given first."""
+    steps = given[0].numel() // given[0].shape[-1] if given else 0
+    return steps * sum(values.numel() for values in module.parameters() if values.ndim == 2)
 
 
 def _list_steps(values: Tensor) -> list[tuple[int, int]]:

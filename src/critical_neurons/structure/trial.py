@@ -18,12 +18,14 @@ from critical_neurons.errors import PruningError
 from critical_neurons.removal.remove import (
     FAILURES,
     compare_outputs,
+    copy_sharing,
+    double_tensors,
     remove_units,
     run_evenly,
     run_smaller,
     zero_units,
 )
-from critical_neurons.removal.rows import Inputs, count_rows, map_inputs, take_rows
+from critical_neurons.removal.rows import Inputs, count_rows, find_tensors, map_inputs, take_rows
 from critical_neurons.structure.run import OWN, TORCH
 
 ROUNDS = 3
@@ -43,6 +45,10 @@ FEW = 2**14
 LAST = 2
 """Of the layers that ran before a forward failed, how many are suspected."""
 
+SIDE = 96
+"""Positions along an axis of an image beyond so many are left out where the model runs without them: what belongs
+together is the same at all of them."""
+
 TOGETHER = "removed along with others it gives other outputs than masked"
 
 
@@ -57,17 +63,18 @@ class Failure:
 class Trial:
     """Removes units of a model at random, always the same ones.
 
-    In double precision and on one row where it runs so: a forward may make numbers of its own type, or need more
-    rows. `model` is changed; `build` gives a new copy of it.
+    In double precision, on one row and, of large images, on a part of it, where it runs so: a forward may make
+    numbers of its own type, need more rows, or know how large images are. `model` is changed.
     """
 
-    def __init__(self, model: nn.Module, build: Callable[[], nn.Module], rows: Inputs) -> None:
-        self._ways: list[tuple[Callable[[], nn.Module], Inputs, bool]] = [(build, rows, True), (build, rows, False)]
-        if count_rows(rows) > 1:
-            self._ways.insert(0, (build, take_rows(rows, torch.arange(1)), True))
-        self._ways[0] = (lambda: model, *self._ways[0][1:])
-        self._verified = False
-        self._prepare()
+    def __init__(self, model: nn.Module, rows: Inputs) -> None:
+        one = take_rows(rows, torch.arange(1)) if count_rows(rows) > 1 else rows
+        self._ways = [(one, True), (rows, True), (rows, False)]
+        if any(_is_large(values) for values in find_tensors(rows)):
+            self._ways.insert(0, (map_inputs(one, _cut), True))
+        self._model, self._verified = model, False
+        _shake(model)
+        self._choose_way()
 
     def find_failing(self, structure: Structure) -> list[tuple[Group, str]]:
         """Groups whose removal does not give what masking them gives, and why."""
@@ -83,24 +90,26 @@ class Trial:
                 return self._blame(structure, groups, draw, failure)
         return []
 
-    def _prepare(self) -> None:
-        build, rows, double = self._ways[0]
-        self._model, self._rows = build(), rows
-        if double:
-            self._model = self._model.double()
-            self._rows = map_inputs(rows, lambda values: values.double() if values.is_floating_point() else values)
-        _shake(self._model)
+    def _choose_way(self) -> None:
+        self._rows, self._exact = self._ways[0]
+        if self._exact:
+            self._rows = map_inputs(
+                self._rows, lambda values: values.double() if values.is_floating_point() else values
+            )
+
+    def _as_tried(self, model: nn.Module) -> nn.Module:
+        return double_tensors(model) if self._exact else model
 
     def _verify(self) -> bool:
         """Whether the model runs at all as it is tried; if not, it is tried in another way from now on."""
         if self._verified:
             return True
         try:
-            run_evenly(self._model, self._rows)
+            run_evenly(self._as_tried(copy_sharing(self._model)), self._rows)
         except FAILURES:
             if len(self._ways) > 1:
                 del self._ways[0]
-                self._prepare()
+                self._choose_way()
                 return False
         self._verified = True
         return True
@@ -112,11 +121,13 @@ class Trial:
         stays: Bools = np.ones(structure.unit_count + 1, dtype=bool)
         for group in groups:
             stays[group.units] = _draw_kept(group, draw)
-        smaller = remove_units(self._model, structure, stays)
+        smaller = self._as_tried(remove_units(self._model, structure, stays))
         try:
             with _noting_layers(smaller, structure) as entered:
                 found = run_smaller(smaller, self._rows)
-            compare_outputs(run_evenly(zero_units(self._model, structure, stays), self._rows), found)
+            del smaller  # large models take much memory
+            masked = self._as_tried(zero_units(self._model, structure, stays))
+            compare_outputs(run_evenly(masked, self._rows), found)
         except PruningError as error:
             failed = error.__cause__ is not None
             reason = f"its removal fails: {error}{find_line(error.__cause__)}"
@@ -164,6 +175,14 @@ def _draw_kept(group: Group, draw: int) -> Bools:
     drawn = (least + size) // 2 if draw == HALF else int(generator.integers(least, max(size, least + 1)))
     count = group.blocks * drawn
     return group.choose(generator.random(len(group)), count)
+
+
+def _is_large(values: Tensor) -> bool:
+    return values.ndim > 3 and max(values.shape[2:]) > SIDE
+
+
+def _cut(values: Tensor) -> Tensor:
+    return values[:, :, *[slice(SIDE)] * (values.ndim - 2)] if _is_large(values) else values
 
 
 def _shake(model: nn.Module) -> None:

@@ -24,7 +24,7 @@ from critical_neurons.removal.refit.im2col import find_channel_axis
 from critical_neurons.removal.refit.least_squares import Refit, Refitting, begin_refit, is_refittable
 from critical_neurons.removal.refit.passes import ForwardPass, close_all, pause_at
 from critical_neurons.removal.refit.scout import Findings, scout
-from critical_neurons.removal.rows import Inputs, call_model, count_rows, take_rows
+from critical_neurons.removal.rows import Inputs, call_model, count_rows, is_whole, take_rows
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def refit_modules(
     Gives how many of the inputs each module was refitted on. They are fewer than all where memory does not suffice,
     and always the same ones; modules that no input reaches, in both models alike, are not there.
     """
-    check_inputs(count_rows(inputs))
+    check_inputs(inputs)
     names = _find_refittable(smaller, stops)
     kept = {stop.module: stop.kept for stop in stops if stop.module in names}
     with ExitStack() as stack:
@@ -62,8 +62,9 @@ def refit_modules(
         return _Stream(original, smaller, kept, inputs, method).run(progress) if kept else {}
 
 
-def check_inputs(count: int) -> None:
-    if count < LEAST_INPUTS:
+def check_inputs(inputs: Inputs) -> None:
+    count = count_rows(inputs)
+    if count < LEAST_INPUTS and not is_whole(inputs):
         raise InvalidInputError(f"calibration: found {count} inputs. Give {LEAST_INPUTS} or more.")
 
 
