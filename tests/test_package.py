@@ -92,9 +92,11 @@ def test_every_public_name_resolves():
         assert found.__module__.startswith("critical_neurons.")
     assert set(cn.__all__) == {
         *("Bisection", "Budget", "ByClass", "Exact", "Lagrangian", "Linearised", "Paper", "Solver"),
-        *("Bounds", "Comparison", "Compression", "Interval", "Network", "Objective", "Plan", "Program", "Scores"),
+        *("Bounds", "Comparison", "Compression", "Interval", "Lossless", "Network", "Objective", "Plan", "Program"),
         *(
+            "Scores",
             "Solution",
+            "Stability",
             "Status",
             "Step",
             "Workers",
@@ -111,6 +113,7 @@ def test_every_public_name_resolves():
             "from_onnx",
             "inspect",
             "load",
+            "lossless",
             "mask",
             "plan",
             "prune",

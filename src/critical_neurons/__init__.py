@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from critical_neurons.api.from_onnx import from_onnx
     from critical_neurons.api.inspect import inspect
     from critical_neurons.api.load import load
+    from critical_neurons.api.lossless import Lossless, lossless
     from critical_neurons.api.mask import mask
     from critical_neurons.api.plan import plan
     from critical_neurons.api.prune import prune
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from critical_neurons.core.scores import Scores
     from critical_neurons.core.solution import Solution, Status, Step
     from critical_neurons.core.solver import Solver
+    from critical_neurons.core.stability import Stability
     from critical_neurons.core.workers import Workers
     from critical_neurons.formulations import Objective, budget_network, encode
     from critical_neurons.formulations.bound_propagation import bound_network
@@ -50,6 +52,7 @@ _HOMES = {
     "Interval": "core.bounds",
     "Lagrangian": "core.formulation",
     "Linearised": "core.formulation",
+    "Lossless": "api.lossless",
     "Network": "core.network",
     "Objective": "formulations",
     "Paper": "core.formulation",
@@ -58,6 +61,7 @@ _HOMES = {
     "Scores": "core.scores",
     "Solution": "core.solution",
     "Solver": "core.solver",
+    "Stability": "core.stability",
     "Status": "core.solution",
     "Step": "core.solution",
     "Workers": "core.workers",
@@ -72,6 +76,7 @@ _HOMES = {
     "from_onnx": "api.from_onnx",
     "inspect": "api.inspect",
     "load": "api.load",
+    "lossless": "api.lossless",
     "mask": "api.mask",
     "plan": "api.plan",
     "prune": "api.prune",
@@ -94,6 +99,7 @@ __all__ = [
     "Interval",
     "Lagrangian",
     "Linearised",
+    "Lossless",
     "Network",
     "Objective",
     "Paper",
@@ -102,6 +108,7 @@ __all__ = [
     "Scores",
     "Solution",
     "Solver",
+    "Stability",
     "Status",
     "Step",
     "Workers",
@@ -116,6 +123,7 @@ __all__ = [
     "from_onnx",
     "inspect",
     "load",
+    "lossless",
     "mask",
     "plan",
     "prune",

@@ -24,7 +24,7 @@ from critical_neurons.cli.terminal import show_progress
 from critical_neurons.io.onnx_runtime import open_onnx
 from critical_neurons.removal.metrics import measure_accuracy
 
-COMMANDS = ["demo", "inspect", "score", "prune", "compress", "evaluate", "export"]
+COMMANDS = ["demo", "inspect", "score", "prune", "compress", "lossless", "evaluate", "export"]
 TINY_MODELS = """
 import torch
 from torch import nn

@@ -24,7 +24,7 @@ from critical_neurons.formulations.objective import Objective
 from critical_neurons.formulations.paper import encode_paper
 from critical_neurons.solvers import Capability, Limits, find_solver, ignore_progress
 from critical_neurons.solvers.cutting_planes import LEAST_VIOLATION, ROWS_PER_ROUND, _choose_front
-from critical_neurons.solvers.highs import _Highs
+from critical_neurons.solvers.highs import HighsEngine
 from critical_neurons.solvers.lp_engine import Outcome
 from tests.zoo import share_case
 
@@ -409,7 +409,7 @@ def test_every_solve_gets_its_own_seconds():
     """The clock of HiGHS runs on from solve to solve: seconds already spent must not be counted again."""
     generator = np.random.default_rng(0)
     rows = [(row, -INFINITE, 1.0) for row in generator.uniform(size=(400, 400))]
-    engine = _Highs(make_program(-generator.uniform(size=400), [0] * 400, [9] * 400, rows=rows), LIMITS)
+    engine = HighsEngine(make_program(-generator.uniform(size=400), [0] * 400, [9] * 400, rows=rows), LIMITS)
     first = engine.solve(60.0)
     assert first.outcome is Outcome.OPTIMAL
     spent = engine._highs.getRunTime()

@@ -13,6 +13,7 @@ from critical_neurons.cli.demo import demo
 from critical_neurons.cli.evaluate import evaluate
 from critical_neurons.cli.export import export
 from critical_neurons.cli.inspect import inspect
+from critical_neurons.cli.lossless import lossless
 from critical_neurons.cli.prune import prune
 from critical_neurons.cli.score import score
 from critical_neurons.cli.terminal import show
@@ -31,6 +32,7 @@ app = typer.Typer(
     "  critical-neurons inspect lenet5\n"
     "  critical-neurons score lenet5 ylecun/mnist --weights lenet5.pt --resize 32 --channels 3 --output scores.json\n"
     "  critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --threshold 0.1 --save smaller\n"
+    "  critical-neurons lossless lenet5 --weights lenet5.pt --box 0,1 --save smaller\n"
     "  critical-neurons evaluate lenet5 smaller --weights lenet5.pt --data test.npz\n"
     "  critical-neurons export lenet5 smaller --output smaller.onnx",
     no_args_is_help=True,
@@ -56,7 +58,7 @@ def common(
     """Options of no command in particular."""
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (demo, inspect, score, prune, compress, evaluate, export)
+COMMANDS: tuple[Callable[..., None], ...] = (demo, inspect, score, prune, compress, lossless, evaluate, export)
 """In the order of `--help`."""
 
 for _command in COMMANDS:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from critical_neurons.core.comparison import Comparison
     from critical_neurons.core.plan import Plan
     from critical_neurons.core.scores import Scores
+    from critical_neurons.core.stability import Stability
     from critical_neurons.core.structure import Structure
 
 
@@ -90,6 +91,13 @@ def report_plan(plan: Plan) -> RenderableType:
         kept = len(plan.kept[layer.name])
         table.add_row(layer.name, str(layer.total), str(kept), str(layer.total - kept), layer.reason)
     return Group(table, Text(f"Rule: {plan.rule}"))
+
+
+def report_stability(stability: Stability) -> RenderableType:
+    table = make_table("Layer", ">Units", ">Off", ">On", ">Unstable", ">Undecided", ">Kept", "")
+    for row in stability.rows:
+        table.add_row(*row)
+    return Group(table, Text(stability.summary))
 
 
 def report_change(rows: Sequence[tuple[str, str, str]]) -> RenderableType:

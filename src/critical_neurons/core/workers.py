@@ -38,3 +38,10 @@ class Workers:
 
 HERE = Workers()
 """This process, and no other."""
+
+
+def check_workers(workers: object) -> None:
+    if not isinstance(workers, Workers):
+        raise InvalidSettingError(
+            f"workers: found {workers!r}. Accepted: cn.Workers(jobs=4), or cn.Workers(scheduler='tcp://host:8786')."
+        )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from critical_neurons.core.workers import Workers
-from critical_neurons.errors import InvalidSettingError
+from critical_neurons.core.workers import Workers, check_workers
 from critical_neurons.parallel.crew import Alone, Crew, Done, Hear, Piece, Tell, find_allowed_threads
 
 
@@ -17,10 +16,7 @@ def hire(workers: Workers, *, most: int, threads: int = 1, hear: Hear = lambda n
     `hear` is called with what pieces tell: in this process, but from another thread unless the crew is this process
     itself. What is under way at the end is given up.
     """
-    if not isinstance(workers, Workers):
-        raise InvalidSettingError(
-            f"workers: found {workers!r}. Accepted: cn.Workers(jobs=4), or cn.Workers(scheduler='tcp://host:8786')."
-        )
+    check_workers(workers)
     if workers.scheduler is not None:
         from critical_neurons.parallel.dask_cluster import join_cluster
 

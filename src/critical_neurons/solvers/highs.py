@@ -16,7 +16,15 @@ from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.errors import InvalidSettingError, SolverError
 from critical_neurons.solvers.base import Capability, Limits, Report, refuse_settled
 from critical_neurons.solvers.branch_and_bound import choose_loop
-from critical_neurons.solvers.lp_engine import FEASIBILITY, LOOK_SECONDS, LinearResult, Outcome, Watch, run_in_thread
+from critical_neurons.solvers.lp_engine import (
+    FEASIBILITY,
+    LOOK_SECONDS,
+    LinearPart,
+    LinearResult,
+    Outcome,
+    Watch,
+    run_in_thread,
+)
 
 _OUTCOMES = {
     highspy.HighsModelStatus.kOptimal: Outcome.OPTIMAL,
@@ -63,13 +71,13 @@ class HighsSolver:
 
     def solve(self, program: Program, limits: Limits, report: Report) -> Solution:
         self.check_options(limits.options)
-        return choose_loop(program)(_Highs, program, limits, report).run()
+        return choose_loop(program)(HighsEngine, program, limits, report).run()
 
 
-class _Highs:
+class HighsEngine:
     """The linear part of a program inside HiGHS; continuous except during `solve_integer`."""
 
-    def __init__(self, program: Program, limits: Limits) -> None:
+    def __init__(self, program: LinearPart, limits: Limits) -> None:
         self._integers = np.flatnonzero(program.integer).astype(np.int32)
         self._highs = highspy.Highs()
         self._stop = False
@@ -83,12 +91,12 @@ class _Highs:
         for option, value in limits.options.items():
             self._set(option, value)
         lp = highspy.HighsLp()
-        lp.num_col_ = program.column_count
+        lp.num_col_ = len(program.cost)
         lp.num_row_ = 0
         lp.col_cost_ = program.cost
         lp.col_lower_ = program.lower
         lp.col_upper_ = program.upper
-        lp.a_matrix_.start_ = np.zeros(program.column_count + 1, dtype=np.int32)
+        lp.a_matrix_.start_ = np.zeros(len(program.cost) + 1, dtype=np.int32)
         self._check(self._highs.passModel(lp), "load the program")
         self.add_rows(program.rows)
 
@@ -180,8 +188,10 @@ class _Highs:
 
     def _result(self, bound: float = -math.inf) -> LinearResult:
         outcome = _OUTCOMES.get(self._highs.getModelStatus(), Outcome.FAILED)
-        point = np.array(self._highs.getSolution().col_value) if outcome is Outcome.OPTIMAL else None
-        return LinearResult(outcome, point, bound)
+        if outcome is not Outcome.OPTIMAL:
+            return LinearResult(outcome, None, bound)
+        solution = self._highs.getSolution()
+        return LinearResult(outcome, np.array(solution.col_value), bound, np.array(solution.row_dual))
 
     def _integer_result(self) -> LinearResult:
         info = self._highs.getInfo()

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Protocol, TypeAlias
 
 from critical_neurons.core.program import Rows
-from critical_neurons.core.structure import Floats, Ints
+from critical_neurons.core.structure import Bools, Floats, Ints
 
 FEASIBILITY = 1e-9
 """How exactly an engine keeps its rows, tighter than solvers do by themselves: below the least difference that calls
@@ -29,11 +29,32 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class LinearResult:
-    """`point` is the optimum; of an integer program that was stopped, the best point so far, if there is one."""
+    """`point` is the optimum; of an integer program that was stopped, the best point so far, if there is one. `duals`
+    are the multipliers of the rows of a linear program, positive where a lower end binds."""
 
     outcome: Outcome
     point: Floats | None
     bound: float
+    duals: Floats | None = None
+
+
+class LinearPart(Protocol):
+    """What an engine takes of a program."""
+
+    @property
+    def cost(self) -> Floats: ...
+
+    @property
+    def lower(self) -> Floats: ...
+
+    @property
+    def upper(self) -> Floats: ...
+
+    @property
+    def integer(self) -> Bools: ...
+
+    @property
+    def rows(self) -> Rows: ...
 
 
 Watch: TypeAlias = Callable[[float, Floats | None], None]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import assert_never, get_args
+from typing import TypeAlias, assert_never, get_args
 
 import numpy as np
 
@@ -26,7 +27,10 @@ from critical_neurons.errors import InvalidSettingError
 from critical_neurons.formulations.bound_propagation.backward import Backward
 from critical_neurons.formulations.bound_propagation.interval import make_box, map_ends, push
 
-__all__ = ["bound_network", "bound_output"]
+__all__ = ["Tighten", "bound_network", "bound_output", "bound_values"]
+
+Tighten: TypeAlias = Callable[[int, dict[int, Interval]], Interval]
+"""The index of what a ReLU or max pool reads, and the intervals of it and of all values below, to a tighter one."""
 
 
 def bound_network(
@@ -45,7 +49,7 @@ def bound_network(
     `method`: "interval" arithmetic, or "backward" substitution: tighter, and far slower where layers are large.
     """
     entering = make_box(inputs, radius) if box is None else box
-    values = _bound_values(network, entering, pruned=pruned, method=method)
+    values = bound_values(network, entering, pruned=pruned, tighten=_choose(network, method, pruned=pruned))
     relus, pools = (
         {index: values[op.source] for index, op in enumerate(network.ops) if isinstance(op, kind)}
         for kind in (Relu, MaxPool)
@@ -55,19 +59,24 @@ def bound_network(
 
 def bound_output(network: Network, box: Interval, *, method: BoundsName = "interval") -> Interval:
     """What the last value of the network ranges over when its inputs do over `box`."""
-    return _bound_values(network, box, pruned=False, method=method)[len(network.ops) - 1]
+    return bound_values(network, box, tighten=_choose(network, method))[len(network.ops) - 1]
 
 
-def _bound_values(network: Network, box: Interval, *, pruned: bool, method: BoundsName) -> dict[int, Interval]:
-    """The interval of every value, by its index in `network.ops`."""
+def _choose(network: Network, method: BoundsName, *, pruned: bool = False) -> Tighten | None:
     if method not in get_args(BoundsName):
         accepted = ", ".join(map(repr, get_args(BoundsName)))
         raise InvalidSettingError(f"method: found {method!r}. Accepted: {accepted}.")
+    return Backward(network, pruned=pruned).tighten if method == "backward" else None
+
+
+def bound_values(
+    network: Network, box: Interval, *, pruned: bool = False, tighten: Tighten | None = None
+) -> dict[int, Interval]:
+    """The interval of every value, by its index in `network.ops`. `tighten` is asked before ReLUs and max pools."""
     values: dict[int, Interval] = {}
-    backward = Backward(network, pruned=pruned) if method == "backward" else None
     for index, op in enumerate(network.ops):
-        if backward is not None and isinstance(op, Relu | MaxPool):
-            values[op.source] = backward.tighten(op.source, values)
+        if tighten is not None and isinstance(op, Relu | MaxPool):
+            values[op.source] = tighten(op.source, values)
         match op:
             case Input():
                 values[index] = box

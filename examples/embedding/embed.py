@@ -1,0 +1,146 @@
+"""A network inside an optimisation problem, before and after it was made smaller: seconds, nodes, optimum.
+
+A regression network stands for a process whose cost is only known from measurements; SCIP looks for the cheapest
+settings, through PySCIPOpt-ML, which writes every ReLU into the program.
+
+pip install 'critical_neurons[embedding]'
+python examples/embedding/embed.py [--width 24] [--seconds 300] [--store FILE]
+python examples/embedding/embed.py --page FILE     the table of docs/embedding.md from stored results
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import critical_neurons as cn
+
+INPUTS = 5
+SETTINGS_AT_MOST = 2.0
+"""The sum of all settings, each in [0, 1]."""
+PENALTY = 2e-5
+PAGE = Path(__file__).parents[2] / "docs" / "embedding.md"
+HEAD = "| network | hidden units | error | optimum | true cost there | nodes | seconds of SCIP |"
+
+
+def measure(settings: Tensor) -> Tensor:
+    """The process itself, which nobody could write into a program."""
+    waves = torch.sin(4 * settings).sum(1) + (settings[:, :-1] * settings[:, 1:]).sum(1)
+    return (waves - 3 * torch.exp(-3 * (settings - 0.4).square().sum(1)))[:, None]
+
+
+def train(width: int, steps: int = 4000) -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Linear(INPUTS, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+    )
+    optimiser = torch.optim.Adam(model.parameters(), 3e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+    for _ in range(steps):
+        settings = torch.rand(256, INPUTS)
+        size = sum(values.abs().sum() for values in model.parameters() if values.ndim > 1)
+        optimiser.zero_grad()
+        (nn.functional.mse_loss(model(settings), measure(settings)) + PENALTY * size).backward()
+        optimiser.step()
+        schedule.step()
+    return model.eval()
+
+
+def make_smaller(model: nn.Sequential) -> dict[str, nn.Sequential]:
+    """Without loss on [0, 1]^n; half the units; and half the units, then without loss."""
+    box = np.zeros(INPUTS), np.ones(INPUTS)
+    generator = torch.Generator().manual_seed(1)
+    half = cn.compress(model, torch.rand(2000, INPUTS, generator=generator), units=0.5, onnx=False).model
+    return {
+        "as trained": model,
+        "lossless": drop_identities(cn.lossless(model, box).model),
+        "half the units": half,
+        "half the units, lossless": drop_identities(cn.lossless(half, box).model),
+    }
+
+
+def drop_identities(model: nn.Module) -> nn.Sequential:
+    """What is left of layers that became one."""
+    return nn.Sequential(*(layer for layer in model.children() if not isinstance(layer, nn.Identity)))
+
+
+def optimise(model: nn.Sequential, seconds: float) -> dict[str, Any]:
+    """The settings that cost least by the network, found by SCIP on one thread."""
+    from pyscipopt import Model, quicksum
+    from pyscipopt_ml.add_predictor import add_predictor_constr
+
+    program = Model()
+    program.hideOutput()
+    program.setParam("limits/time", seconds)
+    program.setParam("timing/clocktype", 1)  # of the processor: other work may run beside
+    settings = np.array([[program.addVar(f"setting_{at}", lb=0.0, ub=1.0) for at in range(INPUTS)]])
+    cost = np.array([[program.addVar("cost", lb=None, ub=None)]])
+    program.addCons(quicksum(settings[0]) <= SETTINGS_AT_MOST)
+    add_predictor_constr(program, model, settings, cost, unique_naming_prefix="net_")
+    program.setObjective(cost[0, 0], "minimize")
+    program.optimize()
+    found = torch.tensor([[program.getVal(each) for each in settings[0]]]).clamp(0.0, 1.0)
+    return {
+        "status": program.getStatus(),
+        "optimum": program.getObjVal(),
+        "bound": program.getDualbound(),
+        "nodes": int(program.getNTotalNodes()),
+        "seconds": round(program.getSolvingTime(), 2),
+        "true_cost": float(measure(found)),
+    }
+
+
+def judge(model: nn.Sequential, seconds: float) -> dict[str, Any]:
+    points = torch.rand(5000, INPUTS, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        error = float((model(points) - measure(points)).square().mean().sqrt())
+    units = sum(layer.out_features for layer in list(model)[:-1] if isinstance(layer, nn.Linear))
+    return {"units": units, "error": error, **optimise(model, seconds)}
+
+
+def lay_out(records: list[dict[str, Any]]) -> list[str]:
+    newest = {record["network"]: record for record in records}
+    return [
+        f"| {name} | {each['units']} | {each['error']:.4f} | {each['optimum']:.5f} | {each['true_cost']:.4f} "
+        f"| {each['nodes']:,} | {each['seconds']:.1f}{'' if each['status'] == 'optimal' else ', stopped'} |"
+        for name, each in newest.items()
+    ]
+
+
+def write_page(results: Path) -> None:
+    records = [json.loads(line) for line in results.read_text().splitlines()]
+    before, _, after = PAGE.read_text().partition(HEAD)
+    rest = after[after.index("\n\n") :]
+    PAGE.write_text("\n".join([before + HEAD, "|---" * (HEAD.count("|") - 1) + "|", *lay_out(records)]) + rest)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--width", type=int, default=24, help="units of both hidden layers")
+    parser.add_argument("--seconds", type=float, default=300.0, help="time limit of SCIP for every network")
+    parser.add_argument("--store", type=Path, help="append a JSON line for every network")
+    parser.add_argument("--page", type=Path, help="write docs/embedding.md from these stored lines")
+    arguments = parser.parse_args()
+    if arguments.page:
+        write_page(arguments.page)
+        return
+    torch.set_num_threads(1)
+    model, records = train(arguments.width), []
+    for name, network in make_smaller(model).items():
+        records.append({"network": name, "width": arguments.width, **judge(network, arguments.seconds)})
+        if arguments.store:
+            line = {"date": time.strftime("%Y-%m-%d"), **records[-1]}
+            with arguments.store.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+    print("\n".join([HEAD, *lay_out(records)]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""The public `lossless`: model and box to a smaller model that gives the same outputs on the whole box."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from critical_neurons.core.batch import CALIBRATED_ON, gather_batch
+from critical_neurons.core.bounds import Interval
+from critical_neurons.core.box import make_boxes
+from critical_neurons.core.files import check_writable
+from critical_neurons.core.network import Affine, Network
+from critical_neurons.core.plan import Plan
+from critical_neurons.core.settings import check_flag, check_number, check_seed
+from critical_neurons.core.stability import Stability, State, digest_boxes
+from critical_neurons.core.structure import Floats
+from critical_neurons.core.workers import HERE, Workers, check_workers
+from critical_neurons.errors import WorkersError
+from critical_neurons.formulations.bound_propagation import bound_values
+from critical_neurons.parallel import Piece, Tell, hire
+from critical_neurons.readers import copy_for_reading, on_cpu, read_network
+from critical_neurons.removal.fold import Folding
+from critical_neurons.removal.metrics import count_parameters
+from critical_neurons.removal.remove import check_removal, own_tensors, remove_units
+from critical_neurons.stability.decide import Decision
+from critical_neurons.stability.inquiry import Inquiry, Reply
+from critical_neurons.stability.points import Points
+from critical_neurons.structure import unwrap
+
+CHECKED = 64
+"""Points of the boxes at which the smaller model is compared with the original, in float64."""
+
+SAVED_EVERY = 10.0
+"""Seconds between two writings of the record."""
+
+PIECES = 4
+"""For every slot of the workers, so that none waits long for the last."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lossless:
+    """`model` gives what the original gives on the whole box; `stability` has the proof for every unit, and what
+    became of every layer. `plan` names the units that went: `save` takes the model with it, unless a layer collapsed.
+    `parameters` are those before and after."""
+
+    model: nn.Module
+    stability: Stability
+    plan: Plan
+    parameters: tuple[int, int]
+
+    def __str__(self) -> str:
+        before, after = self.parameters
+        return f"{self.stability}\nparameters {before:,} to {after:,} ({after / max(before, 1):.1%})"
+
+    def __repr__(self) -> str:
+        before, after = self.parameters
+        return f"Lossless({self.stability!r}, {before} to {after} parameters)"
+
+
+@on_cpu
+def lossless(
+    model: nn.Module,
+    box: Any = None,
+    *,
+    inputs: Any = None,
+    radius: float | None = None,
+    time_limit: float = 300.0,
+    collapse: bool = True,
+    workers: Workers = HERE,
+    record: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Lossless:
+    """A smaller model with the same outputs, to rounding, for every input of the box: what is removed is proved to
+    make no difference there. The given model stays as it is.
+
+    * `box`: a pair (lower, upper) of numbers, or of arrays of the shape of one input. With numbers `inputs` say what
+      an input looks like.
+    * `inputs`: data points, which must lie in the box; units that are on at one and off at another need no proof.
+      With a `radius` the box is a small one around each of them, cut to `box` if that is given as well.
+    * Units that are always off go. Of units always on, those whose weights are linear combinations of others' are
+      folded into the layers behind them, as are units equal to a multiple of another. With `collapse`, a linear layer
+      that is always on as a whole becomes one with the next.
+    * `time_limit`: seconds for proofs; units undecided by then, or at Ctrl-C, stay. `workers` share the programs.
+    * `record`: a file in which what is proved is kept as it comes, and from which an earlier call's proofs are taken.
+    """
+    started = time.monotonic()
+    seconds = check_number("time_limit", time_limit, Real, lambda value: value > 0, "a number of seconds above 0")
+    check_flag("collapse", collapse)
+    check_workers(workers)
+    data = None if inputs is None else gather_batch(inputs).inputs
+    boxes = make_boxes(box, data, radius)
+    source = unwrap(model)
+    example = torch.from_numpy((boxes.lower[:3] + boxes.upper[:3]) / 2)
+    network = read_network(source, example)
+    task = _Task(network, boxes, started, started + seconds, workers, record, progress)
+    stability = task.prove(data, check_seed(seed))
+    return _build(source, network, stability, boxes, collapse=collapse, started=started)
+
+
+class _Task:
+    def __init__(
+        self,
+        network: Network,
+        boxes: Interval,
+        started: float,
+        deadline: float,
+        workers: Workers,
+        record: str | os.PathLike[str] | None,
+        progress: Callable[[str], None],
+    ) -> None:
+        self._network, self._boxes, self._digest = network, boxes, digest_boxes(boxes)
+        self._started, self._deadline, self._workers = started, deadline, workers
+        self._record, self._progress = record, progress
+        self._saved, self._lock = time.monotonic(), threading.Lock()
+        self._decision: Decision | None = None
+
+    def prove(self, data: Floats | None, seed: int) -> Stability:
+        known = self._load()
+        points = Points(self._network, self._boxes, seed)
+        self._decision = Decision(self._network, self._boxes, points, self._run, self._deadline)
+        if known is not None:
+            self._decision.take_over(known.units)
+        stopped = ""
+        try:
+            points.draw(self._deadline)
+            if data is not None:
+                points.look(data, self._deadline)
+            self._decision.decide()
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+        except WorkersError as error:
+            stopped = str(error)
+        found = self._describe(stopped)
+        if self._record is not None:
+            found.save(self._record)
+        return found
+
+    def _load(self) -> Stability | None:
+        if self._record is None:
+            return None
+        check_writable(self._record)
+        if not Path(self._record).exists():
+            return None
+        known = Stability.load(self._record)
+        known.check(self._network.structure, self._digest)
+        return known
+
+    def _describe(self, stopped: str) -> Stability:
+        assert self._decision is not None
+        units = self._decision.describe()
+        late = time.monotonic() >= self._deadline and any(unit.state is State.UNDECIDED for unit in units)
+        return Stability(
+            self._network.fingerprint,
+            self._digest,
+            {layer.name: tuple(layer.units[layer.units >= 0].tolist()) for layer in self._network.scored},
+            units,
+            time.monotonic() - self._started,
+            stopped or ("time limit" if late else ""),
+        )
+
+    def _run(self, inquiries: Sequence[Inquiry], end: float, hear: Callable[[Inquiry, Reply], None]) -> None:
+        """All of them, on the workers, until the end."""
+        under_way: dict[str, Inquiry] = {}
+        total = sum(len(inquiry.questions) for inquiry in inquiries)
+        done = 0
+
+        def note(name: str, reply: Reply) -> None:
+            nonlocal done
+            with self._lock:  # from the threads of several workers
+                hear(under_way[name], reply)
+                done += 1
+                self._progress(f"{done} answers to {total} questions about {len(inquiries)} boxes")
+                self._keep()
+
+        def draw(slots: int) -> Iterator[tuple[str, Piece]]:
+            for number, inquiry in enumerate(inquiries):
+                for part in inquiry.split(1 if slots == 1 else PIECES * slots):
+                    left = end - time.monotonic()
+                    if left <= 0:
+                        return
+                    name = f"{number}.{len(under_way)}"
+                    under_way[name] = part
+                    yield name, partial(_answer, part, left)
+
+        with hire(self._workers, most=total, hear=note) as crew:
+            for finished in crew.run(draw(crew.slots)):
+                if finished.error is not None:
+                    raise finished.error
+
+    def _keep(self) -> None:
+        if self._record is not None and time.monotonic() - self._saved >= SAVED_EVERY:
+            self._saved = time.monotonic()
+            self._describe("under way").save(self._record)
+
+
+def _answer(inquiry: Inquiry, seconds: float, tell: Tell) -> None:
+    inquiry.answer(tell, seconds)
+
+
+def _build(
+    source: nn.Module, network: Network, stability: Stability, boxes: Interval, *, collapse: bool, started: float
+) -> Lossless:
+    """The smaller model, made and compared with the original in float64."""
+    exact, folded = copy_for_reading(source), copy_for_reading(source)
+    folding = Folding(folded, network, [unit.state for unit in stability.units], _find_ranges(network, boxes))
+    smaller = own_tensors(remove_units(folded, folding.structure, folding.stays), folded)
+    if collapse:
+        folding.collapse(smaller)
+    check_removal(exact, smaller, torch.from_numpy(_draw(boxes)))
+    _bring_back(smaller, source)
+    reasons = {change.name: change.sentence for change in folding.changes}
+    plan = Plan(network.structure, folding.stays, reasons, "lossless", {"weights": network.fingerprint.weights})
+    found = stability.changed(folding.changes, time.monotonic() - started)
+    return Lossless(smaller, found, plan, (count_parameters(source), count_parameters(smaller)))
+
+
+def _find_ranges(network: Network, boxes: Interval) -> dict[str, Interval]:
+    """What every layer reads, element by element, over all boxes; by its name."""
+    values = bound_values(network, boxes)
+    read = {op.name: values[op.source] for op in network.ops if isinstance(op, Affine) and not op.keeps_channels}
+    return {
+        name: Interval(interval.lower.min(axis=0).reshape(-1), interval.upper.max(axis=0).reshape(-1))
+        for name, interval in read.items()
+    }
+
+
+def _draw(boxes: Interval) -> Floats:
+    """Points of the boxes, half of them corners."""
+    generator = np.random.default_rng(0)
+    which = generator.integers(len(boxes.lower), size=CHECKED)
+    shares = generator.random((CHECKED, *boxes.lower.shape[1:]))
+    shares[CHECKED // 2 :] = shares[CHECKED // 2 :].round()
+    return boxes.lower[which] + shares * (boxes.upper - boxes.lower)[which]
+
+
+def _bring_back(smaller: nn.Module, source: nn.Module) -> None:
+    """To the types, the device and the modes of the original."""
+    tensors = {**dict(source.named_parameters()), **dict(source.named_buffers())}
+    usual = next((values for values in tensors.values() if values.is_floating_point()), None)
+    modes = {name: module.training for name, module in source.named_modules()}
+    for name, module in smaller.named_modules():
+        module.training = modes[name]
+    for name, values in [*smaller.named_parameters(), *smaller.named_buffers()]:
+        like = tensors.get(name, usual)
+        if like is not None:
+            values.data = values.data.to(like.device, like.dtype)
+    setattr(smaller, CALIBRATED_ON, getattr(source, CALIBRATED_ON, frozenset()))

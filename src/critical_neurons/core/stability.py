@@ -1,0 +1,193 @@
+"""Stability: which units of a network are always off or always on for all inputs of a box, each with its proof."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from critical_neurons.core.bounds import Interval
+from critical_neurons.core.documents import Amount, Count, from_plain, load_document, save_document, to_plain
+from critical_neurons.core.structure import Fingerprint, Structure
+from critical_neurons.errors import PlanMismatchError
+
+FORMAT = "critical_neurons stability"
+FORMAT_VERSION = 1
+
+Method: TypeAlias = Literal["interval", "backward", "linear program", "integer program", "points", "none"]
+"""What settled a unit: interval arithmetic, backward substitution, a linear program, branch and bound, or points of
+the box at which it is on and off. "none": nothing did."""
+
+
+class State(Enum):
+    OFF = "off"
+    ON = "on"
+    UNSTABLE = "unstable"
+    UNDECIDED = "undecided"
+
+    @property
+    def sentence(self) -> str:
+        return {
+            State.OFF: "its pre-activations are never above 0",
+            State.ON: "its pre-activations are never below 0",
+            State.UNSTABLE: "it is on at one point and off at another",
+            State.UNDECIDED: "neither proved nor refuted in time",
+        }[self]
+
+
+@dataclass(frozen=True)
+class UnitStability:
+    """On the whole box the unit's pre-activations, at all positions, are proved to lie in [`lower`, `upper`]; at
+    points of it they reached `lowest` and `highest`; None where nothing is known. `programs`: linear programs that
+    were solved for it."""
+
+    unit: Count
+    state: State
+    method: Method
+    lower: float | None
+    upper: float | None
+    lowest: float | None
+    highest: float | None
+    programs: Count = 0
+
+    @property
+    def gap(self) -> float | None:
+        """Between what is proved and what was seen, at the end that settled the state; None where nothing did."""
+        ends = {State.OFF: (self.upper, self.highest), State.ON: (self.lowest, self.lower)}
+        above, below = ends.get(self.state, (None, None))
+        return None if above is None or below is None else above - below
+
+
+@dataclass(frozen=True)
+class LayerChange:
+    """What a layer lost: units always `off`; units whose part others took over, `merged`; the whole layer, where it
+    `collapsed` into the next. `note` says what was left, and why."""
+
+    name: str
+    units: Count
+    off: Count = 0
+    merged: Count = 0
+    collapsed: bool = False
+    note: str = ""
+
+    @property
+    def sentence(self) -> str:
+        if not self.off + self.merged:
+            return "no unit can go without loss"
+        return f"{self.off} always off, {self.merged} folded into the next layer"
+
+    @property
+    def kept(self) -> int:
+        return 0 if self.collapsed else self.units - self.off - self.merged
+
+
+@dataclass(frozen=True, eq=False)
+class Stability:
+    """Of one network, known by its `fingerprint`, and one box or several, known by `boxes`, a digest.
+
+    `layers` has the units of every layer. `stopped` says what ended the search before all units were settled, if
+    anything did. `changes` are those made to the smaller network, where one was built.
+    """
+
+    fingerprint: Fingerprint
+    boxes: str
+    layers: Mapping[str, tuple[Count, ...]]
+    units: tuple[UnitStability, ...]
+    seconds: Amount
+    stopped: str = ""
+    changes: tuple[LayerChange, ...] = ()
+
+    def count(self, layer: str | None = None) -> Counter[State]:
+        """Units in every state, of a layer or of all."""
+        chosen = range(len(self.units)) if layer is None else self.layers[layer]
+        return Counter(self.units[unit].state for unit in chosen)
+
+    def count_methods(self) -> Counter[Method]:
+        return Counter(unit.method for unit in self.units)
+
+    def check(self, structure: Structure, boxes: str) -> None:
+        """Raise unless it is about this network and these boxes."""
+        if structure.fingerprint != self.fingerprint or structure.unit_count != len(self.units):
+            raise PlanMismatchError("the record is of another network, or of other weights. Give another file.")
+        if boxes != self.boxes:
+            raise PlanMismatchError("the record is of another box. Give another file.")
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """Layer by layer: name, units, those off, on, unstable and undecided; and kept, with what was done, if the
+        smaller network was built."""
+        changes = {change.name: change for change in self.changes}
+        rows = []
+        for name, units in self.layers.items():
+            counted = self.count(name)
+            row = (name, str(len(units)), *(str(counted[state]) for state in State))
+            change = changes.get(name)
+            rows.append((*row, *((str(change.kept), change.note) if change else ("", ""))))
+        return rows
+
+    def __str__(self) -> str:
+        head = ("layer", "units", *(state.value for state in State), "kept", "")
+        table = [head, *self.rows]
+        widths = [max(len(row[at]) for row in table) for at in range(len(head))]
+        lines = [
+            "  ".join(
+                text.ljust(widths[at]) if at in (0, 7) else text.rjust(widths[at]) for at, text in enumerate(row)
+            )
+            for row in table
+        ]
+        return "\n".join([*(line.rstrip() for line in lines), self.summary])
+
+    @property
+    def summary(self) -> str:
+        methods = self.count_methods()
+        by = ", ".join(f"{methods[method]} by {method}" for method in get_args(Method)[:-1] if methods[method])
+        programs = sum(unit.programs for unit in self.units)
+        ended = f"; stopped: {self.stopped}" if self.stopped else ""
+        return f"settled {by or 'none'}; {programs} linear programs, {self.seconds:.1f} s{ended}"
+
+    def __repr__(self) -> str:
+        counted = self.count()
+        states = ", ".join(f"{counted[state]} {state.value}" for state in State)
+        return f"Stability({len(self.units)} units: {states})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {"format": FORMAT, "version": FORMAT_VERSION, **to_plain(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Stability:
+        """Raise a ValueError unless it is a record that holds together."""
+        found = from_plain(cls, data)
+        if [unit.unit for unit in found.units] != list(range(len(found.units))):
+            raise ValueError("its units are not numbered one after the other")
+        if not all(unit < len(found.units) for owned in found.layers.values() for unit in owned):
+            raise ValueError("a layer with units that it has no record of")
+        for unit in found.units:
+            if unit.state in (State.OFF, State.ON) and (unit.lower is None or unit.upper is None):
+                raise ValueError(f"unit {unit.unit}: a state without a proof")
+        return found
+
+    def changed(self, changes: tuple[LayerChange, ...], seconds: float) -> Stability:
+        return replace(self, changes=changes, seconds=seconds)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        save_document(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Stability:
+        return load_document(path, FORMAT, FORMAT_VERSION, cls)
+
+
+def digest_boxes(boxes: Interval) -> str:
+    """What boxes are known by in a record."""
+    ends = [np.ascontiguousarray(end, dtype=np.float64) for end in (boxes.lower, boxes.upper)]
+    digest = hashlib.sha256(str(ends[0].shape).encode())
+    for end in ends:
+        digest.update((end + 0.0).tobytes())  # -0.0 and 0.0 are one
+    return digest.hexdigest()

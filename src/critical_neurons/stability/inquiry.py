@@ -1,0 +1,84 @@
+"""Inquiries: questions about pre-activations of one box to answers, each told as soon as it is there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from critical_neurons.stability.relaxation import Relaxation
+from critical_neurons.stability.search import Answer, Search
+
+ROUNDS = (1, 32, 512, 10**9)
+"""Linear programs for a question: all questions have one before any has more, so that hard ones come last."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """Whether sign · p <= 0 for the element in a row of the relaxation. Where it settles nothing, the bound of the
+    first linear program is all that is wanted."""
+
+    unit: int
+    element: int
+    row: int
+    sign: float
+    settles: bool = True
+
+
+@dataclass(frozen=True)
+class Reply:
+    question: Question
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """Questions about box `sample`; those of a unit stand one after the other, the most doubtful first."""
+
+    relaxation: Relaxation
+    sample: int
+    questions: tuple[Question, ...]
+    slack: float
+
+    def split(self, parts: int) -> list[Inquiry]:
+        """Into at most so many, all questions about a unit in one."""
+        keys = list(dict.fromkeys((each.unit, each.sign) for each in self.questions))
+        dealt = [set(keys[first::parts]) for first in range(min(parts, len(keys)))]
+        return [replace(self, questions=tuple(q for q in self.questions if (q.unit, q.sign) in own)) for own in dealt]
+
+    def answer(self, tell: Callable[[Reply], None], seconds: float = np.inf) -> None:
+        """A unit whose question is refuted, or open at the end of a round, is not asked about any further in it."""
+        deadline = time.monotonic() + seconds
+        search = Search(self.relaxation)
+        waiting = list(self.questions)
+        refuted: set[tuple[int, float]] = set()
+        for most in ROUNDS:
+            left: list[Question] = []
+            stuck: set[tuple[int, float]] = set()
+            for question in waiting:
+                key = question.unit, question.sign
+                if question.settles and (key in refuted or key in stuck):
+                    left.append(question)
+                    continue
+                if time.monotonic() >= deadline:
+                    return
+                found = search.ask(question.row, question.sign, self.slack, deadline, most)
+                tell(Reply(question, found))
+                if not question.settles:
+                    continue
+                refuted |= self._refute(found)
+                if found.seen <= self.slack < found.bound:
+                    stuck.add(key)
+                    left.append(question)
+            waiting = [question for question in left if (question.unit, question.sign) not in refuted]
+            if not waiting:
+                return
+
+    def _refute(self, found: Answer) -> set[tuple[int, float]]:
+        """The units and signs that the point of an answer refutes, of all that are asked about."""
+        if not np.isfinite(found.seen):
+            return set()
+        reached = self.relaxation.wanted.at(self.relaxation.complete(found.inputs))
+        return {(each.unit, each.sign) for each in self.questions if each.sign * reached[each.row] > self.slack}
