@@ -4,7 +4,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 
 .PHONY: demo test slow lint format benchmarks clean
 
-demo: .venv/demo.installed  ## Train a small network, make it smaller, save and export it to demo/.
+demo: .venv/demo.installed  ## Train a small network, make it smaller, save and export it to demo/, with demo/report.html.
 	$(BIN)/critical-neurons demo --save demo
 
 test: .venv/dev.installed lint  ## What continuous integration runs.

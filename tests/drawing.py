@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from critical_neurons.core.answers import Answers
+from critical_neurons.core.comparison import Comparison, Latency, Measurement
 from critical_neurons.core.plan import Plan
 from critical_neurons.core.scores import Scores, spread_scores
 from critical_neurons.core.solution import Status
@@ -58,6 +60,24 @@ def draw_plan(structure: Structure, seed: int = 0) -> Plan:
         count = group.blocks * generator.integers(group.least // group.blocks, len(group) // group.blocks + 1)
         stays[group.units] = group.choose(generator.random(len(group)), count)
     return Plan(structure, stays, {}, "drawn", {})
+
+
+def make_comparison(labels: Sequence[int], before: Sequence[int], after: Sequence[int]) -> Comparison:
+    """Of networks that name these classes; half of everything is left."""
+    whole, half = (
+        Measurement(
+            float(np.mean(np.equal(named, labels))),
+            *(size // part for size in (71_754, 371_456, 16_640, 289_000)),
+            latencies=(Latency("torch", 1, 0.004 / part, 0.003 / part, 0.005 / part, 30),),
+        )
+        for named, part in ((before, 1), (after, 2))
+    )
+    agreement = float(np.mean(np.equal(before, after)))
+    answers = Answers.count(*(np.array(each, dtype=np.int64) for each in (before, after, labels)))
+    machine, versions = {"processor": "any", "cores": 2}, {"torch": "2.13.0"}
+    return Comparison(
+        whole, half, agreement, 0.1, len(labels), "test", "calibration", 1, ("A note.",), machine, versions, answers
+    )
 
 
 def count_by_group(plan: Plan) -> list[int]:

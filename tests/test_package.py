@@ -92,13 +92,15 @@ def test_every_public_name_resolves():
         assert found.__module__.startswith("critical_neurons.")
     assert set(cn.__all__) == {
         *("Bisection", "Budget", "ByClass", "Exact", "Lagrangian", "Linearised", "Paper", "Solver"),
-        *("Bounds", "Comparison", "Compression", "Interval", "Lossless", "Network", "Objective", "Plan", "Program"),
+        *("Bounds", "Comparison", "Compression", "Curve", "Interval", "Lossless", "Network", "Objective", "Plan"),
+        "Program",
         *(
             "Scores",
             "Solution",
             "Stability",
             "Status",
             "Step",
+            "Sweep",
             "Workers",
             "as_masks",
             "as_torch_pruning",
@@ -119,8 +121,9 @@ def test_every_public_name_resolves():
             "prune",
             "read_network",
             "reads",
+            "report",
         ),
-        *("save", "score", "search", "solve"),
+        *("save", "score", "search", "solve", "sweep"),
     }
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from critical_neurons.api.compare import compare
-    from critical_neurons.api.compress import Compression, compress
+    from critical_neurons.api.compress import compress
+    from critical_neurons.api.compression import Compression
     from critical_neurons.api.export import export
     from critical_neurons.api.from_onnx import from_onnx
     from critical_neurons.api.inspect import inspect
@@ -20,13 +21,16 @@ if TYPE_CHECKING:
     from critical_neurons.api.mask import mask
     from critical_neurons.api.plan import plan
     from critical_neurons.api.prune import prune
+    from critical_neurons.api.report import report
     from critical_neurons.api.save import save
     from critical_neurons.api.score import score
     from critical_neurons.api.search import search
     from critical_neurons.api.solve import solve
+    from critical_neurons.api.sweep import Sweep, sweep
     from critical_neurons.core.bounds import Bounds, Interval
     from critical_neurons.core.budget import Budget
     from critical_neurons.core.comparison import Comparison
+    from critical_neurons.core.curve import Curve
     from critical_neurons.core.formulation import Bisection, ByClass, Exact, Lagrangian, Linearised, Paper
     from critical_neurons.core.network import Network
     from critical_neurons.core.plan import Plan
@@ -47,7 +51,8 @@ _HOMES = {
     "Budget": "core.budget",
     "ByClass": "core.formulation",
     "Comparison": "core.comparison",
-    "Compression": "api.compress",
+    "Compression": "api.compression",
+    "Curve": "core.curve",
     "Exact": "core.formulation",
     "Interval": "core.bounds",
     "Lagrangian": "core.formulation",
@@ -64,6 +69,7 @@ _HOMES = {
     "Stability": "core.stability",
     "Status": "core.solution",
     "Step": "core.solution",
+    "Sweep": "api.sweep",
     "Workers": "core.workers",
     "as_masks": "io.interop",
     "as_torch_pruning": "io.interop",
@@ -82,10 +88,12 @@ _HOMES = {
     "prune": "api.prune",
     "read_network": "readers",
     "reads": "readers",
+    "report": "api.report",
     "save": "api.save",
     "score": "api.score",
     "search": "api.search",
     "solve": "api.solve",
+    "sweep": "api.sweep",
 }
 
 __all__ = [
@@ -95,6 +103,7 @@ __all__ = [
     "ByClass",
     "Comparison",
     "Compression",
+    "Curve",
     "Exact",
     "Interval",
     "Lagrangian",
@@ -111,6 +120,7 @@ __all__ = [
     "Stability",
     "Status",
     "Step",
+    "Sweep",
     "Workers",
     "as_masks",
     "as_torch_pruning",
@@ -129,10 +139,12 @@ __all__ = [
     "prune",
     "read_network",
     "reads",
+    "report",
     "save",
     "score",
     "search",
     "solve",
+    "sweep",
 ]
 
 

@@ -24,7 +24,9 @@ from critical_neurons.cli.terminal import show_progress
 from critical_neurons.io.onnx_runtime import open_onnx
 from critical_neurons.removal.metrics import measure_accuracy
 
-COMMANDS = ["demo", "inspect", "score", "prune", "compress", "lossless", "evaluate", "export"]
+COMMANDS = [
+    *("demo", "inspect", "score", "prune", "compress", "sweep", "lossless", "evaluate", "report", "export", "doctor")
+]
 TINY_MODELS = """
 import torch
 from torch import nn
@@ -804,7 +806,7 @@ class TestCompress:
         comparison = cn.Comparison.from_dict(result["comparison"])
         assert comparison.data == "calibration"
         assert comparison.after.accuracy == expected.comparison.after.accuracy
-        assert result["written"] == {"save": "smaller", "output": []}
+        assert result["written"] == {"save": "smaller", "output": [], "report": None}
         loaded = cn.load("smaller", lambda: load_tiny("wide"))
         with torch.no_grad():
             assert torch.equal(loaded(inputs), expected.model(inputs))
@@ -1091,6 +1093,7 @@ class TestDemo:
             "test.npz",
             "smaller.onnx",
             "comparison.json",
+            "report.html",
         }
         again = json.loads(succeed("demo", "--units", 0.5, "--save", "my demo", "--json").stdout)
         assert all((folder / name).read_bytes() == content[name] for name in ("original.safetensors", "test.npz"))

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from critical_neurons.core.answers import Answers
 from critical_neurons.core.batch import CALIBRATED_ON, check_classes
 from critical_neurons.core.comparison import Comparison, DataKind, Latency, Measurement, explain_figures
 from critical_neurons.core.environment import describe_machine, describe_versions
@@ -96,9 +97,11 @@ def compare(
     expected, why = _choose_labels(trial, outputs, labels, beside)
     notes += [why] if why else []
     notes += [f"No difference: {outputs.reason}."] if outputs.reason else []
-    agreement = None
+    agreement, answers = None, None
     if outputs.predictions is not None:
         agreement = share_of_equals(*outputs.predictions)
+        first, second = (found.numpy() for found in outputs.predictions)
+        answers = Answers.count(first, second, None if expected is None else expected.numpy())
         if expected is not None:
             rated = (share_of_equals(found, expected) for found in outputs.predictions)
             measured = [replace(each, accuracy=share) for each, share in zip(measured, rated, strict=True)]
@@ -131,6 +134,7 @@ def compare(
         notes=tuple(notes),
         machine=describe_machine(),
         versions=describe_versions("torch", *(("onnx", "onnxruntime") if onnx else ())),
+        answers=answers,
     )
 
 

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from critical_neurons.api.compare import compare
+from critical_neurons.api.compression import Compression, write_call
 from critical_neurons.api.plan import check_drop, find_most, plan
 from critical_neurons.api.prune import prune
 from critical_neurons.api.score import score
 from critical_neurons.api.search import Search
 from critical_neurons.core.batch import check_classes, check_labels, choose_evenly
 from critical_neurons.core.budget import Budget
-from critical_neurons.core.comparison import Comparison
 from critical_neurons.core.costs import halve_macs
 from critical_neurons.core.formulation import Formulation, FormulationName, Paper, as_formulation, check_together
 from critical_neurons.core.plan import Plan
@@ -51,16 +51,6 @@ SCORED_NUMBERS = 10**7
 """Numbers in a forward pass of all of them, beyond which fewer are taken: a deep network needs minutes else."""
 
 LOOKING = "Looking for the most that can go"
-
-
-@dataclass(frozen=True)
-class Compression:
-    """The smaller model, what was decided on the way, and what it is worth."""
-
-    model: nn.Module
-    plan: Plan
-    scores: Scores
-    comparison: Comparison
 
 
 @on_cpu
@@ -120,6 +110,7 @@ def compress(
     `progress` is told what is about to be done, `detail` how far that has come. Ctrl-C while the solver works
     or the most that can go is looked for leaves the best so far, and the rest is done with it.
     """
+    given = dict(locals())  # before anything is added to it
     if sum(value is not None for value in (units, params, macs, max_drop)) != 1:
         raise InvalidSettingError("compress: give one of units=, params=, macs= and max_drop=.")
     budget = None
@@ -139,13 +130,13 @@ def compress(
     if program is not None:
         check_together(program, None if paper else budget, Span(start, stop))
     solved_by = Solver(seed=seed) if solver is None else as_solver(solver)
-    data = _gather(inputs, labels)
+    data = gather_data(inputs, labels)
     if data.labels is None and (program is not None or (max_drop is not None and evaluate is None)):
         raise InvalidInputError(
             "labels: none. Give the index of the right class of every input. They can be left out where units are "
             "searched for and max_drop= is judged by evaluate=."
         )
-    tested = None if test is None else _gather_test(test, data)
+    tested = None if test is None else gather_test(test, data)
     used, judge, judged_on = data, evaluate, None
     if max_drop is not None and evaluate is None:
         used, held_out = _hold_out(data, seed)
@@ -186,11 +177,12 @@ def compress(
         comparison = measure(data.inputs, data.labels, data="calibration")
     else:
         comparison = measure(tested.inputs, tested.labels, calibration=data.inputs)
-    return Compression(smaller, found, scores, comparison)
+    compared_on = data.inputs if tested is None else tested.inputs
+    return Compression(smaller, found, scores, comparison, compared_on, write_call(compress, given))
 
 
 @dataclass(frozen=True)
-class _Data:
+class Data:
     """Inputs of any kind, and labels if there are any."""
 
     inputs: Inputs
@@ -199,9 +191,9 @@ class _Data:
     def __len__(self) -> int:
         return count_rows(self.inputs)
 
-    def take(self, rows: Ints) -> _Data:
+    def take(self, rows: Ints) -> Data:
         assert self.labels is not None
-        return _Data(take_rows(self.inputs, torch.from_numpy(rows)), self.labels[rows])
+        return Data(take_rows(self.inputs, torch.from_numpy(rows)), self.labels[rows])
 
 
 @dataclass(frozen=True)
@@ -211,7 +203,7 @@ class _Task:
 
     model: nn.Module
     structure: Structure
-    data: _Data
+    data: Data
     budget: Budget | None
     read: dict[str, Any]
     planned: dict[str, Any]
@@ -258,7 +250,7 @@ class _Task:
         assert labels is not None
         if paper:
             correct = predict(self.model, inputs).numpy() == labels
-            chosen, budget = _choose_one_per_class(labels, correct, self.seed), None
+            chosen, budget = choose_one_per_class(labels, correct, self.seed), None
         else:
             chosen = choose_evenly(labels, _count_scored(self.structure), self.seed)
             budget = self.budget or Budget(macs=halve_macs(self.structure))
@@ -296,7 +288,7 @@ def _choose_program(formulation: Formulation | FormulationName | None, *, paper:
     return as_formulation(formulation)
 
 
-def _choose_one_per_class(labels: Ints, correct: Bools, seed: int) -> Ints:
+def choose_one_per_class(labels: Ints, correct: Bools, seed: int) -> Ints:
     """Indices of one data point of every class at random, in ascending order: a correct one where there is one."""
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     ranked = shuffled[np.argsort(~correct[shuffled], kind="stable")]
@@ -304,19 +296,19 @@ def _choose_one_per_class(labels: Ints, correct: Bools, seed: int) -> Ints:
     return np.sort(ranked[first])
 
 
-def _gather(inputs: Any, labels: Any) -> _Data:
+def gather_data(inputs: Any, labels: Any) -> Data:
     """Labels beside the inputs, or in their batches: those that are classes."""
     rows, beside = gather_labelled(inputs)
     if labels is None and (beside is None or beside.ndim != 1 or beside.is_floating_point()):
-        return _Data(rows, None)
+        return Data(rows, None)
     given = np.asarray(beside if labels is None else torch.as_tensor(labels).cpu())
-    return _Data(rows, check_labels(given, count_rows(rows)))
+    return Data(rows, check_labels(given, count_rows(rows)))
 
 
-def _gather_test(test: Any, data: _Data) -> _Data:
+def gather_test(test: Any, data: Data) -> Data:
     """A pair of inputs and labels, or an iterable of such pairs."""
     pair = isinstance(test, tuple | list) and len(test) == 2
-    tested = _gather(*test) if pair and not isinstance(test[0], list) else _gather(test, None)
+    tested = gather_data(*test) if pair and not isinstance(test[0], list) else gather_data(test, None)
     found, wanted = ([tuple(values.shape[1:]) for values in find_tensors(each.inputs)] for each in (tested, data))
     if found != wanted:
         shapes = [", ".join(map(str, each)) for each in (found, wanted)]
@@ -326,7 +318,7 @@ def _gather_test(test: Any, data: _Data) -> _Data:
     return tested
 
 
-def _hold_out(data: _Data, seed: int) -> tuple[_Data, _Data]:
+def _hold_out(data: Data, seed: int) -> tuple[Data, Data]:
     """What is left of the data, and what is held out."""
     assert data.labels is not None
     aside = choose_evenly(data.labels, math.ceil(HELD_OUT_SHARE * len(data)), seed)
@@ -338,7 +330,7 @@ def _hold_out(data: _Data, seed: int) -> tuple[_Data, _Data]:
     return data.take(np.setdiff1d(np.arange(len(data)), aside)), data.take(aside)
 
 
-def _measure(data: _Data, model: nn.Module) -> float:
+def _measure(data: Data, model: nn.Module) -> float:
     assert data.labels is not None
     return measure_accuracy(model, data.inputs, torch.from_numpy(data.labels))
 

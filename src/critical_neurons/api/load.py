@@ -14,7 +14,6 @@ from critical_neurons.core.batch import CALIBRATED_ON
 from critical_neurons.core.plan import Plan
 from critical_neurons.errors import InvalidFileError, PlanMismatchError
 from critical_neurons.io.checkpoint import (
-    FILES,
     MODEL,
     PLAN,
     PROVENANCE,
@@ -37,13 +36,7 @@ def load(folder: str | os.PathLike[str], factory: Callable[[], nn.Module] | nn.M
     `factory` returns the original architecture, with any weights; or give such a model, which stays as it is.
     """
     directory = Path(folder)
-    missing = [name for name in FILES if not (directory / name).is_file()]
-    if missing:
-        raise InvalidFileError(
-            f"{folder}: no {' and no '.join(missing)} there. Accepted: a folder that cn.save wrote, with "
-            f"{', '.join(FILES)}."
-        )
-    provenance = Provenance.load(directory / PROVENANCE)
+    provenance = Provenance.load(directory)
     content = read_part(directory / MODEL, provenance)
     read_part(directory / PLAN, provenance)
     plan = Plan.load(directory / PLAN)

@@ -159,7 +159,13 @@ def find_most(
     except KeyboardInterrupt:
         ending = ", interrupted"
     lost = f"{reference - found.worth:.4g}, judged {len(found.known)} times{ending}"
-    drop = {"max_drop": float(max_drop), "before": reference, "after": found.worth, "evaluations": len(found.known)}
+    drop = {
+        "max_drop": float(max_drop),
+        "before": reference,
+        "after": found.worth,
+        "evaluations": len(found.known),
+        "trials": found.trials,
+    }
     judges = () if judged_on is None else digest_inputs(gather_inputs(judged_on))
     return replace(
         found.plan,
@@ -182,6 +188,7 @@ class _Bisection:
     ) -> None:
         self.plan, self.scores, self.worth, self.share = _keep_all(everything[0]), everything[1], reference, 1.0
         self.known: dict[bytes, float] = {}
+        self.trials: list[dict[str, float]] = []
         self._judge, self._reference, self._max_drop, self._tell = judge, reference, max_drop, progress
 
     def narrow(self, choose: Chooser, low: float, steps: int) -> None:
@@ -200,6 +207,7 @@ class _Bisection:
         key = chosen.stays.tobytes()
         if key not in self.known:
             self.known[key] = self._judge(chosen)
+            self.trials.append({"share": share, "worth": self.known[key]})
             self._tell(f"{chosen.rule}: {self.known[key]:.4g} after {self._reference:.4g}")
         if self._reference - self.known[key] > self._max_drop + ROUNDING:
             return False

@@ -9,15 +9,20 @@ from safetensors import torch as safetensors
 from torch import Tensor, nn
 
 from critical_neurons.core.batch import CALIBRATED_ON
+from critical_neurons.core.comparison import Comparison
 from critical_neurons.core.documents import encode_document
 from critical_neurons.core.environment import describe_versions
 from critical_neurons.core.files import write_folder
 from critical_neurons.core.plan import Plan, check_plan
+from critical_neurons.core.scores import Scores
 from critical_neurons.errors import InvalidInputError
 from critical_neurons.io.checkpoint import (
+    ALL_FILES,
+    COMPARISON,
     MODEL,
     PLAN,
     PROVENANCE,
+    SCORES,
     Provenance,
     check_unit_counts,
     find_shared,
@@ -27,9 +32,21 @@ from critical_neurons.structure import unwrap
 
 
 @on_cpu
-def save(smaller: nn.Module, folder: str | os.PathLike[str], *, plan: Plan, overwrite: bool = False) -> None:
+def save(
+    smaller: nn.Module,
+    folder: str | os.PathLike[str],
+    *,
+    plan: Plan,
+    scores: Scores | None = None,
+    comparison: Comparison | None = None,
+    call: str = "",
+    overwrite: bool = False,
+) -> None:
     """Write the smaller network, the plan it was made by and where both come from into a new folder, whole or not at
-    all. `overwrite` replaces a folder written before."""
+    all. `overwrite` replaces a folder written before.
+
+    With `scores` and `comparison`, and the `call` that made them, a report can be made of the folder.
+    """
     check_plan(plan)
     model = unwrap(smaller)
     check_unit_counts(model, plan)
@@ -41,6 +58,9 @@ def save(smaller: nn.Module, folder: str | os.PathLike[str], *, plan: Plan, over
         MODEL: safetensors.save({name: values.detach().cpu().contiguous().clone() for name, values in state.items()}),
         PLAN: encode_document(plan.to_dict()),
     }
+    for name, given in ((SCORES, scores), (COMPARISON, comparison)):
+        if given is not None:
+            content[name] = encode_document(given.to_dict())
     provenance = Provenance(
         versions=describe_versions("torch", "safetensors"),
         source={"architecture": plan.architecture, "weights": plan.structure.fingerprint.weights},
@@ -49,6 +69,7 @@ def save(smaller: nn.Module, folder: str | os.PathLike[str], *, plan: Plan, over
         shared=find_shared(state),
         calibrated_on=tuple(sorted(getattr(model, CALIBRATED_ON, plan.seen))),
         sha256={name: hashlib.sha256(data).hexdigest() for name, data in content.items()},
+        call=call,
     )
     content[PROVENANCE] = encode_document(provenance.to_dict())
-    write_folder(folder, content, overwrite=overwrite)
+    write_folder(folder, content, overwrite=overwrite, known=ALL_FILES)

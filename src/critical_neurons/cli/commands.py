@@ -10,12 +10,15 @@ import typer
 
 from critical_neurons.cli.compress import compress
 from critical_neurons.cli.demo import demo
+from critical_neurons.cli.doctor import doctor
 from critical_neurons.cli.evaluate import evaluate
 from critical_neurons.cli.export import export
 from critical_neurons.cli.inspect import inspect
 from critical_neurons.cli.lossless import lossless
 from critical_neurons.cli.prune import prune
+from critical_neurons.cli.report import report
 from critical_neurons.cli.score import score
+from critical_neurons.cli.sweep import sweep
 from critical_neurons.cli.terminal import show
 from critical_neurons.core.environment import describe_versions
 
@@ -34,6 +37,7 @@ app = typer.Typer(
     "  critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --threshold 0.1 --save smaller\n"
     "  critical-neurons lossless lenet5 --weights lenet5.pt --box 0,1 --save smaller\n"
     "  critical-neurons evaluate lenet5 smaller --weights lenet5.pt --data test.npz\n"
+    "  critical-neurons report smaller --output report.html\n"
     "  critical-neurons export lenet5 smaller --output smaller.onnx",
     no_args_is_help=True,
     add_completion=False,
@@ -58,7 +62,19 @@ def common(
     """Options of no command in particular."""
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (demo, inspect, score, prune, compress, lossless, evaluate, export)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    demo,
+    inspect,
+    score,
+    prune,
+    compress,
+    sweep,
+    lossless,
+    evaluate,
+    report,
+    export,
+    doctor,
+)
 """In the order of `--help`."""
 
 for _command in COMMANDS:

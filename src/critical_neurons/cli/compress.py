@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,7 +38,7 @@ from critical_neurons.cli.options import (
     read_numbers,
 )
 from critical_neurons.cli.outputs import Read, check_exports, write_exported
-from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
+from critical_neurons.cli.terminal import name_command, note, reports_errors, show, show_json, show_progress
 from critical_neurons.core.formulation import FORMULATIONS, FormulationName
 from critical_neurons.core.settings import Compensation, DistanceName, EffortName, list_settings
 from critical_neurons.core.solver import Solver
@@ -94,6 +96,9 @@ def compress(
         list[Path] | None,
         typer.Option(help="A file to export to: .onnx, or .pt2 of torch.export. Repeat for more."),
     ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="A page about it all to open in a browser, one .html file.")
+    ] = None,
     no_onnx: NoOnnx = False,
     paper: Annotated[
         bool, typer.Option("--paper", help="Units by the paper's own scores and settings, not by a search.")
@@ -122,7 +127,7 @@ def compress(
     \b
     Examples:
       critical-neurons compress lenet5 train.npz --weights lenet5.pt --macs 0.5 --test-data test.npz \\
-        --save smaller --output smaller.onnx
+        --save smaller --output smaller.onnx --report report.html
       critical-neurons compress model.onnx train.npz --macs 0.5 --output smaller.onnx
       critical-neurons compress vgg16 uoft-cs/cifar10 --weights vgg16.pt --max-drop 0.01 --test-split test \\
         --save smaller
@@ -135,7 +140,7 @@ def compress(
         ("--test-data", test_data),
         ("--weights", weights),
     ]
-    check_exports(paths, save, read=read, overwrite=overwrite)
+    check_exports(paths, save, read=read, overwrite=overwrite, report=report)
     if sum(value is not None for value in (macs, params, units, max_drop)) != 1:
         raise InvalidSettingError("Give one of --macs, --params, --units and --max-drop.")
     by_program, unused = paper or formulation is not None, Solver(seed=solver.seed)
@@ -152,7 +157,7 @@ def compress(
     look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
     if model in MODELS and weights is None:
         note(f"{model} without --weights is untrained, and other weights every time.")
-    test = _load_test(data, test_data, test_split, look)
+    test = load_test(data, test_data, test_split, look)
     inputs, labels = load_batch(
         data, per_class=per_class, most_per_class=MOST_PER_CLASS, seed=solver.seed, split=split, look=look
     )
@@ -189,18 +194,26 @@ def compress(
         )
         if paths:
             note("Exporting")
-        exports = write_exported(found.model, found.plan, save, paths, inputs, overwrite=overwrite)
+        found = replace(found, call=name_command())
+        keeping = partial(found.save, save, overwrite=overwrite) if save else None
+        exports = write_exported(found.model, paths, inputs, keeping)
+        if report is not None:
+            found.report(report)
     if not found.plan.removed:
         note("The plan removes nothing: every unit stays.")
     if as_json:
-        written = {"save": save and str(save), "output": [{**vars(each), "path": str(each.path)} for each in exports]}
+        written = {
+            "save": save and str(save),
+            "output": [{**vars(each), "path": str(each.path)} for each in exports],
+            "report": report and str(report),
+        }
         show_json(compression_to_dict(found) | {"written": written})
         return
     show(report_compression(found))
-    note(f"Written: {', '.join(str(path) for path in [save, *paths] if path)}")
+    note(f"Written: {', '.join(str(path) for path in [save, *paths, report] if path)}")
 
 
-def _load_test(data: str, test_data: str | None, test_split: str | None, look: Look) -> tuple[Tensor, Tensor] | None:
+def load_test(data: str, test_data: str | None, test_split: str | None, look: Look) -> tuple[Tensor, Tensor] | None:
     from critical_neurons.io.data import is_file, load_batch
 
     source = data if test_data is None else test_data

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from shlex import quote
 from typing import Annotated
 
 import typer
@@ -27,26 +27,27 @@ def demo(
     """Train a small network on scikit-learn's digits, make it smaller, measure, save and export it.
 
     Takes less than a minute. As many units are also removed at random, for comparison. The folder holds both
-    networks, the digits and the comparison: enough to try the other commands on.
+    networks, the digits, the comparison and a report: enough to try the other commands on.
 
     \b
     Example:
       critical-neurons demo --save demo
     """
-    from critical_neurons.cli.digits import ORIGINAL, TEST, TRAINING, check_demo, run_demo, save_demo
+    from critical_neurons.cli.digits import ORIGINAL, REPORT, TEST, TRAINING, check_demo, run_demo, save_demo
     from critical_neurons.cli.tables import demo_to_dict, report_demo
 
     check_demo(save)
     with show_progress() as progress:
         result = run_demo(seed=seed, units=units, progress=note, detail=progress)
         note("Saving, exporting and reading back")
-        read_back = save_demo(result, save)
+        call = shlex.join(["critical-neurons", "demo", "--units", str(units), "--seed", str(seed)])
+        read_back = save_demo(result, save, call=call)
     if as_json:
         show_json({**demo_to_dict(result, read_back), "save": str(save)})
         return
     show(report_demo(result, read_back))
-    note(f"Written: {save}")
-    training, original, test = (quote(str(save / name)) for name in (TRAINING, ORIGINAL, TEST))
+    note(f"Written: {save}. Open {save / REPORT} in a browser to see it.")
+    training, original, test = (shlex.quote(str(save / name)) for name in (TRAINING, ORIGINAL, TEST))
     note(
         f"Next: critical-neurons compress critical_neurons.cli.digits:small_network {training} "
         f"--weights {original} --test-data {test} --max-drop 0.01 --save smaller"

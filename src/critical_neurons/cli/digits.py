@@ -6,7 +6,7 @@ import io
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,7 +21,7 @@ import critical_neurons as cn
 from critical_neurons.core.files import check_folder, write_atomically
 from critical_neurons.core.settings import Compensation
 from critical_neurons.errors import InvalidSettingError, MissingExtraError
-from critical_neurons.io.checkpoint import FILES
+from critical_neurons.io.checkpoint import ALL_FILES
 from critical_neurons.io.exporters import check_format
 from critical_neurons.io.onnx_runtime import open_onnx
 from critical_neurons.parallel.threads import on_threads
@@ -38,7 +38,7 @@ RANDOM_DRAWS = 10
 """Random removals in the comparison: one draw alone can be lucky."""
 
 ORIGINAL, TRAINING, TEST = "original.safetensors", "training.npz", "test.npz"
-SMALLER, ONNX, COMPARISON = "smaller", "smaller.onnx", "comparison.json"
+SMALLER, ONNX, COMPARISON, REPORT = "smaller", "smaller.onnx", "comparison.json", "report.html"
 """What the demo writes into its folder."""
 
 THREADS = 1
@@ -117,27 +117,28 @@ def _remove(
 def check_demo(folder: str | os.PathLike[str]) -> None:
     """Raise unless `save_demo` can write there; what it wrote before may be there."""
     check_format(ONNX)
-    check_folder(folder, (ORIGINAL, TRAINING, TEST, SMALLER, ONNX, COMPARISON), overwrite=True)
+    check_folder(folder, (ORIGINAL, TRAINING, TEST, SMALLER, ONNX, COMPARISON, REPORT), overwrite=True)
     if Path(folder).exists():
-        check_folder(Path(folder, SMALLER), FILES, overwrite=True)
+        check_folder(Path(folder, SMALLER), ALL_FILES, overwrite=True)
 
 
-def save_demo(demo: Demo, folder: str | os.PathLike[str]) -> dict[str, float]:
-    """Write both networks, the digits and the comparison.
+def save_demo(demo: Demo, folder: str | os.PathLike[str], *, call: str) -> dict[str, float]:
+    """Write both networks, the digits, the comparison and a report; `call` is what to run to get the same again.
 
     Gives the accuracy on the test digits of what is then read back, from the folder of `save` and from the ONNX file.
     """
     check_demo(folder)
-    directory, smaller = Path(folder), demo.compression.model
+    directory, found = Path(folder), replace(demo.compression, call=call)
     directory.mkdir(exist_ok=True)
     write_atomically(directory / ORIGINAL, safetensors.save(dict(demo.model.state_dict())))
     for name, (inputs, labels) in ((TRAINING, demo.training), (TEST, demo.test)):
         content = io.BytesIO()
         np.savez(content, inputs=inputs.numpy(), labels=labels.numpy())
         write_atomically(directory / name, content.getvalue())
-    cn.save(smaller, directory / SMALLER, plan=demo.compression.plan, overwrite=True)
-    cn.export(smaller, directory / ONNX, demo.training[0])
-    demo.compression.comparison.save(directory / COMPARISON)
+    found.save(directory / SMALLER, overwrite=True)
+    cn.export(found.model, directory / ONNX, demo.training[0])
+    found.comparison.save(directory / COMPARISON)
+    found.report(directory / REPORT, title="Digits, recognised by less")
     inputs, labels = demo.test
     predictions = predict_by(open_onnx(directory / ONNX), inputs)
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -110,7 +111,8 @@ def lossless(
             progress=progress,
         )
     if paths or save is not None:
-        write_exported(found.model, found.plan, save, paths, example, overwrite=overwrite)
+        keep = partial(cn.save, found.model, save, plan=found.plan, overwrite=overwrite) if save else None
+        write_exported(found.model, paths, example, keep)
     before, after = found.parameters
     if as_json:
         show_json({"stability": found.stability.to_dict(), "parameters": {"before": before, "after": after}})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -73,13 +73,16 @@ def check_outputs(
         if path is not None:
             check_writable(path)
     if folder is not None:
-        from critical_neurons.io.checkpoint import FILES
+        from critical_neurons.io.checkpoint import ALL_FILES
 
-        check_folder(folder, FILES, overwrite=overwrite)
+        check_folder(folder, ALL_FILES, overwrite=overwrite)
 
 
-def check_exports(paths: Sequence[Path], folder: Path | None, *, read: Read, overwrite: bool) -> None:
-    """A folder of `save` and files of `export` that do not stand in each other's way: one of them at least."""
+def check_exports(
+    paths: Sequence[Path], folder: Path | None, *, read: Read, overwrite: bool, report: Path | None = None
+) -> None:
+    """A folder of `save` and files of `export` that do not stand in each other's way, one of them at least; nor does
+    the `report`."""
     if folder is None and not paths:
         raise InvalidSettingError("Say where the result goes: a folder with --save, or a file with --output.")
     if folder is not None:
@@ -87,25 +90,27 @@ def check_exports(paths: Sequence[Path], folder: Path | None, *, read: Read, ove
     from critical_neurons.core.files import check_writable
     from critical_neurons.io.exporters import check_format
 
-    check_apart([("--output", path) for path in paths], read, folder=folder)
+    check_apart([*(("--output", path) for path in paths), ("--report", report)], read, folder=folder)
     for path in paths:
         check_writable(path)
         check_format(path)
+    if report is not None:
+        check_writable(report)
 
 
 def write_exported(
-    smaller: nn.Module, plan: Plan, folder: Path | None, paths: Sequence[Path], example: Any, *, overwrite: bool
+    model: nn.Module, paths: Sequence[Path], example: Any, save: Callable[[], None] | None
 ) -> list[Export]:
-    """Save and export; nothing is written before every export has been made and run."""
+    """Export and save; nothing is written before every export has been made and run."""
     import critical_neurons as cn
     from critical_neurons.core.files import write_atomically
 
     with TemporaryDirectory() as drafts:
         exports = [
-            cn.export(smaller, Path(drafts, f"{place}{path.suffix}"), example) for place, path in enumerate(paths)
+            cn.export(model, Path(drafts, f"{place}{path.suffix}"), example) for place, path in enumerate(paths)
         ]
-        if folder is not None:
-            cn.save(smaller, folder, plan=plan, overwrite=overwrite)
+        if save is not None:
+            save()
         for path, made in zip(paths, exports, strict=True):
             write_atomically(path, made.path.read_bytes())
     return [replace(made, path=path) for path, made in zip(paths, exports, strict=True)]

@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from critical_neurons.api.compress import Compression
+    from critical_neurons.api.compression import Compression
     from critical_neurons.cli.digits import Demo, Removal
     from critical_neurons.core.comparison import Comparison
+    from critical_neurons.core.curve import Curve
     from critical_neurons.core.plan import Plan
     from critical_neurons.core.scores import Scores
     from critical_neurons.core.stability import Stability
@@ -113,6 +114,13 @@ def report_comparison(comparison: Comparison) -> RenderableType:
     for row in comparison.rows:
         table.add_row(*row)
     return Group(table, *map(Text, comparison.notes))
+
+
+def report_curve(curve: Curve) -> RenderableType:
+    table = make_table(*(f">{header.capitalize()}" if at else "Units by" for at, header in enumerate(curve.headers)))
+    for row in curve.rows:
+        table.add_row(*row)
+    return Group(table, *list_notes(curve.notes))
 
 
 def report_compression(found: Compression) -> RenderableType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -45,6 +46,11 @@ def reports_errors(command: Callable[Parameters, None]) -> Callable[Parameters, 
             raise typer.Exit(INTERRUPTED) from None
 
     return run
+
+
+def name_command() -> str:
+    """The command that runs, as it was typed."""
+    return shlex.join(["critical-neurons", *sys.argv[1:]])
 
 
 def show(renderable: RenderableType) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from critical_neurons.core.answers import Answers
 from critical_neurons.core.documents import (
     Amount,
     Count,
@@ -71,7 +73,8 @@ class Comparison:
     """`agreement` is the share of inputs that both networks give the same class, None unless their output is (batch,
     classes). `difference` is the root mean squared difference of the outputs, relative to the standard deviation of
     those before; None where the notes say why. Both, and the accuracies, were measured on so many `inputs`, which are
-    of the kind `data`; `int8_data` is the kind for the int8 accuracies."""
+    of the kind `data`; `int8_data` is the kind for the int8 accuracies. `answers` are the classes
+    named for them, where there is an agreement."""
 
     before: Measurement
     after: Measurement
@@ -84,6 +87,7 @@ class Comparison:
     notes: tuple[str, ...]
     machine: Mapping[str, Any]
     versions: Mapping[str, str]
+    answers: Answers | None = None
 
     def __post_init__(self) -> None:
         for kind in (self.data, self.int8_data):
@@ -134,6 +138,16 @@ class Comparison:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Comparison:
         return from_plain(cls, data)
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw what is left of every quantity; gives the axes of matplotlib, the extra `plot`."""
+        figures = import_module("critical_neurons.reports.figures")  # by its name: nouns know no verbs
+        return figures.plot_comparison(self, axes)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        html: str = import_module("critical_neurons.reports.render").render_comparison(self)
+        return html
 
     def save(self, path: str | os.PathLike[str]) -> None:
         save_document(path, self.to_dict())

@@ -77,9 +77,14 @@ def check_folder(path: str | os.PathLike[str], names: Collection[str], *, overwr
         )
 
 
-def write_folder(path: str | os.PathLike[str], files: Mapping[str, bytes], *, overwrite: bool = False) -> None:
-    """Make a folder of these files beside `path`, then move it there. What was there is put back if that fails."""
-    check_folder(path, files.keys(), overwrite=overwrite)
+def write_folder(
+    path: str | os.PathLike[str], files: Mapping[str, bytes], *, overwrite: bool = False, known: Collection[str] = ()
+) -> None:
+    """Make a folder of these files beside `path`, then move it there. What was there is put back if that fails.
+
+    With `overwrite` files with one of the `known` names may also be there, and go.
+    """
+    check_folder(path, {*files, *known}, overwrite=overwrite)
     target = _resolve(path)
     draft, old = _beside(target), _beside(target)
     try:

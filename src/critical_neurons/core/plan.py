@@ -210,6 +210,16 @@ class Plan:
         masks: dict[tuple[str, str], Any] = interop.as_masks(self, model)
         return masks
 
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the width of every layer before and after; gives the axes of matplotlib, the extra `plot`."""
+        figures = import_module("critical_neurons.reports.figures")  # by its name: nouns know no verbs
+        return figures.plot_plan(self, axes)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        html: str = import_module("critical_neurons.reports.render").render_plan(self)
+        return html
+
     def save(self, path: str | os.PathLike[str]) -> None:
         save_document(path, self.to_dict())
 

@@ -185,6 +185,16 @@ class Scores(Mapping[str, Floats]):
         interop = import_module("critical_neurons.io.interop")  # by its name: nouns know no torch
         return interop.as_torch_pruning(self, model, max_pruning_ratio=max_pruning_ratio)
 
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the scores, units from the highest to the lowest; gives the axes of matplotlib, the extra `plot`."""
+        figures = import_module("critical_neurons.reports.figures")  # by its name: nouns know no verbs
+        return figures.plot_scores(self, axes)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        html: str = import_module("critical_neurons.reports.render").render_scores(self)
+        return html
+
     def save(self, path: str | os.PathLike[str]) -> None:
         save_document(path, self.to_dict())
 

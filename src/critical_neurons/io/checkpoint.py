@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from critical_neurons.core.comparison import Comparison
 from critical_neurons.core.documents import from_plain, load_document, read_file, to_plain
 from critical_neurons.core.plan import Plan
+from critical_neurons.core.scores import Scores
 from critical_neurons.core.structure import SIZE, Slice
 from critical_neurons.errors import (
     InvalidFileError,
@@ -36,6 +38,12 @@ MODEL, PLAN, PROVENANCE = "model.safetensors", "plan.json", "provenance.json"
 
 FILES = (MODEL, PLAN, PROVENANCE)
 
+
+SCORES, COMPARISON = "scores.json", "comparison.json"
+
+
+ALL_FILES = (*FILES, SCORES, COMPARISON)
+"""With those that are there where they were given."""
 
 LARGEST_MODEL = 2**36
 """Bytes of a file of weights that are read at most."""
@@ -175,17 +183,28 @@ class Provenance:
     shared: tuple[tuple[str, ...], ...]
     calibrated_on: tuple[str, ...]
     sha256: Mapping[str, str]
+    call: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return {"format": FORMAT, "version": FORMAT_VERSION, **to_plain(self)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Provenance:
-        return from_plain(cls, data)
+        """Raise a ValueError unless it is of files with known names."""
+        found = from_plain(cls, data)
+        if not found.sha256.keys() <= set(ALL_FILES):
+            raise ValueError("a file of no known name")
+        return found
 
     @classmethod
-    def load(cls, path: Path) -> Provenance:
-        return load_document(path, FORMAT, FORMAT_VERSION, cls)
+    def load(cls, folder: Path) -> Provenance:
+        missing = [name for name in FILES if not (folder / name).is_file()]
+        if missing:
+            raise InvalidFileError(
+                f"{folder}: no {' and no '.join(missing)} there. Accepted: a folder that cn.save wrote, with "
+                f"{', '.join(FILES)}."
+            )
+        return load_document(folder / PROVENANCE, FORMAT, FORMAT_VERSION, cls)
 
 
 def read_part(path: Path, provenance: Provenance) -> bytes:
@@ -196,3 +215,29 @@ def read_part(path: Path, provenance: Provenance) -> bytes:
             "folder again, or save the network anew."
         )
     return content
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a folder holds beside the network. `files` are digests of all its files."""
+
+    plan: Plan
+    scores: Scores | None
+    comparison: Comparison | None
+    call: str
+    files: Mapping[str, str]
+
+
+def read_results(folder: Path) -> Results:
+    """All files are what they were when they were saved, or an error."""
+    provenance = Provenance.load(folder)
+    saved = provenance.sha256
+    for name in saved:
+        read_part(folder / name, provenance)
+    return Results(
+        Plan.load(folder / PLAN),
+        Scores.load(folder / SCORES) if SCORES in saved else None,
+        Comparison.load(folder / COMPARISON) if COMPARISON in saved else None,
+        provenance.call,
+        saved,
+    )

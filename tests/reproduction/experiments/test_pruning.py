@@ -117,7 +117,7 @@ class TestRemoval:
         validation, training, test = (
             set(digest_rows(part.inputs.numpy())) for part in (data.validation, data.training, data.test)
         )
-        seen = set(scores.settings["inputs"])
+        seen = set(scores.inputs)
         assert seen <= validation
         assert not seen & (training | test)
 

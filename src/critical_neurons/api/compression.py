@@ -1,0 +1,93 @@
+"""What `compress` and `sweep` return: a smaller model and all about it, which can be saved and reported on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from critical_neurons.api.load import load
+from critical_neurons.api.report import report
+from critical_neurons.api.save import save
+from critical_neurons.core.comparison import Comparison
+from critical_neurons.core.curve import Curve
+from critical_neurons.core.plan import Plan
+from critical_neurons.core.scores import Scores
+from critical_neurons.errors import InvalidFileError
+from critical_neurons.io.checkpoint import read_results
+from critical_neurons.removal.rows import Inputs
+from critical_neurons.reports.assembly import TITLE
+
+DATA, TOLD = ("model", "inputs", "labels", "test", "evaluate"), ("progress", "detail", "folder", "workers")
+"""Arguments that a call written down has by their names alone, and those it leaves out."""
+
+
+@dataclass(frozen=True)
+class Compression:
+    """The smaller model, what was decided on the way, and what it is worth. `compared_on` are the inputs of the
+    comparison; `call` is what to run to get it again."""
+
+    model: nn.Module
+    plan: Plan
+    scores: Scores
+    comparison: Comparison
+    compared_on: Inputs | None = field(default=None, repr=False)
+    call: str = ""
+
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """All of it into a folder, as `critical_neurons.save` writes it: `load` and `report` read it."""
+        save(
+            self.model,
+            folder,
+            plan=self.plan,
+            scores=self.scores,
+            comparison=self.comparison,
+            call=self.call,
+            overwrite=overwrite,
+        )
+
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        class_names: Sequence[str] = (),
+        title: str = TITLE,
+        curve: Curve | None = None,
+    ) -> None:
+        """All of it as one page to open in a browser, as `critical_neurons.report` writes it."""
+        report(
+            path,
+            comparison=self.comparison,
+            plan=self.plan,
+            scores=self.scores,
+            inputs=self.compared_on,
+            class_names=class_names,
+            title=title,
+            curve=curve,
+            call=self.call,
+        )
+
+
+def load_compression(folder: Path, model: nn.Module, compared_on: Inputs) -> Compression:
+    """What `save` wrote, of this model."""
+    found = read_results(folder)
+    if found.scores is None or found.comparison is None:
+        raise InvalidFileError(f"{folder}: holds a network without its scores and comparison.")
+    return Compression(load(folder, model), found.plan, found.scores, found.comparison, compared_on, found.call)
+
+
+def write_call(function: Callable[..., Any], given: Mapping[str, Any]) -> str:
+    """The call with all arguments that are not left at their defaults; data and functions by their names alone."""
+    texts = []
+    for name, parameter in signature(function).parameters.items():
+        value = given[name]
+        if name in DATA and value is not None:
+            texts.append(name if parameter.kind is parameter.POSITIONAL_OR_KEYWORD else f"{name}={name}")
+        elif name not in (*DATA, *TOLD) and value != parameter.default:
+            texts.append(f"{name}={value!r}")
+    return f"cn.{function.__name__}({', '.join(texts)})"

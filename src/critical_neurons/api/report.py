@@ -1,0 +1,86 @@
+"""The public `report`: what was gained, what was removed and where it comes from, as one page for a browser."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from critical_neurons.core.answers import Change
+from critical_neurons.core.comparison import Comparison
+from critical_neurons.core.curve import Curve
+from critical_neurons.core.files import check_writable, write_atomically
+from critical_neurons.core.plan import Plan
+from critical_neurons.core.scores import Scores
+from critical_neurons.errors import InvalidInputError, InvalidSettingError
+from critical_neurons.removal.rows import count_rows, find_tensors, gather_inputs, take_rows
+from critical_neurons.reports import assemble, render_page
+from critical_neurons.reports.assembly import TITLE
+from critical_neurons.reports.pictures import MOST_PICTURES, draw_pictures
+
+IMAGE_CHANNELS = (1, 3)
+FEWEST_PIXELS = 4
+"""Along either side: what is smaller is no image."""
+
+
+def report(
+    path: str | os.PathLike[str],
+    *,
+    comparison: Comparison | None = None,
+    plan: Plan | None = None,
+    scores: Scores | None = None,
+    curve: Curve | None = None,
+    inputs: Any = None,
+    class_names: Sequence[str] = (),
+    title: str = TITLE,
+    files: Mapping[str, str] | None = None,
+    call: str = "",
+) -> None:
+    """Write a page about a smaller network to a file that ends in .html. It needs nothing but itself, also offline.
+
+    Give what there is, at least one of `comparison`, `plan`, `scores` and the `curve` of a sweep; what `compress`
+    found has it all, as `found.report(path)`. `inputs` are those of the comparison: where they are images, those with
+    another answer are shown. `class_names` are the names of classes 0, 1, 2 and so on; `files` digests of files by
+    their names; `call` what to run to get the same again.
+    """
+    given = {"comparison": comparison, "plan": plan, "scores": scores, "curve": curve}
+    for (name, value), kind in zip(given.items(), (Comparison, Plan, Scores, Curve), strict=True):
+        if value is not None and not isinstance(value, kind):
+            raise InvalidSettingError(f"{name}: found {type(value).__name__}. Accepted: {kind.__name__}.")
+    if isinstance(class_names, str):
+        raise InvalidSettingError("class_names: found one text. Accepted: a sequence with the name of every class.")
+    check_writable(path)
+    answers = None if comparison is None else comparison.answers
+    changes = () if answers is None else answers.changes[:MOST_PICTURES]
+    pictures = {} if inputs is None else _picture(inputs, changes, 0 if comparison is None else comparison.inputs)
+    content = assemble(
+        comparison=comparison,
+        plan=plan,
+        scores=scores,
+        curve=curve,
+        title=title,
+        class_names=class_names,
+        files=files,
+        call=call,
+    )
+    write_atomically(path, render_page(content, pictures).encode())
+
+
+def _picture(inputs: Any, changes: Sequence[Change], count: int) -> dict[int, str]:
+    """Pictures of the inputs that get another answer, by their row; none where the inputs are no images."""
+    rows = gather_inputs(inputs)
+    if count_rows(rows) != count:
+        raise InvalidInputError(
+            f"inputs: found {count_rows(rows)}, the comparison was made on {count}. Give those of the comparison."
+        )
+    images = list(find_tensors(take_rows(rows, torch.tensor([each.row for each in changes], dtype=torch.long))))
+    if len(images) != 1 or images[0].ndim != 4 or images[0].is_complex():
+        return {}
+    _, channels, *sides = images[0].shape
+    if channels not in IMAGE_CHANNELS or min(sides) < FEWEST_PIXELS:
+        return {}
+    drawn = draw_pictures(images[0].cpu().numpy().astype(np.float64))
+    return {each.row: picture for each, picture in zip(changes, drawn, strict=True)}

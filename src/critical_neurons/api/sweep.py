@@ -1,0 +1,262 @@
+"""The public `sweep`: networks of several sizes, and what each is worth."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import product
+from numbers import Real
+from pathlib import Path
+from typing import Any, get_args
+
+from torch import nn
+
+from critical_neurons.api.compare import compare
+from critical_neurons.api.compress import PAPER, Data, choose_one_per_class, gather_data, gather_test
+from critical_neurons.api.compression import Compression, load_compression, write_call
+from critical_neurons.api.plan import plan
+from critical_neurons.api.prune import prune
+from critical_neurons.api.score import score
+from critical_neurons.api.search import Search
+from critical_neurons.core.budget import Budget
+from critical_neurons.core.curve import Curve, CurvePoint, Method, name_point
+from critical_neurons.core.files import make_folder
+from critical_neurons.core.scores import Scores
+from critical_neurons.core.settings import (
+    Compensation,
+    DistanceName,
+    EffortName,
+    as_names,
+    check_compensation,
+    check_share,
+)
+from critical_neurons.core.structure import Measure
+from critical_neurons.core.workers import HERE, Workers
+from critical_neurons.errors import InvalidInputError, InvalidSettingError
+from critical_neurons.parallel import Tell, hire
+from critical_neurons.readers import on_cpu
+from critical_neurons.removal.metrics import predict
+from critical_neurons.removal.rows import digest_inputs
+from critical_neurons.selection.norms import score_norms
+from critical_neurons.structure import fingerprint, unwrap
+
+CURVE = "curve.json"
+INTERRUPTED = "interrupted: not all points are there"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """`curve` has all points; `networks` what was found for each, by its name."""
+
+    curve: Curve
+    networks: Mapping[str, Compression]
+
+    def pick(self, share: float, method: Method = "search") -> Compression:
+        """What was found for this share."""
+        wanted = name_point(method, share)
+        if wanted not in self.networks:
+            raise InvalidSettingError(f"pick: found {wanted}. Accepted: {', '.join(self.networks)}.")
+        return self.networks[wanted]
+
+
+@on_cpu
+def sweep(
+    model: nn.Module,
+    inputs: Any,
+    labels: Any = None,
+    *,
+    units: Sequence[float] = (),
+    params: Sequence[float] = (),
+    macs: Sequence[float] = (),
+    methods: Sequence[Method] = ("search",),
+    test: tuple[Any, Any] | None = None,
+    compensate: Compensation = "least_squares",
+    effort: EffortName = "standard",
+    distance: DistanceName = "auto",
+    ignore: str | Sequence[str] = (),
+    seed: int = 0,
+    onnx: bool = False,
+    folder: str | os.PathLike[str] | None = None,
+    workers: Workers = HERE,
+    progress: Callable[[str], None] = lambda text: None,
+    detail: Callable[[str], None] = lambda text: None,
+) -> Sweep:
+    """How small can it go? A smaller network for every one of several shares, as `compress` would make it, and what
+    each is worth: `sweep.curve` to print, plot and save, `sweep.pick(0.4)` for one of the networks.
+
+    Give one of `units`, `params` and `macs`: shares kept at most. `methods` are how units are chosen, refitted by
+    the same `compensate` every time: "search"; "paper", by the paper's scores, which needs labels; "norm", by norms
+    of the weights that make a unit, layer by layer; "random", as many of every layer as the search keeps. The rest is
+    as for `compress`. A search is set up once for all shares; on several `workers` for each of them, and times are
+    then those of a busy machine.
+
+    With a `folder` every point is written there as soon as it is found, and a sweep that was interrupted goes on
+    from there; so does one of the same settings with other shares or methods. Ctrl-C leaves the points found so far.
+    """
+    units, params, macs = map(_check_shares, (units, params, macs))
+    call = write_call(sweep, locals())
+    given = {name: each for name, each in (("units", units), ("params", params), ("macs", macs)) if each}
+    if len(given) != 1:
+        raise InvalidSettingError("sweep: give the shares of one of units=, params= and macs=, as macs=[0.8, 0.5].")
+    ((measure, shares),) = given.items()
+    unknown = [each for each in methods if each not in get_args(Method)]
+    if unknown or not methods:
+        raise InvalidSettingError(f"methods: found {unknown or 'none'}. Accepted: {', '.join(get_args(Method))}.")
+    check_compensation(compensate)
+    data = gather_data(inputs, labels)
+    if data.labels is None and "paper" in methods:
+        raise InvalidInputError("labels: none. The paper's scores need the index of the right class of every input.")
+    task = _Task(
+        unwrap(model),
+        data,
+        None if test is None else gather_test(test, data),
+        measure=measure,  # type: ignore[arg-type]
+        compensate=compensate,
+        looked={"effort": effort, "distance": distance, "ignore": as_names(ignore)},
+        seed=seed,
+        onnx=onnx,
+        call=call,
+    )
+    store = None if folder is None else _Store(Path(folder), task)
+    wanted = list(product(methods, sorted(set(shares), reverse=True)))
+    found = {} if store is None else store.read(wanted)
+    missing = [each for each in wanted if each not in found]
+    notes: tuple[str, ...] = ()
+    try:
+        with hire(workers, most=max(1, len(missing)), hear=lambda name, news: detail(f"{name}: {news}")) as crew:
+            progress(f"{len(missing)} networks to find" + (f", {len(found)} found before" if found else ""))
+            pieces = ((name_point(method, share), partial(task.find, method, share)) for method, share in missing)
+            for done in crew.run(pieces):
+                if done.error is not None:
+                    raise done.error
+                point, compression = done.result
+                found[point.method, point.share] = done.result
+                worth, value = point.worth
+                progress(f"{point.name}: " + (f"{worth} {value:.4f}" if value is not None else "measured"))
+                if store is not None:
+                    store.add(point, compression)
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        notes = (INTERRUPTED,)
+    ordered = [found[each] for each in wanted if each in found]
+    curve = Curve(task.measure, tuple(point for point, _ in ordered), task.settings, notes)
+    return Sweep(curve, {point.name: compression for point, compression in ordered})
+
+
+def _check_shares(shares: Any) -> tuple[float, ...]:
+    found = (shares,) if isinstance(shares, Real) else tuple(shares)
+    return tuple(float(check_share("shares", share)) for share in found)
+
+
+def _digest(data: Data) -> str:
+    """Of inputs and labels."""
+    labels = b"" if data.labels is None else data.labels.tobytes()
+    return hashlib.sha256("".join(digest_inputs(data.inputs)).encode() + labels).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What all points have in common. The search is set up when first asked for, where it is asked."""
+
+    model: nn.Module
+    data: Data
+    test: Data | None
+    measure: Measure
+    compensate: Compensation
+    looked: Mapping[str, Any]
+    seed: int
+    onnx: bool
+    call: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a point depends on, as plain data."""
+        seen, tested = map(_digest, (self.data, self.compared_on))
+        return {
+            "weights": fingerprint(self.model).weights,
+            "measure": self.measure,
+            "compensate": self.compensate,
+            **self.looked,
+            "ignore": list(self.looked["ignore"]),
+            "seed": self.seed,
+            "inputs": seen,
+            "test": tested,
+        }
+
+    @property
+    def compared_on(self) -> Data:
+        return self.data if self.test is None else self.test
+
+    @cached_property
+    def search(self) -> Search:
+        return Search(self.model, self.data.inputs, compensate=self.compensate, seed=self.seed, **self.looked)
+
+    @cached_property
+    def by_paper(self) -> Scores:
+        assert self.data.labels is not None
+        correct = predict(self.model, self.data.inputs).numpy() == self.data.labels
+        few = self.data.take(choose_one_per_class(self.data.labels, correct, self.seed))
+        return score(self.model, few.inputs, few.labels, formulation=PAPER, ignore=self.looked["ignore"])
+
+    def find(self, method: Method, share: float, tell: Tell) -> tuple[CurvePoint, Compression]:
+        started = time.monotonic()
+        scores = self._score(method, share, tell)
+        shares: dict[str, Any] = {self.measure: share}
+        found = plan(scores, **shares, compensate=self.compensate)
+        if method == "random":
+            found = found.random(self.seed)
+        smaller = prune(self.model, found, self.data.inputs, compensate=self.compensate)
+        seconds = time.monotonic() - started
+        tell("measuring")
+        inputs, labels = self.compared_on.inputs, self.compared_on.labels
+        comparison = compare(self.model, smaller, inputs, labels, calibration=self.data.inputs, onnx=self.onnx)
+        call = f"{self.call}.pick({share:g}, {method!r})"
+        point = CurvePoint(method, share, comparison, seconds)
+        return point, Compression(smaller, found, scores, comparison, inputs, call)
+
+    def _score(self, method: Method, share: float, tell: Tell) -> Scores:
+        self.search.tell = tell
+        if method == "paper":
+            return self.by_paper
+        if method == "norm":
+            return score_norms(self.model, self.search.structure)
+        return self.search.find(Budget(**{self.measure: share}))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Store:
+    """A folder with the points found so far, and a folder for the network of each."""
+
+    folder: Path
+    task: _Task
+
+    def read(self, wanted: Sequence[tuple[Method, float]]) -> dict[tuple[Method, float], Any]:
+        make_folder(self.folder)
+        inputs = self.task.compared_on.inputs
+        return {
+            (point.method, point.share): (point, load_compression(self.folder / point.name, self.task.model, inputs))
+            for point in self._curve().points
+            if (point.method, point.share) in wanted
+        }
+
+    def add(self, point: CurvePoint, found: Compression) -> None:
+        found.save(self.folder / point.name, overwrite=True)
+        before = self._curve()
+        replace(before, points=(*before.points, point)).save(self.folder / CURVE)
+
+    def _curve(self) -> Curve:
+        if not (self.folder / CURVE).exists():
+            return Curve(self.task.measure, (), self.task.settings)
+        curve = Curve.load(self.folder / CURVE)
+        if dict(curve.settings) != self.task.settings:
+            differ = [name for name, value in self.task.settings.items() if curve.settings.get(name) != value]
+            raise InvalidSettingError(
+                f"{self.folder}: holds a sweep with other {', '.join(differ)}. Give another folder, or the same "
+                "settings."
+            )
+        return curve

@@ -1,0 +1,184 @@
+"""The command `sweep`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from critical_neurons.cli.compress import load_test
+from critical_neurons.cli.options import (
+    COMPENSATE_HELP,
+    MOST_PER_CLASS,
+    Backend,
+    Channels,
+    DataName,
+    Ignore,
+    Jobs,
+    Json,
+    Mean,
+    ModelName,
+    Overwrite,
+    Resize,
+    Scheduler,
+    Seed,
+    Split,
+    Std,
+    Weights,
+    find_model_file,
+    read_numbers,
+    read_workers,
+)
+from critical_neurons.cli.outputs import check_apart
+from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
+from critical_neurons.core.settings import Compensation, DistanceName, EffortName
+from critical_neurons.errors import InvalidSettingError, MissingExtraError
+
+if TYPE_CHECKING:
+    from critical_neurons import Curve
+
+PICTURES = (".svg", ".png", ".pdf")
+
+SHARES = "Shares kept at most, with commas between them."
+
+
+@reports_errors
+def sweep(
+    model: ModelName,
+    data: DataName,
+    folder: Annotated[
+        Path,
+        typer.Option(help="Where every network is written once it is found; what is there is not searched again."),
+    ],
+    weights: Weights = None,
+    macs: Annotated[str, typer.Option(help=f"Of the multiply-adds. {SHARES}")] = "",
+    params: Annotated[str, typer.Option(help=f"Of the parameters. {SHARES}")] = "",
+    units: Annotated[str, typer.Option(help=f"Of the units of every layer. {SHARES}")] = "",
+    methods: Annotated[str, typer.Option(help="How units are chosen: search, paper, norm, random.")] = "search",
+    test_data: Annotated[str | None, typer.Option(help="Labelled data, which had no part in anything.")] = None,
+    test_split: Annotated[str | None, typer.Option(help="Split of --test-data, or of DATA without it.")] = None,
+    report: Annotated[Path | None, typer.Option(help="A page with the curve, one .html file.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="The curve alone: .svg, .png or .pdf.")] = None,
+    pick: Annotated[
+        float | None, typer.Option(help="The share of the network that --save and --report are of.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="A new folder for the network of --pick.")] = None,
+    overwrite: Overwrite = False,
+    compensate: Annotated[Compensation, typer.Option(help=COMPENSATE_HELP)] = "least_squares",
+    effort: Annotated[EffortName, typer.Option(help="How much every search may spend.")] = "standard",
+    distance: Annotated[DistanceName, typer.Option(help="How outputs are compared.")] = "auto",
+    ignore: Ignore = None,
+    per_class: Annotated[int | None, typer.Option(help="Inputs of every class, at random.")] = None,
+    split: Split = "train",
+    mean: Mean = "",
+    std: Std = "",
+    resize: Resize = None,
+    channels: Channels = None,
+    seed: Seed = 0,
+    jobs: Jobs = 1,
+    backend: Backend = "local",
+    scheduler: Scheduler = None,
+    as_json: Json = False,
+) -> None:
+    """How small can it go? Networks of several sizes from MODEL, and what each is worth.
+
+    An interrupted sweep goes on where it was when the command is repeated. With --pick one of the networks is written
+    to --save, without another search.
+
+    \b
+    Examples:
+      critical-neurons sweep lenet5 train.npz --weights lenet5.pt --macs 0.8,0.6,0.4,0.2 --folder sweep \\
+        --test-data test.npz --report report.html
+      critical-neurons sweep lenet5 train.npz --weights lenet5.pt --macs 0.4 --folder sweep --test-data test.npz \\
+        --pick 0.4 --save smaller
+    """
+    shares = {
+        name: read_numbers(f"--{name}", text) for name, text in (("macs", macs), ("params", params), ("units", units))
+    }
+    if sum(map(bool, shares.values())) != 1:
+        raise InvalidSettingError(
+            "Give the shares of one of --macs, --params and --units, such as --macs 0.8,0.6,0.4."
+        )
+    if (pick is None) != (save is None) and (pick is None or report is None):
+        raise InvalidSettingError("--pick and --save go together: the share of a network, and the folder it goes to.")
+    if pick is not None and pick not in next(filter(None, shares.values())):
+        raise InvalidSettingError(f"--pick: {pick:g} is not among the shares of the sweep.")
+    from critical_neurons.core.files import check_folder, check_writable
+    from critical_neurons.io.checkpoint import ALL_FILES
+
+    read = [("MODEL", find_model_file(model)), ("DATA", data), ("--test-data", test_data), ("--weights", weights)]
+    check_apart([("--report", report), ("--picture", picture)], read, folder=save)
+    for path in (report, picture):
+        if path is not None:
+            check_writable(path)
+    if picture is not None:
+        _check_picture(picture)
+    if save is not None:
+        check_folder(save, ALL_FILES, overwrite=overwrite)
+    import critical_neurons as cn
+    from critical_neurons.io.data import Look, load_batch
+    from critical_neurons.io.models import load_model
+
+    look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
+    test = load_test(data, test_data, test_split, look)
+    inputs, labels = load_batch(
+        data, per_class=per_class, most_per_class=MOST_PER_CLASS, seed=seed, split=split, look=look
+    )
+    network = load_model(model, weights, tuple(inputs.shape[1:]))
+    chosen: list[Any] = [name.strip() for name in methods.split(",")]
+    with show_progress() as progress:
+        found = cn.sweep(
+            network,
+            inputs,
+            labels,
+            macs=shares["macs"],
+            params=shares["params"],
+            units=shares["units"],
+            methods=chosen,
+            test=test,
+            compensate=compensate,
+            effort=effort,
+            distance=distance,
+            ignore=tuple(ignore or ()),
+            seed=seed,
+            folder=folder,
+            workers=read_workers(jobs, backend, scheduler),
+            progress=note,
+            detail=progress,
+        )
+    if picture is not None:
+        _draw(found.curve, picture)
+    picked = None if pick is None else found.pick(pick, chosen[0])
+    if picked is not None and save is not None:
+        picked.save(save, overwrite=overwrite)
+    if report is not None and picked is not None:
+        picked.report(report, curve=found.curve)
+    elif report is not None:
+        cn.report(report, curve=found.curve, title="How small can it go")
+    written = ", ".join(str(path) for path in (folder, picture, save, report) if path)
+    if as_json:
+        show_json(found.curve.to_dict())
+    else:
+        from critical_neurons.cli.tables import report_curve
+
+        show(report_curve(found.curve))
+    note(f"Written: {written}")
+
+
+def _check_picture(path: Path) -> None:
+    """Before the work."""
+    if path.suffix not in PICTURES:
+        raise InvalidSettingError(f"--picture: found {path}. Accepted: a name that ends in {' or '.join(PICTURES)}.")
+    if find_spec("matplotlib") is None:
+        raise MissingExtraError("matplotlib", "plot")
+
+
+def _draw(curve: Curve, path: Path) -> None:
+    from critical_neurons.core.files import write_atomically
+
+    content = BytesIO()
+    curve.plot().figure.savefig(content, format=path.suffix.removeprefix("."))
+    write_atomically(path, content.getvalue())

@@ -1,0 +1,116 @@
+"""Curve: what networks of several sizes are worth, by one or more ways to choose their units."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal, TypeAlias
+
+from critical_neurons.core.comparison import Comparison
+from critical_neurons.core.documents import Amount, Share, from_plain, load_document, save_document, to_plain
+from critical_neurons.core.structure import Measure
+
+FORMAT = "critical_neurons curve"
+FORMAT_VERSION = 1
+
+Method: TypeAlias = Literal["search", "paper", "norm", "random"]
+"""How units are chosen: by `search`, by the paper's scores, by the norms of the weights that make them, at random."""
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """A network that keeps at most a share, how its units were chosen, and how it compares with the original.
+    `seconds` went into choosing and refitting."""
+
+    method: Method
+    share: Share
+    comparison: Comparison
+    seconds: Amount
+
+    @property
+    def name(self) -> str:
+        return name_point(self.method, self.share)
+
+    @property
+    def worth(self) -> tuple[str, float | None]:
+        """The accuracy, or without labels how often the class is the same; and which of the two it is."""
+        if self.comparison.after.accuracy is not None:
+            return "accuracy", self.comparison.after.accuracy
+        return "same predictions", self.comparison.agreement
+
+    @property
+    def seconds_per_input(self) -> tuple[float, float] | None:
+        """Before and after, in torch."""
+        found = [each.latency("torch", 1) for each in (self.comparison.before, self.comparison.after)]
+        return None if found[0] is None or found[1] is None else (found[0].median, found[1].median)
+
+
+def name_point(method: Method, share: float) -> str:
+    return f"{method}-{share}"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points by method, each from the largest network to the smallest. `settings` say what they are of."""
+
+    measure: Measure
+    points: tuple[CurvePoint, ...]
+    settings: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> list[tuple[str, str, str, str, str, str]]:
+        """Method, share asked for, worth, multiply-adds, parameters, time in torch; the last three as shares."""
+        rows: list[tuple[str, str, str, str, str, str]] = []
+        for point in self.points:
+            before, after = point.comparison.before, point.comparison.after
+            timed, worth = point.seconds_per_input, point.worth[1]
+            rows.append(
+                (
+                    point.method,
+                    f"{point.share:g}",
+                    "none" if worth is None else f"{worth:.2%}",
+                    f"{after.macs / before.macs:.1%}" if before.macs else "none",
+                    f"{after.parameters / before.parameters:.1%}" if before.parameters else "none",
+                    "none" if timed is None else f"{timed[1] / timed[0]:.1%}",
+                )
+            )
+        return rows
+
+    @property
+    def headers(self) -> tuple[str, str, str, str, str, str]:
+        worth = self.points[0].worth[0] if self.points else "accuracy"
+        return "method", f"{self.measure} kept at most", worth, "multiply-adds", "parameters", "time"
+
+    def __str__(self) -> str:
+        table = [self.headers, *self.rows]
+        widths = [max(len(row[at]) for row in table) for at in range(len(self.headers))]
+        lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in table]
+        return "\n".join([*lines, *self.notes])
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw what every point is worth by its size; gives the axes of matplotlib, the extra `plot`."""
+        figures = import_module("critical_neurons.reports.figures")  # by its name: nouns know no verbs
+        return figures.plot_curve(self, axes)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        html: str = import_module("critical_neurons.reports.render").render_curve(self)
+        return html
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {"format": FORMAT, "version": FORMAT_VERSION, **to_plain(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Curve:
+        return from_plain(cls, data)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        save_document(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Curve:
+        return load_document(path, FORMAT, FORMAT_VERSION, cls)

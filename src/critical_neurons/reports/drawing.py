@@ -1,0 +1,89 @@
+"""Content to shapes: paths and places in plain numbers, which templates draw."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from critical_neurons.core.answers import ClassCount
+from critical_neurons.reports.content import Content, Rail, Strip
+
+SHADES = 8
+"""In which scores from 0 to 1 are drawn."""
+
+HEIGHT, REMOVED_HEIGHT = 10, 4
+"""Of units in a strip: those that stay stand higher than those that go."""
+
+FINE = 300
+"""Units beyond which each is narrower than a pixel of a small screen: edges are then smoothed."""
+
+ROW, DENSE_ROW, MANY_LAYERS = 26, 19, 40
+"""Height of a layer in pixels, and where there are many."""
+
+WIDEST_LANE, WIDEST_LANES = 12.0, 96.0
+"""Pixels from rail to rail, and for all of them."""
+
+
+@dataclass(frozen=True)
+class RailLine:
+    """A rail in pixels, with the height of every layer that writes or reads it."""
+
+    name: str
+    x: float
+    top: float
+    bottom: float
+    writers: tuple[float, ...]
+    readers: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Track:
+    """All rails beside the layers, each of which is a `row` high."""
+
+    width: float
+    height: float
+    row: int
+    lines: tuple[RailLine, ...]
+
+
+def draw_rails(content: Content) -> Track:
+    lanes = 1 + max((rail.lane for rail in content.rails), default=-1)
+    step = min(WIDEST_LANE, WIDEST_LANES / max(1, lanes))
+    row = ROW if len(content.layers) <= MANY_LAYERS else DENSE_ROW
+    lines = tuple(_draw_rail(rail, step, row) for rail in content.rails)
+    return Track(lanes * step, row * len(content.layers), row, lines)
+
+
+def _draw_rail(rail: Rail, step: float, row: int) -> RailLine:
+    writers, readers = ([row * (place + 0.5) for place in places] for places in (rail.writers, rail.readers))
+    ends = writers + readers
+    x = round(step * (rail.lane + 0.5), 1)
+    return RailLine(rail.name, x, min(ends), max(ends), tuple(writers), tuple(readers))
+
+
+def draw_units(strip: Strip, *, by_score: bool) -> dict[str, str]:
+    """Paths by class: `stays` or `goes` and the shade. Neighbours that look the same are one shape."""
+    places: Sequence[int] = range(len(strip.scores or strip.stays or ()))
+    scores, stays = strip.scores, strip.stays
+    if by_score and scores is not None:
+        places = sorted(places, key=lambda place: -scores[place])
+
+    def look(place: int) -> tuple[bool, int]:
+        shade = SHADES - 1 if scores is None else min(SHADES - 1, int(SHADES * scores[place]))
+        return stays is None or stays[place], shade
+
+    paths, x = defaultdict[str, str](str), 0
+    for (kept, shade), run in groupby(map(look, places)):
+        width = len(list(run))
+        height = HEIGHT if kept else REMOVED_HEIGHT
+        paths[f"{'stays' if kept else 'goes'} s{shade}"] += f"M{x} {HEIGHT - height}h{width}v{height}h-{width}z"
+        x += width
+    return dict(paths)
+
+
+def find_lowest_percent(classes: Sequence[ClassCount]) -> int:
+    """Where the axis of shares begins: a multiple of ten below all of them."""
+    lowest = min((min(each.before, each.after) / each.inputs for each in classes), default=0.0)
+    return max(0, min(90, 10 * int(10 * lowest - 1e-9)))

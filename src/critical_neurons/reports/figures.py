@@ -1,0 +1,205 @@
+"""Pictures of scores, plans, comparisons and of how a program or a search went, by matplotlib."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from critical_neurons.core.comparison import Comparison
+from critical_neurons.core.curve import Curve
+from critical_neurons.core.plan import Plan
+from critical_neurons.core.scores import Scores
+from critical_neurons.core.solution import Step
+from critical_neurons.errors import MissingExtraError
+from critical_neurons.reports.assembly import list_gains
+from critical_neurons.reports.content import TradeOff, Trials
+from critical_neurons.reports.course import trade_off
+from critical_neurons.reports.network import list_layers, list_strips
+from critical_neurons.reports.wording import show_change, show_quantity
+
+KEPT, REMOVED, WHOLE, INK, MUTED = "#2f6db3", "#b9581c", "#d5dbe2", "#1c232b", "#5d6874"
+
+ON_THE_PAGE = {
+    KEPT: "var(--kept)",
+    REMOVED: "var(--removed)",
+    WHOLE: "var(--whole)",
+    INK: "var(--ink)",
+    MUTED: "var(--muted)",
+}
+"""On a page colours follow the reader's choice of light or dark."""
+
+STYLE = {
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 9,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "critical_neurons",
+}
+
+WIDTH, CHART_HEIGHT = 6.0, 2.8
+"""Inches."""
+
+ROWS_FULL_SIZE, CHART_ROWS = 60, 10
+"""Rows beyond which they become thinner rather than the picture higher; and as many as a chart is high."""
+
+
+def plot_scores(scores: Scores, axes: Any = None) -> Any:
+    """A row for every group of units, its units from the highest score to the lowest."""
+    strips = list_strips(scores.structure, scores, None)
+    with _drawing(axes, len(strips)) as found:
+        longest = max(len(strip.scores or ()) for strip in strips)
+        rows = [sorted(strip.scores or (), reverse=True) for strip in strips]
+        filled = [row + [float("nan")] * (longest - len(row)) for row in rows]
+        image = found.imshow(filled, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, vmax=1)
+        _name_rows(found, [strip.layers[0] for strip in strips])
+        found.set_xlabel("units, from the highest score to the lowest")
+        found.figure.colorbar(image, ax=found, label="score", fraction=0.05)
+    return found
+
+
+def plot_plan(plan: Plan, axes: Any = None) -> Any:
+    """How many channels every layer had, and has."""
+    layers = list_layers(plan.structure, plan)
+    with _drawing(axes, len(layers)) as found:
+        found.barh(range(len(layers)), [each.before for each in layers], color=WHOLE, label="before")
+        found.barh(range(len(layers)), [each.after for each in layers], color=KEPT, height=0.5, label="after")
+        _name_rows(found, [each.name for each in layers])
+        found.set_xlabel("channels")
+        found.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
+    return found
+
+
+def plot_comparison(comparison: Comparison, axes: Any = None) -> Any:
+    """What is left of every quantity, as a share of what there was."""
+    gains = [(gain, gain.after / gain.before) for gain in list_gains(comparison) if gain.before]
+    most = max(1.0, *(share for _, share in gains))
+    with _drawing(axes, len(gains)) as found:
+        found.barh(range(len(gains)), [1.0] * len(gains), color=WHOLE)
+        found.barh(range(len(gains)), [share for _, share in gains], color=KEPT, height=0.5)
+        for place, (gain, share) in enumerate(gains):
+            text = f" {show_quantity(gain.after, gain.kind)} ({show_change(gain)})"
+            found.text(max(1.0, share), place, text, va="center", fontsize=8)
+        _name_rows(found, [gain.name for gain, _ in gains])
+        found.set_xlabel("after, as a share of before")
+        found.set_xlim(0, 1.55 * most)
+        found.set_xticks([0, 0.25, 0.5, 0.75, 1.0])
+    return found
+
+
+def plot_curve(curve: Curve, axes: Any = None) -> Any:
+    """What every network of a sweep is worth, by its multiply-adds."""
+    with _drawing(axes, CHART_ROWS) as found:
+        _draw_trade_off(trade_off(curve), found)
+    return found
+
+
+def draw_trade_off(found: TradeOff) -> str:
+    return _write_svg(partial(_draw_trade_off, found))
+
+
+def _draw_trade_off(found: TradeOff, axes: Any) -> None:
+    colours = (KEPT, REMOVED, INK, MUTED)
+    for colour, method in zip(colours, dict.fromkeys(dot.method for dot in found.dots), strict=False):
+        mine = [dot for dot in found.dots if dot.method == method and None not in (dot.macs, dot.worth)]
+        points = sorted((dot.macs, dot.worth) for dot in mine)
+        if points:
+            axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=4, linewidth=1.5, label=method)
+    if found.before is not None:
+        axes.axhline(found.before, color=MUTED, linewidth=1, linestyle=":", label="before")
+    axes.set_xlabel("multiply-adds, as a share of those before")
+    axes.set_ylabel(found.worth)
+    axes.set_xlim(left=0)
+    axes.legend(loc="best")
+
+
+def draw_history(history: Sequence[Step]) -> str:
+    """How bound and incumbent met."""
+
+    def draw(axes: Any) -> None:
+        for label, colour, name in (("incumbent", REMOVED, "objective"), ("bound", KEPT, "bound")):
+            known = [(step.seconds, getattr(step, name)) for step in history if getattr(step, name) is not None]
+            if known:
+                line = {"color": colour, "marker": "o", "markersize": 2.5, "label": label}
+                axes.step(*zip(*known, strict=True), where="post", **line)
+        both = [step for step in history if step.objective is not None and step.bound is not None]
+        if len(both) > 1:
+            seconds, upper, lower = zip(*((step.seconds, step.objective, step.bound) for step in both), strict=True)
+            axes.fill_between(seconds, lower, upper, step="post", color=WHOLE, alpha=0.5, linewidth=0)
+        axes.set_xlabel("seconds")
+        axes.set_ylabel("objective")
+        axes.legend(loc="best")
+
+    return _write_svg(draw)
+
+
+def draw_trials(trials: Trials) -> str:
+    """What smaller networks are worth, by the share kept."""
+
+    def draw(axes: Any) -> None:
+        axes.axhline(trials.before, color=MUTED, linewidth=1, label="before")
+        axes.axhline(trials.before - trials.max_drop, color=REMOVED, linewidth=1, linestyle="--", label="allowed")
+        allowed = trials.before - trials.max_drop
+        for colour, label, chosen in (
+            (KEPT, "worth enough", [point for point in trials.points if point[1] >= allowed]),
+            (REMOVED, "too little", [point for point in trials.points if point[1] < allowed]),
+        ):
+            if chosen:
+                axes.plot(*zip(*chosen, strict=True), "o", color=colour, markersize=5, label=label)
+        axes.set_xlabel("share kept at most")
+        axes.set_ylabel("accuracy, as judged")
+        axes.legend(loc="best")
+
+    return _write_svg(draw)
+
+
+@contextmanager
+def _styled() -> Iterator[None]:
+    try:
+        from matplotlib import rc_context
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "plot") from error
+    with rc_context(STYLE):
+        yield
+
+
+@contextmanager
+def _drawing(axes: Any, rows: int) -> Iterator[Any]:
+    """The axes given, or those of a new figure of pyplot, which notebooks show by themselves."""
+    with _styled():
+        if axes is None:
+            from matplotlib import pyplot
+
+            size = (WIDTH, 0.8 + 0.24 * min(rows, ROWS_FULL_SIZE))
+            axes = pyplot.figure(figsize=size, layout="constrained").add_subplot()
+        yield axes
+
+
+def _write_svg(draw: Callable[[Any], None]) -> str:
+    """For inside a page: colours by its variables, no header, the same text every time, nothing of pyplot's."""
+    with _styled():
+        from matplotlib.figure import Figure
+
+        figure, text = Figure(figsize=(WIDTH, CHART_HEIGHT), layout="constrained"), io.StringIO()
+        draw(figure.add_subplot())
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :]
+    for colour, variable in ON_THE_PAGE.items():
+        svg = svg.replace(colour, variable)
+    return svg
+
+
+def _name_rows(axes: Any, names: Sequence[str]) -> None:
+    """From the top down."""
+    size = 8 if len(names) <= ROWS_FULL_SIZE else 8 * ROWS_FULL_SIZE / len(names)
+    axes.set_yticks(range(len(names)), [name.replace("$", r"\$") for name in names], fontsize=size)
+    axes.set_ylim(len(names) - 0.5, -0.5)

@@ -1,0 +1,112 @@
+"""Content to HTML: one page that needs nothing from elsewhere, or the part that a notebook shows."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from critical_neurons.core.comparison import Comparison
+from critical_neurons.core.curve import Curve
+from critical_neurons.core.plan import Plan
+from critical_neurons.core.scores import Scores
+from critical_neurons.errors import MissingExtraError
+from critical_neurons.reports.assembly import assemble
+from critical_neurons.reports.content import Content
+from critical_neurons.reports.drawing import FINE, HEIGHT, SHADES, draw_rails, draw_units, find_lowest_percent
+from critical_neurons.reports.figures import draw_history, draw_trade_off, draw_trials
+from critical_neurons.reports.pictures import MOST_PICTURES
+from critical_neurons.reports.wording import show_change, show_number, show_quantity, show_share
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+ROWS_SHOWN = 24
+"""Of a long table; the others are folded."""
+
+NO_PLOTS = "Drawn where matplotlib is installed: pip install 'critical_neurons[plot]'."
+
+
+def render_page(content: Content, pictures: Mapping[int, str] | None = None) -> str:
+    """`pictures` of inputs by their row, as `data:` addresses."""
+    packed = json.dumps(content.to_dict(), allow_nan=False, separators=(",", ":")).encode()
+    return _fill(
+        "page.html",
+        content,
+        pictures=pictures or {},
+        charts=_draw_charts(content),
+        data="data:application/json;base64," + base64.b64encode(packed).decode(),
+    )
+
+
+def render_scores(scores: Scores) -> str:
+    return _fill("scores.html", assemble(scores=scores))
+
+
+def render_plan(plan: Plan) -> str:
+    return _fill("plan.html", assemble(plan=plan))
+
+
+def render_comparison(comparison: Comparison) -> str:
+    return _fill("comparison.html", assemble(comparison=comparison))
+
+
+def render_curve(curve: Curve) -> str:
+    content = assemble(curve=curve)
+    return _fill("curve.html", content, charts=_draw_charts(content))
+
+
+def _draw_charts(content: Content) -> dict[str, Markup | str]:
+    charts: dict[str, Markup | str] = {}
+    if content.course is not None and content.course.history:
+        charts["history"] = _draw(partial(draw_history, content.course.history))
+    if content.course is not None and content.course.trials is not None:
+        charts["trials"] = _draw(partial(draw_trials, content.course.trials))
+    if content.trade_off is not None:
+        charts["trade_off"] = _draw(partial(draw_trade_off, content.trade_off))
+    return charts
+
+
+def _draw(draw: Callable[[], str]) -> Markup | str:
+    """By matplotlib, which escapes what it writes; without it a line that says so."""
+    try:
+        return Markup(draw())
+    except MissingExtraError:
+        return NO_PLOTS
+
+
+def _fill(template: str, content: Content, **more: Any) -> str:
+    return _environment().get_template(template).render(content=content, track=draw_rails(content), **more)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "quantity": show_quantity,
+        "change": show_change,
+        "number": show_number,
+        "share": show_share,
+    }
+    environment.globals |= {
+        "inline": lambda name: Markup((TEMPLATES / name).read_text(encoding="utf-8")),
+        "draw_units": draw_units,
+        "lowest_share": find_lowest_percent,
+        "HEIGHT": HEIGHT,
+        "FINE": FINE,
+        "SHADES": SHADES,
+        "ROWS_SHOWN": ROWS_SHOWN,
+        "CHANGES_SHOWN": MOST_PICTURES,
+    }
+    return environment
