@@ -91,7 +91,7 @@ def test_every_public_name_resolves():
         assert found.__name__ == name
         assert found.__module__.startswith("critical_neurons.")
     assert set(cn.__all__) == {
-        *("Bisection", "Budget", "ByClass", "Exact", "Lagrangian", "Linearised", "Paper", "Solver"),
+        *("Bisection", "Budget", "ByClass", "Distillation", "Exact", "Lagrangian", "Linearised", "Paper", "Solver"),
         *("Bounds", "Comparison", "Compression", "Curve", "Interval", "Lossless", "Network", "Objective", "Plan"),
         "Program",
         *(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from critical_neurons.core.budget import Budget
     from critical_neurons.core.comparison import Comparison
     from critical_neurons.core.curve import Curve
+    from critical_neurons.core.distillation import Distillation
     from critical_neurons.core.formulation import Bisection, ByClass, Exact, Lagrangian, Linearised, Paper
     from critical_neurons.core.network import Network
     from critical_neurons.core.plan import Plan
@@ -53,6 +54,7 @@ _HOMES = {
     "Comparison": "core.comparison",
     "Compression": "api.compression",
     "Curve": "core.curve",
+    "Distillation": "core.distillation",
     "Exact": "core.formulation",
     "Interval": "core.bounds",
     "Lagrangian": "core.formulation",
@@ -104,6 +106,7 @@ __all__ = [
     "Comparison",
     "Compression",
     "Curve",
+    "Distillation",
     "Exact",
     "Interval",
     "Lagrangian",

@@ -69,6 +69,17 @@ def test_it_is_the_search_on_all_inputs(halved, model, digits):
         assert torch.equal(found.model(digits[1][0]), expected(digits[1][0]))
 
 
+def test_distillation_goes_on_from_least_squares(model, digits):
+    details, trained = [], cn.Distillation(steps=5)
+    given = {"macs": 0.5, "compensate": trained, "seed": 3, "distance": "squares", "onnx": False}
+    found = compress(model, digits[0][0], **given, detail=details.append)
+    assert found.scores.settings["compensate"] == "least_squares"
+    expected = cn.prune(model, found.plan, digits[0][0], compensate=trained, seed=3, distance="squares")
+    with torch.no_grad():
+        assert torch.equal(found.model(digits[1][0]), expected(digits[1][0]))
+    assert any(text.startswith("distilling, ") for text in details)
+
+
 def test_a_search_needs_no_labels(halved, model, digits):
     found = compress(model, digits[0][0], macs=0.5, test=digits[1], onnx=False)
     assert np.array_equal(found.plan.stays, halved[0].plan.stays)

@@ -682,6 +682,16 @@ class TestPruneAndRefit:
         with torch.no_grad():
             assert torch.equal(loaded(inputs), expected(inputs))
 
+    def test_the_distilled_network_is_that_of_the_library(self, wide_data):
+        settings = ("--compensate", "distil", "--distil-steps", 5, "--distil-rate", 1e-3, "--seed", 3)
+        succeed(*self.ARGUMENTS, "--macs", 0.3, *settings, "--calibration", "train.npz", "--save", "smaller")
+        plan, inputs = cn.plan(cn.Scores.load("scores.json"), macs=0.3), torch.from_numpy(wide_data[0])
+        trained = cn.Distillation(steps=5, learning_rate=1e-3)
+        expected = cn.prune(load_tiny("wide"), plan, inputs[:200], compensate=trained, seed=3)
+        loaded = cn.load("smaller", lambda: load_tiny("wide"))
+        with torch.no_grad():
+            assert torch.equal(loaded(inputs), expected(inputs))
+
     def test_refitting_pays_on_other_data(self):
         def measure(*options):
             arguments = (*self.ARGUMENTS, "--macs", 0.3, "--data", "test.npz", "--dry-run", "--json")
@@ -741,7 +751,8 @@ class TestPruneAndRefit:
         [
             (("--macs", 0.5, "--compensate", "bias"), "--compensate bias: say on what inputs, with --calibration"),
             (("--macs", 0.5, "--calibration", "train.npz"), "nothing is refitted"),
-            (("--macs", 0.5, "--compensate", "retrain"), "'none', 'bias', 'least_squares'"),
+            (("--macs", 0.5, "--compensate", "retrain"), "'none', 'bias', 'least_squares', 'distil'"),
+            (("--macs", 0.5, "--distil-steps", 9), "Add --compensate distil"),
             (("--max-drop", 0.1), "--max-drop: say on what the accuracy is judged, with --data"),
             (("--max-drop", 0.1, "--macs", 0.5, "--data", "test.npz"), "max_drop= finds the share kept itself"),
             (("--max-drop", 2, "--data", "test.npz"), "max_drop=2.0"),

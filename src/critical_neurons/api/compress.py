@@ -21,10 +21,11 @@ from critical_neurons.api.search import Search
 from critical_neurons.core.batch import check_classes, check_labels, choose_evenly
 from critical_neurons.core.budget import Budget
 from critical_neurons.core.costs import halve_macs
+from critical_neurons.core.distillation import Distillation, split_compensation
 from critical_neurons.core.formulation import Formulation, FormulationName, Paper, as_formulation, check_together
 from critical_neurons.core.plan import Plan
 from critical_neurons.core.scores import Scores
-from critical_neurons.core.settings import Compensation, DistanceName, EffortName, as_names, check_compensation
+from critical_neurons.core.settings import Compensation, DistanceName, EffortName, as_names
 from critical_neurons.core.solver import Solver, as_solver
 from critical_neurons.core.span import Span
 from critical_neurons.core.structure import Bools, Ints, Structure
@@ -64,7 +65,7 @@ def compress(
     macs: float | None = None,
     max_drop: float | None = None,
     evaluate: Callable[[nn.Module], float] | None = None,
-    compensate: Compensation | None = None,
+    compensate: Compensation | Distillation | None = None,
     effort: EffortName = "standard",
     distance: DistanceName = "auto",
     test: tuple[Any, Any] | None = None,
@@ -92,7 +93,8 @@ def compress(
     a part of the inputs that is held out for it.
 
     The units to keep come from `search`, and the refitted weights from `compensate="least_squares"`, both on all of
-    the inputs, with `effort` and `distance` as for `search`. Two other ways to choose units:
+    the inputs, with `effort` and `distance` as for `search`. `compensate="distil"` then trains the smaller model for
+    some minutes, as `prune` says; with `max_drop`, every one that is judged. Two other ways to choose units:
 
     * `paper=True`: by the paper's scores, `score` with gates relaxed, input_radius=1e-5, the authors' objective and
       λ = 5, on one input of every class, one that the model classifies correctly where there is one. The best-scored
@@ -108,7 +110,8 @@ def compress(
     The comparison is on `test`, a pair (inputs, labels) that should have had no part in anything; without it on the
     inputs, and labelled so. Labels are needed for accuracies, for a drop that no `evaluate` judges, and for programs.
     `progress` is told what is about to be done, `detail` how far that has come. Ctrl-C while the solver works
-    or the most that can go is looked for leaves the best so far, and the rest is done with it.
+    or the most that can go is looked for leaves the best so far, and the rest is done with it; so does Ctrl-C while
+    the smaller model is trained.
     """
     given = dict(locals())  # before anything is added to it
     if sum(value is not None for value in (units, params, macs, max_drop)) != 1:
@@ -120,7 +123,7 @@ def compress(
         check_drop(max_drop)
     if compensate is None:
         compensate = "none" if paper else "least_squares"
-    check_compensation(compensate)
+    split_compensation(compensate)
     check_counts(min_units, round_to)
     program = _choose_program(formulation, paper=paper)
     if program is None and solver is not None:
@@ -164,13 +167,7 @@ def compress(
     )
     found, scores = task.search() if program is None else task.score(program, solved_by, paper=paper)
     progress("Removing and refitting" if compensate != "none" else "Removing")
-    smaller = prune(
-        model,
-        found,
-        used.inputs,
-        compensate=compensate,
-        progress=lambda done, total: detail(f"{done} of {total} modules refitted"),
-    )
+    smaller = task.carry_out(found)
     progress("Comparing")
     measure = partial(compare, model, smaller, onnx=onnx, progress=lambda what: detail(f"Measuring {what}"))
     if tested is None:
@@ -207,7 +204,7 @@ class _Task:
     budget: Budget | None
     read: dict[str, Any]
     planned: dict[str, Any]
-    compensate: Compensation
+    compensate: Compensation | Distillation
     drop: dict[str, Any]
     seed: int
     looked: dict[str, Any]
@@ -238,8 +235,7 @@ class _Task:
             partial(choose, search.sketch),
             finer=partial(choose, search.find),
             model=self.model,
-            example=self.data.inputs,
-            compensate=self.compensate,
+            make=self.carry_out,
             progress=self.detail,
             **self.drop,
         )
@@ -265,6 +261,18 @@ class _Task:
             **self.read,
         )
         return self._plan(scores)
+
+    def carry_out(self, found: Plan) -> nn.Module:
+        return prune(
+            self.model,
+            found,
+            self.data.inputs,
+            compensate=self.compensate,
+            distance=self.looked["distance"],
+            seed=self.seed,
+            progress=lambda done, total: self.detail(f"{done} of {total} modules refitted"),
+            detail=self.detail,
+        )
 
     def _plan(self, scores: Scores) -> tuple[Plan, Scores]:
         self.progress("Planning" if self.budget else LOOKING)

@@ -15,6 +15,7 @@ from torch import nn
 
 from critical_neurons.api.prune import prune
 from critical_neurons.core.budget import Scope
+from critical_neurons.core.distillation import Distillation
 from critical_neurons.core.plan import Plan
 from critical_neurons.core.scores import Scores
 from critical_neurons.core.settings import Compensation
@@ -56,7 +57,7 @@ def plan(
     model: nn.Module | None = None,
     example: Any = None,
     evaluate: Callable[[nn.Module], float] | None = None,
-    compensate: Compensation = "none",
+    compensate: Compensation | Distillation = "none",
     calibration: Any = None,
     judged_on: Any = None,
     measure: Measure = "macs",
@@ -118,10 +119,8 @@ def plan(
         model=model,
         max_drop=max_drop,
         evaluate=evaluate,
-        example=given,
-        calibration=inputs,
+        make=lambda chosen: prune(model, chosen, given, compensate=compensate, calibration=inputs),
         judged_on=judged_on,
-        compensate=compensate,
         progress=progress,
     )
     return found
@@ -134,20 +133,17 @@ def find_most(
     model: nn.Module,
     max_drop: float,
     evaluate: Callable[[nn.Module], float],
-    example: Any,
-    calibration: Any = None,
+    make: Callable[[Plan], nn.Module],
     judged_on: Any = None,
-    compensate: Compensation = "none",
     progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[Plan, Scores]:
     """The plan of `plan(max_drop=...)` where every share may have scores of its own, and the scores behind it.
 
-    `finer` chooses better and takes longer: it is asked for the last candidates alone.
+    `finer` chooses better and takes longer: it is asked for the last candidates alone. `make` carries a plan out.
     """
 
     def judge(chosen: Plan) -> float:
-        smaller = prune(model, chosen, example, compensate=compensate, calibration=calibration)
-        return _evaluate(evaluate, smaller.eval(), chosen.rule)
+        return _evaluate(evaluate, make(chosen).eval(), chosen.rule)
 
     reference = _evaluate(evaluate, copy.deepcopy(unwrap(model)).eval(), "nothing removed")
     found = _Bisection(choose(1.0), judge, reference, float(max_drop), progress)

@@ -9,13 +9,20 @@ import torch
 from torch import nn
 
 from critical_neurons.core.batch import CALIBRATED_ON
+from critical_neurons.core.distillation import Distillation, split_compensation
 from critical_neurons.core.plan import Plan, check_plan
-from critical_neurons.core.settings import Compensation, check_compensation
+from critical_neurons.core.settings import Compensation, DistanceName, check_seed
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.readers import check_architecture, on_cpu
+from critical_neurons.removal.augmentation import choose_augmentation
+from critical_neurons.removal.distil import distil
+from critical_neurons.removal.imitation import Aim, LastLayer, find_last_layer
 from critical_neurons.removal.refit.behind import refit_behind
 from critical_neurons.removal.remove import check_removal, own_tensors, remove_units, zero_units
 from critical_neurons.removal.rows import (
+    Inputs,
+    call_model,
+    count_numbers,
     count_rows,
     digest_inputs,
     find_tensors,
@@ -23,10 +30,16 @@ from critical_neurons.removal.rows import (
     match_model,
     take_rows,
 )
+from critical_neurons.selection.distance import choose_distance, list_outputs
 from critical_neurons.structure import convert_to_double, copy_model, join_rows, unwrap
 
 CHECKED_ROWS = 4
 """On which the smaller model is compared with the masked one."""
+
+LEAST_PROBABILITY = 1e-6
+
+FEW_ROWS = 64
+"""Inputs whose outputs tell how outputs are compared."""
 
 
 @on_cpu
@@ -35,9 +48,12 @@ def prune(
     plan: Plan,
     example: Any = None,
     *,
-    compensate: Compensation = "none",
+    compensate: Compensation | Distillation = "none",
     calibration: Any = None,
+    distance: DistanceName = "auto",
+    seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    detail: Callable[[str], None] = lambda text: None,
 ) -> nn.Module:
     """A new, smaller module without the units the plan removes; the given one stays as it is.
 
@@ -48,11 +64,18 @@ def prune(
     `compensate`: the modules behind what was removed are refitted on the inputs `calibration` (the example, unless
     given) to compute what they did: "least_squares" changes weights and biases, "bias" biases alone, which without
     batch norms can do more harm than good; both move the statistics of batch norms along. A layer without a bias may
-    be given one. `progress` is told how many modules are done, and of how many. The smaller module remembers, as
-    digests in `calibrated_on`, the data points it was scored and refitted on: `compare` does not take them for test
-    data.
+    be given one. `progress` is told how many modules are done, and of how many.
+
+    "distil", or `cn.Distillation(...)` for other settings than its own, goes on from least squares: all weights are
+    trained for some minutes, without labels, to bring the outputs nearer to the model's, by `distance` as for
+    `search`. The weights are those that do best on inputs held out from this training, never worse there than those
+    of least squares. `seed` is that of the batches; `detail` is told of the time left. Ctrl-C takes the best so far.
+
+    The smaller module remembers, as digests in `calibrated_on`, the data points it was scored and refitted on:
+    `compare` does not take them for test data.
     """
-    check_compensation(compensate)
+    refitted, distillation = split_compensation(compensate)
+    check_seed(seed)
     check_plan(plan)
     source = unwrap(model)
     check_architecture(source, plan.architecture, "the plan was")
@@ -69,13 +92,25 @@ def prune(
         check_removal(masked, remove_units(exact, plan.structure, plan.stays), rows)
     smaller = own_tensors(remove_units(source, plan.structure, plan.stays), source)
     seen = getattr(source, CALIBRATED_ON, frozenset()) | plan.seen
-    if compensate != "none":
+    if refitted != "none":
         if inputs is None:
             raise InvalidSettingError(
                 f"prune: compensate={compensate!r} needs inputs to refit on. Give example= or calibration=."
             )
         rows = join_rows(copy_model(source), match_model(inputs, source))
-        smaller = refit_behind(source, smaller, plan.structure, plan.stays, rows, compensate, progress)
+        smaller = refit_behind(source, smaller, plan.structure, plan.stays, rows, refitted, progress)
+        if distillation is not None:
+            last = find_last_layer(smaller, plan.structure, plan.stays)
+            smaller = distil(
+                source,
+                smaller,
+                rows,
+                _choose_aim(source, rows, distillation, distance, last),
+                augment=distillation.augmentation or choose_augmentation(rows, distillation.augment),
+                settings=distillation,
+                seed=seed,
+                report=detail,
+            )
         seen |= set(digest_inputs(inputs))
     setattr(smaller, CALIBRATED_ON, seen)
     return smaller
@@ -88,3 +123,23 @@ def _check_alike(example: Any, calibration: Any) -> None:
         raise InvalidInputError(
             f"calibration: found inputs of shape {found}. Accepted: {accepted}, as of the example."
         )
+
+
+def _choose_aim(
+    model: nn.Module, inputs: Inputs, settings: Distillation, name: DistanceName, last: LastLayer | None
+) -> Aim:
+    """The distance by which `search` compares outputs, of classes at the temperature at which all of them count; what
+    is taken is judged by decisions, as in `search`."""
+    if settings.loss is not None:
+        return Aim(settings.loss, settings.loss)
+    few = take_rows(inputs, torch.arange(min(FEW_ROWS, count_rows(inputs))))
+    with torch.no_grad():
+        outputs = list_outputs(call_model(copy_model(model), few))
+    distance = choose_distance(outputs, name, count_numbers(inputs))
+    logits = outputs[0].double().clamp(min=LEAST_PROBABILITY).log() if distance.logarithms else outputs[0].double()
+    temperature = float(logits.std(correction=0)) or 1.0
+    return Aim(
+        lambda found, wanted: distance.measure(list_outputs(found), list_outputs(wanted), temperature),
+        lambda found, wanted: distance.miss(list_outputs(found), list_outputs(wanted)),
+        last,
+    )

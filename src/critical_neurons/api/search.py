@@ -15,6 +15,7 @@ from torch import nn
 
 from critical_neurons.core.budget import Budget, Scope
 from critical_neurons.core.costs import halve_macs
+from critical_neurons.core.distillation import Distillation, split_compensation
 from critical_neurons.core.environment import describe_versions
 from critical_neurons.core.scores import LayerChoice, Scores, spread_scores
 from critical_neurons.core.settings import (
@@ -22,7 +23,6 @@ from critical_neurons.core.settings import (
     DistanceName,
     EffortName,
     as_names,
-    check_compensation,
     check_seed,
 )
 from critical_neurons.core.solution import Status
@@ -81,7 +81,7 @@ def search(
     params: float | None = None,
     macs: float | None = None,
     scope: Scope = "layer",
-    compensate: Compensation = "least_squares",
+    compensate: Compensation | Distillation = "least_squares",
     effort: EffortName = "standard",
     distance: DistanceName = "auto",
     seed: int = 0,
@@ -97,11 +97,11 @@ def search(
     needed. `inputs` are a thousand typical ones, or more: a tensor or array, a tuple or dict of them for a model of
     several inputs, or an iterable of batches. The model may be anything that runs on them.
 
-    * `compensate` is what `cn.prune` will be told. With "least_squares" the units of a layer go one after the other,
-      always the one whose part the others take over best: judged by the error of what reads them, weighted by the
-      Fisher matrix; layers from the last to the first, and with more effort again from the first to the last. Else
-      gates on all units follow the gradient of the loss until they are open or shut, and are then exchanged as long
-      as that helps.
+    * `compensate` is what `cn.prune` will be told. With "least_squares" or "distil" the units of a layer go one after
+      the other, always the one whose part the others take over best: judged by the error of what reads them, weighted
+      by the Fisher matrix; layers from the last to the first, and with more effort again from the first to the last.
+      Else gates on all units follow the gradient of the loss until they are open or shut, and are then exchanged as
+      long as that helps.
     * `effort`: "quick" makes one choice; "standard" tries several ways where the network is small enough, and takes
       the smaller network that decides most often as the model does; "thorough" does so for a network of any size.
     * `distance`: how outputs are compared. "divergence", of class probabilities, for one output (batch, classes);
@@ -142,7 +142,7 @@ class Search:
         model: nn.Module,
         inputs: Any,
         *,
-        compensate: Compensation = "least_squares",
+        compensate: Compensation | Distillation = "least_squares",
         effort: EffortName = "standard",
         distance: DistanceName = "auto",
         seed: int = 0,
@@ -152,9 +152,8 @@ class Search:
         progress: Callable[[str], None] = lambda text: None,
         structure: Structure | None = None,
     ) -> None:
-        check_compensation(compensate)
         self._seed, self._ignore, self._span = check_seed(seed), as_names(ignore), Span(start, stop)
-        self._compensate, self.tell = compensate, progress
+        self._compensate, self.tell = split_compensation(compensate)[0], progress
         source = unwrap(model)
         rows = gather_inputs(inputs)
         check_inputs(rows)
@@ -169,7 +168,7 @@ class Search:
         if not self.structure.groups:
             raise InvalidInputError(f"the network has nothing that could be removed:\n{self.structure}")
         self.refits = all(group_is_read(self.structure, group, self._model) for group in self.structure.groups)
-        self._eliminates = compensate == "least_squares" and self.refits
+        self._eliminates = self._compensate == "least_squares" and self.refits
         readers = list_consumers(self.structure, self._model)
         columns = max((each.kernel * len(each.inputs) // each.groups for each in readers), default=0)
         self.effort = choose_effort(effort, self._numbers * count_rows(self._rows), columns)

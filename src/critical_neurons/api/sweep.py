@@ -24,6 +24,7 @@ from critical_neurons.api.score import score
 from critical_neurons.api.search import Search
 from critical_neurons.core.budget import Budget
 from critical_neurons.core.curve import Curve, CurvePoint, Method, name_point
+from critical_neurons.core.distillation import Distillation, split_compensation
 from critical_neurons.core.files import make_folder
 from critical_neurons.core.scores import Scores
 from critical_neurons.core.settings import (
@@ -31,7 +32,6 @@ from critical_neurons.core.settings import (
     DistanceName,
     EffortName,
     as_names,
-    check_compensation,
     check_share,
 )
 from critical_neurons.core.structure import Measure
@@ -74,7 +74,7 @@ def sweep(
     macs: Sequence[float] = (),
     methods: Sequence[Method] = ("search",),
     test: tuple[Any, Any] | None = None,
-    compensate: Compensation = "least_squares",
+    compensate: Compensation | Distillation = "least_squares",
     effort: EffortName = "standard",
     distance: DistanceName = "auto",
     ignore: str | Sequence[str] = (),
@@ -106,7 +106,7 @@ def sweep(
     unknown = [each for each in methods if each not in get_args(Method)]
     if unknown or not methods:
         raise InvalidSettingError(f"methods: found {unknown or 'none'}. Accepted: {', '.join(get_args(Method))}.")
-    check_compensation(compensate)
+    split_compensation(compensate)
     data = gather_data(inputs, labels)
     if data.labels is None and "paper" in methods:
         raise InvalidInputError("labels: none. The paper's scores need the index of the right class of every input.")
@@ -167,7 +167,7 @@ class _Task:
     data: Data
     test: Data | None
     measure: Measure
-    compensate: Compensation
+    compensate: Compensation | Distillation
     looked: Mapping[str, Any]
     seed: int
     onnx: bool
@@ -180,7 +180,7 @@ class _Task:
         return {
             "weights": fingerprint(self.model).weights,
             "measure": self.measure,
-            "compensate": self.compensate,
+            "compensate": given.to_dict() if isinstance(given := self.compensate, Distillation) else given,
             **self.looked,
             "ignore": list(self.looked["ignore"]),
             "seed": self.seed,
@@ -210,7 +210,15 @@ class _Task:
         found = plan(scores, **shares, compensate=self.compensate)
         if method == "random":
             found = found.random(self.seed)
-        smaller = prune(self.model, found, self.data.inputs, compensate=self.compensate)
+        smaller = prune(
+            self.model,
+            found,
+            self.data.inputs,
+            compensate=self.compensate,
+            distance=self.looked["distance"],
+            seed=self.seed,
+            detail=tell,
+        )
         seconds = time.monotonic() - started
         tell("measuring")
         inputs, labels = self.compared_on.inputs, self.compared_on.labels

@@ -35,10 +35,12 @@ from critical_neurons.cli.options import (
     Units,
     Weights,
     find_model_file,
+    join_compensation,
     read_numbers,
 )
 from critical_neurons.cli.outputs import Read, check_exports, write_exported
 from critical_neurons.cli.terminal import name_command, note, reports_errors, show, show_json, show_progress
+from critical_neurons.core.distillation import Distillation
 from critical_neurons.core.formulation import FORMULATIONS, FormulationName
 from critical_neurons.core.settings import Compensation, DistanceName, EffortName, list_settings
 from critical_neurons.core.solver import Solver
@@ -72,6 +74,7 @@ def compress(
         Compensation | None,
         typer.Option(help=f"{COMPENSATE_HELP} Default: least_squares, none with --paper."),
     ] = None,
+    distillation: Distillation | None,
     effort: Annotated[EffortName, typer.Option(help="How much the search may spend.")] = "standard",
     distance: Annotated[
         DistanceName,
@@ -148,6 +151,7 @@ def compress(
         told = [each for each in list_settings(Solver) if getattr(solver, each.name) != getattr(unused, each.name)]
         names = ", ".join(name_option(each) for each in told)
         raise InvalidSettingError(f"{names}: of a program, but units are searched for. Add --paper or --formulation.")
+    compensation = join_compensation(compensate, distillation)
     import critical_neurons as cn
     from critical_neurons.cli.tables import compression_to_dict, describe_batch, report_compression
     from critical_neurons.io.builtin_models import MODELS
@@ -174,7 +178,7 @@ def compress(
             params=params,
             macs=macs,
             max_drop=max_drop,
-            compensate=compensate,
+            compensate=compensation,
             effort=effort,
             distance=distance,
             test=test,

@@ -11,6 +11,7 @@ import typer
 
 from critical_neurons.core import budget
 from critical_neurons.core.budget import Budget
+from critical_neurons.core.distillation import Distillation
 from critical_neurons.core.settings import Compensation, help_of
 from critical_neurons.core.solver import Solver
 from critical_neurons.core.workers import Workers
@@ -60,7 +61,10 @@ Macs = Annotated[float | None, typer.Option(help=help_of(Budget, "macs"))]
 MinUnits = Annotated[int, typer.Option(help="Units that stay in every layer.")]
 RoundTo = Annotated[int, typer.Option(help="Keep a multiple of so many units per layer.")]
 Keep = Annotated[list[str] | None, typer.Option(help="A layer that loses nothing; repeat for more.")]
-COMPENSATE_HELP = "What is refitted to make up for the removed units: nothing, biases, or weights and biases."
+COMPENSATE_HELP = (
+    "What is refitted to make up for the removed units: nothing, biases, or weights and biases; distil: these, and "
+    "then all weights are trained, without labels, to give what the original gives."
+)
 Compensate = Annotated[Compensation, typer.Option(help=COMPENSATE_HELP)]
 Jobs = Annotated[int, typer.Option(help="Processes that work at once, one thread each. Results are the same.")]
 Backend = Annotated[
@@ -143,6 +147,16 @@ def read_threshold(text: str | None) -> float | Literal["mean"] | None:
         return float(text)
     except ValueError:
         raise InvalidSettingError(f"--threshold: a number or mean, got {text!r}.") from None
+
+
+def join_compensation(
+    compensate: Compensation | None, distillation: Distillation | None
+) -> Compensation | Distillation | None:
+    if distillation is None:
+        return compensate
+    if compensate != "distil":
+        raise InvalidSettingError("--distil-*: settings of distillation. Add --compensate distil or leave them out.")
+    return distillation
 
 
 def find_model_file(model: str) -> Path | None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from critical_neurons.cli.fields import takes_settings
 from critical_neurons.cli.options import (
     MOST_PER_CLASS,
     Channels,
@@ -31,17 +32,21 @@ from critical_neurons.cli.options import (
     Weights,
     choose_example,
     find_model_file,
+    join_compensation,
     read_numbers,
     read_threshold,
 )
 from critical_neurons.cli.outputs import Read, check_outputs, write_smaller
 from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
+from critical_neurons.core.distillation import Distillation
 from critical_neurons.errors import InvalidSettingError
 
 
 @reports_errors
+@takes_settings
 def prune(
     model: ModelName,
+    *,
     scores: Annotated[Path, typer.Option(help="Scores of this model, as written by score.")],
     weights: Weights = None,
     threshold: Annotated[str | None, typer.Option(help="Remove units that score below: a number, or mean.")] = None,
@@ -59,6 +64,7 @@ def prune(
     round_to: RoundTo = 1,
     keep: Keep = None,
     compensate: Compensate = "none",
+    distillation: Distillation | None,
     calibration: Annotated[
         str | None,
         typer.Option(help="Inputs to refit on, as for score; of a data set up to 100 of every class, split train."),
@@ -108,6 +114,7 @@ def prune(
         raise InvalidSettingError("--calibration: nothing is refitted. Say what, with --compensate least_squares.")
     if max_drop is not None and data is None:
         raise InvalidSettingError("--max-drop: say on what the accuracy is judged, with --data.")
+    compensation = join_compensation(compensate, distillation) or compensate
     import critical_neurons as cn
     from critical_neurons.cli.tables import describe_parameters, report_change, report_plan
     from critical_neurons.core.batch import CALIBRATED_ON, digest_rows
@@ -136,7 +143,7 @@ def prune(
             keep=tuple(keep or ()),
             model=network,
             evaluate=(lambda candidate: measure_accuracy(candidate, *batch)) if batch else None,
-            compensate=compensate,
+            compensate=compensation,
             calibration=example if fitted is None else fitted,
             judged_on=batch and batch[0],
             progress=progress,
@@ -145,9 +152,11 @@ def prune(
             network,
             chosen,
             example,
-            compensate=compensate,
+            compensate=compensation,
             calibration=fitted,
+            seed=seed,
             progress=lambda done, total: progress(f"{done} of {total} modules refitted"),
+            detail=progress,
         )
     if fingerprint(unwrap(network)).weights != loaded.fingerprint.weights:
         note("The scores were made with other weights of this network.")

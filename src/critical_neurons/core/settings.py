@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, TypeAlias, TypeVar, get_args
 
 from critical_neurons.errors import InvalidSettingError
 
-Compensation: TypeAlias = Literal["none", "bias", "least_squares"]
+Compensation: TypeAlias = Literal["none", "bias", "least_squares", "distil"]
 EffortName: TypeAlias = Literal["quick", "standard", "thorough"]
 DistanceName: TypeAlias = Literal["auto", "divergence", "squares"]
 
@@ -111,7 +111,3 @@ def as_names(ignore: str | Collection[str]) -> tuple[str, ...]:
     if not isinstance(ignore, Collection) or not all(isinstance(name, str) for name in ignore):
         raise InvalidSettingError(f"ignore: found {ignore!r}. Accepted: names of layers.")
     return tuple(ignore)
-
-
-def check_compensation(compensate: str) -> None:
-    check_choice("compensate", compensate, Compensation)

@@ -1,0 +1,66 @@
+"""Distillation: how long and on what the smaller network is trained to give what the original gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Literal, TypeAlias
+
+from critical_neurons.core.settings import Compensation, Plain, check_choice, data, explained, setting
+from critical_neurons.errors import InvalidSettingError
+
+AugmentationName: TypeAlias = Literal["auto", "none", "images"]
+Refitted: TypeAlias = Literal["none", "bias", "least_squares"]
+
+
+@explained
+@dataclass(frozen=True, kw_only=True)
+class Distillation(Plain):
+    """Training behind least squares, without labels: what `compensate` can be in the place of "distil".
+
+    Equal settings give equal networks, unless the time is up before the steps are done.
+    """
+
+    seconds: float = setting(
+        300.0, "Seconds of distillation, after which the best so far is taken.", option="distil_seconds"
+    )
+    steps: int = setting(600, "Steps of distillation at most.", option="distil_steps")
+    batch_size: int = setting(
+        64, "Inputs in a step of distillation; fewer where memory is short.", option="distil_batch_size"
+    )
+    learning_rate: float | None = setting(
+        None, "Highest learning rate of distillation, in the place of the best of several.", option="distil_rate"
+    )
+    augment: AugmentationName = setting(
+        "auto",
+        "How inputs of distillation are varied. images: flipped and shifted; auto: so if inputs are colour images.",
+        option="distil_augment",
+    )
+    augmentation: Callable[[Any], Any] | None = data(
+        "A function of a batch of inputs to another, drawn by torch's random numbers, in the place of `augment`."
+    )
+    loss: Callable[[Any, Any], Any] | None = data(
+        "A function of what the smaller model gives and what the original gives to a scalar tensor, the less the "
+        "better, in the place of the distance of their outputs."
+    )
+
+    def __post_init__(self) -> None:
+        self._settle("seconds", Real, lambda value: value > 0, "a number of seconds above 0")
+        self._settle("steps", Integral, lambda value: value >= 1, "a whole number of at least 1")
+        self._settle("batch_size", Integral, lambda value: value >= 1, "a whole number of at least 1")
+        if self.learning_rate is not None:
+            self._settle("learning_rate", Real, lambda value: 0 < value < float("inf"), "a number above 0, or None")
+        check_choice("augment", self.augment, AugmentationName)
+        for name in ("augmentation", "loss"):
+            given = getattr(self, name)
+            if given is not None and not callable(given):
+                raise InvalidSettingError(f"{name}: found {given!r}. Accepted: a function, or None.")
+
+
+def split_compensation(given: Compensation | Distillation) -> tuple[Refitted, Distillation | None]:
+    """What is refitted first, and how the result is trained, if it is."""
+    if isinstance(given, Distillation):
+        return "least_squares", given
+    check_choice("compensate", given, Compensation, " or cn.Distillation(...)")
+    return ("least_squares", Distillation()) if given == "distil" else (given, None)

@@ -1,0 +1,64 @@
+"""Augmentation: a batch of inputs to another that the model could meet as well, by torch's random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from critical_neurons.core.distillation import AugmentationName
+from critical_neurons.errors import InvalidSettingError
+from critical_neurons.removal.rows import Inputs
+
+Augmentation: TypeAlias = Callable[[Inputs], Inputs]
+
+COLOURS = 3
+"""Channels by which images are known. A map of one channel may be a spectrogram, which is not to be flipped."""
+
+SMALLEST_SIDE = 8
+
+SHIFT_SHARE = 8
+"""Images are shifted by up to one in so many of their pixels."""
+
+
+def choose_augmentation(inputs: Inputs, name: AugmentationName) -> Augmentation:
+    """ "auto": of colour images (batch, 3, height, width), and of nothing else."""
+    images = isinstance(inputs, Tensor) and inputs.ndim == 4 and inputs.is_floating_point()
+    if name == "images" and not images:
+        raise InvalidSettingError(
+            "augment: 'images' is for one input (batch, channels, height, width) of floating-point numbers. "
+            "Give a function as augmentation=, or augment='none'."
+        )
+    if name == "images" or (name == "auto" and images and _look_coloured(inputs)):
+        return _move_images
+    return lambda given: given
+
+
+def _look_coloured(inputs: Inputs) -> bool:
+    assert isinstance(inputs, Tensor)
+    return inputs.shape[1] == COLOURS and min(inputs.shape[2:]) >= SMALLEST_SIDE
+
+
+def _move_images(images: Inputs) -> Inputs:
+    assert isinstance(images, Tensor)
+    return shift(flip(images))
+
+
+def flip(images: Tensor) -> Tensor:
+    """Every other one, at random, left to right."""
+    flipped = (torch.rand(len(images), 1, 1, 1) < 0.5).to(images.device)
+    return torch.where(flipped, images.flip(3), images)
+
+
+def shift(images: Tensor) -> Tensor:
+    """Along both axes, every image by as many pixels as it draws; the border is mirrored."""
+    for axis in (2, 3):
+        size = images.shape[axis]
+        reach = size // SHIFT_SHARE
+        places = torch.arange(size) + torch.randint(-reach, reach + 1, (len(images), 1))
+        places = (size - 1 - (size - 1 - places.abs()).abs()).to(images.device)
+        index = places[:, None, :, None] if axis == 2 else places[:, None, None, :]
+        images = images.gather(axis, index.expand(images.shape))
+    return images

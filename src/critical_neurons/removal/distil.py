@@ -1,0 +1,204 @@
+"""Distillation: the smaller model trained, without labels, to give what the original gives on calibration inputs.
+
+Batch norms keep their statistics. The learning rate, and the step whose weights are taken, are those that are best on
+inputs held out from training; weights from before training are among them.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import torch
+from torch import Tensor, nn
+
+from critical_neurons.core.distillation import Distillation
+from critical_neurons.errors import InvalidSettingError, first_line
+from critical_neurons.removal.augmentation import Augmentation
+from critical_neurons.removal.imitation import Aim, Imitation
+from critical_neurons.removal.rows import Inputs, count_rows, match_model, take_rows
+
+HELD_OUT = 8
+"""One of so many inputs is held out."""
+
+MOST_HELD_OUT = 256
+
+RATES = (3e-3, 1e-3, 3e-4)
+"""Learning rates that are tried."""
+
+TRIAL_SHARE = 0.05
+"""Of the steps and of the time, for each of them."""
+
+CHECKS = 8
+"""How often the held-out inputs are looked at."""
+
+WARM_UP = 0.1
+"""Share of the steps in which the learning rate rises. Then it falls, to zero, like a cosine."""
+
+LAYOUTS = (torch.channels_last, torch.contiguous_format)
+
+SAVED_BYTES = 2**30
+"""What a forward pass may keep for gradients."""
+
+
+def distil(
+    original: nn.Module,
+    smaller: nn.Module,
+    inputs: Inputs,
+    aim: Aim,
+    *,
+    augment: Augmentation,
+    settings: Distillation,
+    seed: int = 0,
+    report: Callable[[str], None] = lambda text: None,
+) -> nn.Module:
+    """A copy of the smaller model with other weights, or the same where training does not help on held-out inputs.
+
+    Ctrl-C ends the training, as the time limit does. Random numbers are drawn from `seed`; torch's own stay as they
+    were.
+    """
+    with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        training = _Training(Imitation(original, smaller, aim), inputs, augment, settings, report)
+        with suppress(KeyboardInterrupt):
+            training.run()
+        return training.best.put_into(copy.deepcopy(smaller))
+
+
+class _Weights:
+    """Weights at some step, and what they are worth: the less on held-out inputs the better."""
+
+    def __init__(self, model: nn.Module, worth: float) -> None:
+        self.worth = worth
+        self._values = [each.detach().clone() for each in model.parameters()]
+
+    def put_into(self, model: nn.Module) -> nn.Module:
+        with torch.no_grad():
+            for each, values in zip(model.parameters(), self._values, strict=True):
+                each.copy_(values)
+        return model
+
+
+class _Training:
+    def __init__(
+        self,
+        pair: Imitation,
+        inputs: Inputs,
+        augment: Augmentation,
+        settings: Distillation,
+        report: Callable[[str], None],
+    ) -> None:
+        self._pair, self._inputs = pair, match_model(inputs, pair.smaller)
+        self._augment, self._settings, self._report = augment, settings, report
+        shuffled = torch.randperm(count_rows(inputs))
+        held_out = min(max(len(shuffled) // HELD_OUT, 1), MOST_HELD_OUT)
+        self._held_out, self._trained = shuffled[:held_out], shuffled[held_out:]
+        self._size = min(settings.batch_size, self._count_fitting())
+        self._rates = RATES if settings.learning_rate is None else (settings.learning_rate,)
+        self._trial = math.ceil(TRIAL_SHARE * settings.steps) if len(self._rates) > 1 else 0
+        self._steps_left = settings.steps + len(self._rates) * self._trial
+        self._began, self._steps_done = time.monotonic(), 0
+        self.best = self.first = _Weights(pair.smaller, self._measure())
+
+    def run(self) -> None:
+        seconds, rate = self._settings.seconds, self._rates[0]
+        if self._trial:
+            found = {each: self._train(each, self._trial, 1, TRIAL_SHARE * seconds) for each in self._rates}
+            rate = min(self._rates, key=found.__getitem__)
+        left = self._began + seconds - time.monotonic()
+        if left > 0:
+            self._train(rate, self._settings.steps, CHECKS, left)
+
+    def _train(self, rate: float, steps: int, checks: int, seconds: float) -> float:
+        """From the first weights, one cycle of the learning rate; gives what it is worth in the end."""
+        self.first.put_into(self._pair.smaller)
+        optimiser = torch.optim.AdamW(self._pair.weights, lr=rate, weight_decay=0.0)
+        batches, began, checked, worth = self._draw_batches(), time.monotonic(), 0, math.inf
+        for step in range(steps):
+            for group in optimiser.param_groups:  # where time is short the cycle is shorter
+                group["lr"] = rate * _cycle(max((step + 0.5) / steps, (time.monotonic() - began) / seconds))
+            optimiser.zero_grad()
+            missed = self._pair.miss(next(batches))
+            if not math.isfinite(float(missed.detach())):
+                return math.inf
+            missed.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            done = max((step + 1) / steps, (time.monotonic() - began) / seconds)
+            if done * checks >= checked + 1:
+                checked, worth = int(done * checks), self._measure()
+                if worth < self.best.worth:
+                    self.best = _Weights(self._pair.smaller, worth)
+            self._tell()
+            if done >= 1:
+                break
+        return worth
+
+    def _tell(self) -> None:
+        self._steps_done, self._steps_left = self._steps_done + 1, self._steps_left - 1
+        spent = time.monotonic() - self._began
+        left = max(min(self._settings.seconds - spent, spent / self._steps_done * self._steps_left), 0)
+        self._report(
+            f"distilling, {left:.0f} s left: {self.best.worth:.4g} missed on held-out inputs, "
+            f"{self.first.worth:.4g} by least squares"
+        )
+
+    def _draw_batches(self) -> Iterator[Inputs]:
+        """Without end; every input once before any comes again."""
+        while True:
+            order = self._trained[torch.randperm(len(self._trained))]
+            for rows in torch.split(order, self._size):
+                yield self._augment(take_rows(self._inputs, rows))
+
+    def _measure(self) -> float:
+        """On held-out inputs, as they are and augmented, always alike."""
+        total = 0.0
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            for rows in torch.split(self._held_out, self._size):
+                inputs = take_rows(self._inputs, rows)
+                total += len(rows) * (self._pair.judge(inputs) + self._pair.judge(self._augment(inputs))) / 2
+        return total / len(self._held_out)
+
+    def _count_fitting(self) -> int:
+        """Inputs for which there is room for what a forward pass keeps for gradients. One is tried.
+
+        With channels last convolutions take less time, but not every forward can cope with that.
+        """
+        for layout in LAYOUTS:
+            self._pair.lay_out(layout)
+            try:
+                return max(SAVED_BYTES // max(self._count_kept(), 1), 1)
+            except RuntimeError as error:
+                failure = error
+        raise InvalidSettingError(
+            f"compensate: 'distil' cannot train this model ({first_line(failure)}). Take 'least_squares'."
+        ) from failure
+
+    def _count_kept(self) -> int:
+        """Bytes, for one input."""
+        own, kept = {each.data_ptr() for each in self._pair.smaller.parameters()}, 0
+
+        def count(values: Tensor) -> Tensor:
+            nonlocal kept
+            kept += 0 if values.data_ptr() in own else values.numel() * values.element_size()
+            return values
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda values: values):
+            missed = self._pair.miss(self._augment(take_rows(self._inputs, self._trained[:1])))
+        if not isinstance(missed, Tensor) or missed.numel() != 1 or not missed.requires_grad:
+            raise InvalidSettingError(
+                "compensate: 'distil' follows the gradient of the distance between outputs, and here there is none. "
+                "Give a differentiable loss=, of one number, or take 'least_squares'."
+            )
+        missed.backward()  # type: ignore[no-untyped-call]
+        return kept
+
+
+def _cycle(done: float) -> float:
+    """The learning rate relative to the highest."""
+    if done < WARM_UP:
+        return done / WARM_UP
+    return 0.5 + 0.5 * math.cos(math.pi * min((done - WARM_UP) / (1 - WARM_UP), 1.0))

@@ -1,0 +1,201 @@
+"""Distillation: nearer to the original on inputs held out, deterministic, bounded, for any model and any inputs."""
+
+from __future__ import annotations
+
+import copy
+import time
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+import critical_neurons as cn
+from critical_neurons.errors import InvalidSettingError
+from critical_neurons.removal.augmentation import choose_augmentation, flip, shift
+from critical_neurons.removal.distil import distil
+from critical_neurons.removal.imitation import Aim
+from critical_neurons.removal.rows import find_tensors
+from tests.any_models import ANY, build_any, halve, make_inputs, run
+
+FEW = cn.Distillation(steps=8, learning_rate=1e-3)
+
+
+def square(found, wanted):
+    return (found - wanted).square().mean()
+
+
+def build_pair():
+    """A network, and another of its kind that gives something else."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        original = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)).eval()
+        smaller = copy.deepcopy(original)
+        with torch.no_grad():
+            smaller[3].weight.add_(torch.randn(3, 16))
+        return original, smaller, torch.randn(80, 6)
+
+
+def train(settings, *, seed=0, report=lambda text: None, loss=square):
+    return teach(*build_pair(), settings, seed=seed, report=report, loss=loss)
+
+
+def teach(original, smaller, inputs, settings, *, loss=square, **told):
+    return distil(original, smaller, inputs, Aim(loss, loss), augment=lambda given: given, settings=settings, **told)
+
+
+def list_values(model):
+    return list(model.state_dict().values())
+
+
+def same(one, other):
+    return all(torch.equal(a, b) for a, b in zip(list_values(one), list_values(other), strict=True))
+
+
+def test_it_comes_nearer_on_inputs_it_never_saw():
+    original, smaller, _ = build_pair()
+    trained = train(cn.Distillation(steps=200))
+    fresh = torch.randn(200, 6, generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        before, after = (square(each(fresh), original(fresh)) for each in (smaller, trained))
+    assert after < before / 4
+    assert torch.equal(trained[1].running_mean, smaller[1].running_mean)
+
+
+def test_the_same_by_the_seed_whatever_the_state_of_torch():
+    torch.manual_seed(1)
+    one = train(FEW)
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    other = train(FEW)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert same(one, other)
+    assert not same(one, train(FEW, seed=1))
+
+
+def test_what_does_not_help_is_not_taken():
+    _, smaller, _ = build_pair()
+    assert same(train(cn.Distillation(steps=8, learning_rate=1e30)), smaller)
+    assert same(train(FEW, loss=lambda found, wanted: -square(found, wanted).clamp(max=0)), smaller)
+
+
+def test_the_given_models_stay_as_they_are():
+    original, smaller, inputs = build_pair()
+    smaller.train()
+    smaller[0].weight.requires_grad_(False)
+    before = [copy.deepcopy(list_values(each)) for each in (original, smaller)]
+    trained = teach(original, smaller, inputs, FEW)
+    for model, values in zip((original, smaller), before, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(list_values(model), values, strict=True))
+        assert all(each.grad is None for each in model.parameters())
+    assert trained.training
+    assert [each.requires_grad for each in trained.parameters()] == [False, True, True, True, True, True]
+    assert not same(trained, smaller)
+
+
+def test_a_time_limit_ends_it():
+    told = []
+    started = time.monotonic()
+    train(cn.Distillation(steps=10**6, seconds=0.5), report=told.append)
+    assert time.monotonic() - started < 10
+    assert "0 s left" in told[-1]
+
+
+def test_an_interrupt_leaves_the_best_so_far():
+    told = []
+
+    def interrupt(text):
+        told.append(text)
+        if len(told) == 40:
+            raise KeyboardInterrupt
+
+    _, smaller, _ = build_pair()
+    trained = train(cn.Distillation(steps=50, learning_rate=1e-2), report=interrupt)
+    assert len(told) == 40
+    assert not same(trained, smaller)
+
+
+def test_it_takes_half_precision_and_inference_mode():
+    original, smaller, inputs = build_pair()
+    halves = [copy.deepcopy(each).to(torch.bfloat16) for each in (original, smaller)]
+    trained = teach(*halves, inputs.bfloat16(), FEW)
+    assert {each.dtype for each in trained.parameters()} == {torch.bfloat16}
+    with torch.inference_mode():
+        again = teach(original, smaller, inputs, FEW)
+    assert same(again, train(FEW))
+
+
+@pytest.mark.parametrize("name", ANY)
+def test_any_model(name):
+    model, inputs = build_any(name), make_inputs(name)
+    plan = halve(model, inputs)
+    told = []
+    settings = cn.Distillation(steps=3)
+    smaller = cn.prune(model, plan, inputs, compensate=settings, detail=told.append)
+    plain = cn.prune(model, plan, inputs, compensate="least_squares")
+    assert {name: each.shape for name, each in smaller.state_dict().items()} == {
+        name: each.shape for name, each in plain.state_dict().items()
+    }
+    assert all(torch.isfinite(each).all() for each in find_tensors(run(smaller, inputs)))
+    assert "s left" in told[-1]
+
+
+def test_losses_without_a_gradient_are_refused():
+    with pytest.raises(InvalidSettingError, match="gradient"):
+        train(FEW, loss=lambda found, wanted: square(found, wanted).detach())
+    with pytest.raises(InvalidSettingError, match="gradient"):
+        train(FEW, loss=lambda found, wanted: (found - wanted).square())
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"steps": 0}, {"seconds": 0}, {"batch_size": 1.5}, {"learning_rate": -1.0}, {"augment": "flips"}, {"loss": 3}],
+)
+def test_bad_settings_are_refused(bad):
+    with pytest.raises(InvalidSettingError, match=next(iter(bad))):
+        cn.Distillation(**bad)
+
+
+def test_images_are_flipped_and_shifted():
+    images = torch.arange(2 * 3 * 16 * 16.0).reshape(2, 3, 16, 16).repeat(20, 1, 1, 1)
+    flipped = flip(images)
+    kinds = [torch.equal(one, two) for one, two in zip(flipped, images, strict=True)]
+    assert 0 < sum(kinds) < len(kinds)
+    assert all(
+        torch.equal(one, two if kept else two.flip(2)) for one, two, kept in zip(flipped, images, kinds, strict=True)
+    )
+    shifted = shift(images)
+    assert shifted.shape == images.shape
+    corners = {float(each[0, 5, 5] - original[0, 5, 5]) for each, original in zip(shifted, images, strict=True)}
+    assert len(corners) > 3
+    assert corners <= {16.0 * down + across for down in range(-2, 3) for across in range(-2, 3)}
+
+
+def test_only_colour_images_are_augmented_unasked():
+    for inputs in (torch.rand(4, 1, 16, 16), torch.rand(4, 3), torch.rand(4, 3, 50), (torch.rand(4, 3, 16, 16),)):
+        assert choose_augmentation(inputs, "auto")(inputs) is inputs
+    images = torch.rand(40, 3, 16, 16)
+    assert not torch.equal(choose_augmentation(images, "auto")(images), images)
+    assert choose_augmentation(images, "none")(images) is images
+    with pytest.raises(InvalidSettingError, match="height"):
+        choose_augmentation(torch.rand(4, 3), "images")
+
+
+def test_probabilities_are_compared_by_their_logarithms():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        sizes, layers = (6, 24, 24), []
+        for before, after in pairwise(sizes):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        model = nn.Sequential(*layers, nn.Linear(24, 3), nn.Softmax(1)).eval()
+        with torch.no_grad():
+            for values in model.parameters():
+                values.mul_(3)
+        inputs = torch.randn(200, 6)
+    plan = halve(model, inputs)
+    plain, trained = (
+        cn.prune(model, plan, inputs, compensate=each) for each in ("least_squares", cn.Distillation(steps=100))
+    )
+    with torch.no_grad():
+        before, after = (square(each(inputs).log(), model(inputs).log()) for each in (plain, trained))
+    assert after < before
