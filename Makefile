@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test slow lint format benchmarks clean
+.PHONY: demo test slow lint format docs notebooks benchmarks clean
 
 demo: .venv/demo.installed  ## Train a small network, make it smaller, save and export it to demo/, with demo/report.html.
 	$(BIN)/critical-neurons demo --save demo
@@ -23,6 +23,13 @@ format: .venv/dev.installed
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+docs: .venv/docs.installed  ## The documentation, into docs/_build/html; a broken link or reference is an error.
+	$(BIN)/python docs/render_command_line.py
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --builder html --doctree-dir docs/_build/doctrees docs docs/_build/html
+
+notebooks: .venv/docs.installed  ## Run the notebooks and store their outputs.
+	cd docs/notebooks && OMP_NUM_THREADS=1 $(CURDIR)/$(BIN)/jupyter execute --inplace *.ipynb
+
 benchmarks: .venv/dev.installed  ## Time the cases that are not stored yet; docs/performance.md (DATA=folder VGG=weights RESNET=weights).
 	$(BIN)/python benchmarks/performance.py run $(if $(DATA),--data $(DATA)) $(if $(VGG),--vgg $(VGG)) $(if $(RESNET),--resnet $(RESNET))
 	$(BIN)/python benchmarks/performance.py page
@@ -38,9 +45,9 @@ benchmarks: .venv/dev.installed  ## Time the cases that are not stored yet; docs
 	touch $@
 
 # The paper's experiments are a package of their own.
-.venv/dev.installed: .venv/torch.installed pyproject.toml reproduction/pyproject.toml
-	$(PIP) --editable '.[dev]' --editable ./reproduction
+.venv/dev.installed .venv/docs.installed: .venv/%.installed: .venv/torch.installed pyproject.toml reproduction/pyproject.toml
+	$(PIP) --editable '.[$*]' --editable ./reproduction
 	touch $@
 
 clean:
-	rm -rf .venv demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build src/*.egg-info reproduction/build reproduction/src/*.egg-info
+	rm -rf .venv demo docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build src/*.egg-info reproduction/build reproduction/src/*.egg-info

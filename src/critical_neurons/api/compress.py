@@ -112,6 +112,11 @@ def compress(
     `progress` is told what is about to be done, `detail` how far that has come. Ctrl-C while the solver works
     or the most that can go is looked for leaves the best so far, and the rest is done with it; so does Ctrl-C while
     the smaller model is trained.
+
+    >>> test = test_inputs, test_labels
+    >>> found = cn.compress(model, inputs, labels, macs=0.5, test=test, effort="quick", onnx=False)
+    >>> found.comparison.after.macs <= 0.5 * found.comparison.before.macs
+    True
     """
     given = dict(locals())  # before anything is added to it
     if sum(value is not None for value in (units, params, macs, max_drop)) != 1:

@@ -17,5 +17,10 @@ def from_onnx(path: str | os.PathLike[str], *, input_shape: tuple[int, ...] | No
     It takes batches of any size, and was run beside onnxruntime on random inputs: a difference is an error.
     `input_shape` is the shape of one input, such as (3, 32, 32), for files that leave it open. Layers are called as
     the file calls their weights, as `features.0` for `features.0.weight`, or as it calls the operator.
+
+    >>> written = cn.export(model, "model.onnx", inputs)
+    >>> again = cn.from_onnx("model.onnx")
+    >>> torch.allclose(again(inputs), model(inputs), atol=1e-5)
+    True
     """
     return import_onnx(path, input_shape)

@@ -27,6 +27,11 @@ def inspect(
 
     Found by one run on a few rows of `example`: a tensor or array, a tuple or dict of them for a model of several
     inputs, or an iterable of batches. `ignore`, `start` and `stop` as in `search`.
+
+    >>> print(cn.inspect(model, inputs))
+    0  Conv2d       4 units  yes
+    3  Linear       8 units  yes
+    5  Linear       3 units  it gives the network's output
     """
     found = find_structure(model, gather_inputs(example), ignore=as_names(ignore))
     return select_span(found, start, stop)

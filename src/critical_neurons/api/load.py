@@ -34,6 +34,10 @@ def load(folder: str | os.PathLike[str], factory: Callable[[], nn.Module] | nn.M
     """The network that `save` wrote, on the CPU in evaluation mode.
 
     `factory` returns the original architecture, with any weights; or give such a model, which stays as it is.
+
+    >>> cn.save(smaller, "saved", plan=plan)
+    >>> cn.load("saved", make_model)[0].out_channels
+    2
     """
     directory = Path(folder)
     provenance = Provenance.load(directory)

@@ -15,6 +15,10 @@ def mask(model: nn.Module, plan: Plan) -> nn.Module:
     """A copy of `model` in which all weights that belong to the units the plan removes are zero.
 
     It gives what the smaller model gives that `prune` makes without compensation. All units of a layer may be gone.
+
+    >>> masked, removed = cn.mask(model, plan), cn.prune(model, plan, inputs)
+    >>> torch.allclose(masked(inputs), removed(inputs), atol=1e-5)
+    True
     """
     check_plan(plan, removes=False)
     source = unwrap(model)

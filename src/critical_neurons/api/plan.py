@@ -82,6 +82,11 @@ def plan(
     of inputs (the calibration ones, unless given), `compensate` and `calibration`. `progress` is told of each of
     them; Ctrl-C leaves the best one so far. `judged_on` are the inputs that `evaluate` uses: the plan remembers them,
     and no comparison takes them for test data.
+
+    >>> scores = cn.score(model, inputs[:3], labels[:3])
+    >>> plan = cn.plan(scores, units=0.5, keep=["0"])
+    >>> list(plan.removed)
+    ['3']
     """
     if not isinstance(scores, Scores):
         raise InvalidSettingError(

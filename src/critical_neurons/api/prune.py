@@ -73,6 +73,10 @@ def prune(
 
     The smaller module remembers, as digests in `calibrated_on`, the data points it was scored and refitted on:
     `compare` does not take them for test data.
+
+    >>> smaller = cn.prune(model, plan, inputs, compensate="least_squares")
+    >>> smaller[0].out_channels, smaller[3].out_features
+    (2, 4)
     """
     refitted, distillation = split_compensation(compensate)
     check_seed(seed)

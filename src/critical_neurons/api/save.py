@@ -17,16 +17,18 @@ from critical_neurons.core.plan import Plan, check_plan
 from critical_neurons.core.scores import Scores
 from critical_neurons.errors import InvalidInputError
 from critical_neurons.io.checkpoint import (
-    ALL_FILES,
+    CARD,
     COMPARISON,
     MODEL,
     PLAN,
     PROVENANCE,
     SCORES,
+    WRITTEN,
     Provenance,
     check_unit_counts,
     find_shared,
 )
+from critical_neurons.io.model_card import write_card
 from critical_neurons.readers import on_cpu
 from critical_neurons.structure import unwrap
 
@@ -40,12 +42,20 @@ def save(
     scores: Scores | None = None,
     comparison: Comparison | None = None,
     call: str = "",
+    base_model: str | None = None,
     overwrite: bool = False,
 ) -> None:
     """Write the smaller network, the plan it was made by and where both come from into a new folder, whole or not at
     all. `overwrite` replaces a folder written before.
 
-    With `scores` and `comparison`, and the `call` that made them, a report can be made of the folder.
+    With `scores` and `comparison`, and the `call` that made them, a report can be made of the folder. With all goes a
+    model card, README.md, so that the folder can be pushed to the Hugging Face hub as it is: `comparison` puts what
+    `compare` measured on the card, `base_model` the hub's name of the original.
+
+    >>> cn.save(smaller, "out", plan=plan, base_model="my-name/my-model")
+    >>> from pathlib import Path
+    >>> sorted(path.name for path in Path("out").iterdir())
+    ['README.md', 'model.safetensors', 'plan.json', 'provenance.json']
     """
     check_plan(plan)
     model = unwrap(smaller)
@@ -72,4 +82,6 @@ def save(
         call=call,
     )
     content[PROVENANCE] = encode_document(provenance.to_dict())
-    write_folder(folder, content, overwrite=overwrite, known=ALL_FILES)
+    card = write_card(model, plan, comparison=comparison, base_model=base_model, weight_bytes=len(content[MODEL]))
+    content[CARD] = card.encode()
+    write_folder(folder, content, overwrite=overwrite, known=WRITTEN)

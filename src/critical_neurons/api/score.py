@@ -103,6 +103,12 @@ def score(
       container its first and its last call, of a function the name torch.fx gives it. What comes before is run as it
       is: its outputs are what the program takes for inputs, and `input_radius` is around them. What follows is run as
       well, and stands in the program to first order at every data point. Budgets are shares of the span.
+
+    >>> scores = cn.score(model, inputs[:3], labels[:3])
+    >>> scores.status
+    <Status.OPTIMAL: 'optimal'>
+    >>> {name: values.shape for name, values in scores.items()}
+    {'0': (4,), '3': (8,)}
     """
     by_class = formulation if isinstance(formulation, ByClass) else None
     program = as_formulation(formulation.formulation if isinstance(formulation, ByClass) else formulation)

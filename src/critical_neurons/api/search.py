@@ -114,6 +114,11 @@ def search(
     "least_squares" each layer's choice by itself has one in `layer_choices`: a least-squares error, beyond what the
     other layers cost, and what no choice of as many units of that layer falls below. `progress` is told how far the
     search has come.
+
+    >>> scores = cn.search(model, inputs, units=0.5, effort="quick")
+    >>> smaller = cn.prune(model, cn.plan(scores), inputs, compensate="least_squares")
+    >>> smaller[0].out_channels
+    2
     """
     budget = Budget(units=units, params=params, macs=macs, scope=scope)
     return Search(

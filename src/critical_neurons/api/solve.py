@@ -13,7 +13,15 @@ from critical_neurons.solvers import Limits, find_solver, ignore_progress
 def solve(
     program: Program, solver: Solver | str = "auto", *, progress: Callable[[Step], None] | None = None
 ) -> Solution:
-    """Solve a program of `encode`. `solver` and `progress` as for `score`."""
+    """Solve a program of `encode`. `solver` and `progress` as for `score`.
+
+    >>> network = cn.read_network(model, inputs)
+    >>> bounds = cn.bound_network(network, inputs[:3].double().numpy())
+    >>> program = cn.encode(network, bounds, labels[:3].numpy(), cn.Objective(loss_weight=5.0))
+    >>> solution = cn.solve(program, cn.Solver(gap=1e-6))
+    >>> solution.status
+    <Status.OPTIMAL: 'optimal'>
+    """
     told = as_solver(solver)
     backend = find_solver(told.name)
     backend.check_options(told.options)

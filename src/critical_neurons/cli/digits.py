@@ -21,7 +21,7 @@ import critical_neurons as cn
 from critical_neurons.core.files import check_folder, write_atomically
 from critical_neurons.core.settings import Compensation
 from critical_neurons.errors import InvalidSettingError, MissingExtraError
-from critical_neurons.io.checkpoint import ALL_FILES
+from critical_neurons.io.checkpoint import WRITTEN
 from critical_neurons.io.exporters import check_format
 from critical_neurons.io.onnx_runtime import open_onnx
 from critical_neurons.parallel.threads import on_threads
@@ -119,7 +119,7 @@ def check_demo(folder: str | os.PathLike[str]) -> None:
     check_format(ONNX)
     check_folder(folder, (ORIGINAL, TRAINING, TEST, SMALLER, ONNX, COMPARISON, REPORT), overwrite=True)
     if Path(folder).exists():
-        check_folder(Path(folder, SMALLER), ALL_FILES, overwrite=True)
+        check_folder(Path(folder, SMALLER), WRITTEN, overwrite=True)
 
 
 def save_demo(demo: Demo, folder: str | os.PathLike[str], *, call: str) -> dict[str, float]:

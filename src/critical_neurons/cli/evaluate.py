@@ -70,12 +70,12 @@ def evaluate(
         check_writable(output)
     import critical_neurons as cn
     from critical_neurons.cli.tables import report_comparison
-    from critical_neurons.io.checkpoint import FILES, PLAN
+    from critical_neurons.io.checkpoint import PLAN, WRITTEN
     from critical_neurons.io.data import Look, load_batch
     from critical_neurons.io.models import load_model
     from critical_neurons.structure import fingerprint, unwrap
 
-    parts = [("FOLDER", folder / name) for name in FILES]
+    parts = [("FOLDER", folder / name) for name in WRITTEN]
     check_apart(
         [("--output", output)],
         [

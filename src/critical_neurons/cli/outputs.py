@@ -73,9 +73,9 @@ def check_outputs(
         if path is not None:
             check_writable(path)
     if folder is not None:
-        from critical_neurons.io.checkpoint import ALL_FILES
+        from critical_neurons.io.checkpoint import WRITTEN
 
-        check_folder(folder, ALL_FILES, overwrite=overwrite)
+        check_folder(folder, WRITTEN, overwrite=overwrite)
 
 
 def check_exports(

@@ -45,12 +45,12 @@ def report(
       critical-neurons report smaller --comparison comparison.json --data test.npz --output report.html
     """
     from critical_neurons.core.files import check_writable
-    from critical_neurons.io.checkpoint import ALL_FILES, read_results
+    from critical_neurons.io.checkpoint import WRITTEN, read_results
 
     check_apart(
         [("--output", output)],
         [
-            *(("FOLDER", folder / name) for name in ALL_FILES),
+            *(("FOLDER", folder / name) for name in WRITTEN),
             ("--scores", scores),
             ("--comparison", comparison),
             ("--data", data),

@@ -107,7 +107,7 @@ def sweep(
     if pick is not None and pick not in next(filter(None, shares.values())):
         raise InvalidSettingError(f"--pick: {pick:g} is not among the shares of the sweep.")
     from critical_neurons.core.files import check_folder, check_writable
-    from critical_neurons.io.checkpoint import ALL_FILES
+    from critical_neurons.io.checkpoint import WRITTEN
 
     read = [("MODEL", find_model_file(model)), ("DATA", data), ("--test-data", test_data), ("--weights", weights)]
     check_apart([("--report", report), ("--picture", picture)], read, folder=save)
@@ -117,7 +117,7 @@ def sweep(
     if picture is not None:
         _check_picture(picture)
     if save is not None:
-        check_folder(save, ALL_FILES, overwrite=overwrite)
+        check_folder(save, WRITTEN, overwrite=overwrite)
     import critical_neurons as cn
     from critical_neurons.io.data import Look, load_batch
     from critical_neurons.io.models import load_model

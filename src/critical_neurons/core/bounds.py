@@ -20,7 +20,11 @@ PROBES = 4
 
 @dataclass(frozen=True)
 class Interval:
-    """Element-wise lower and upper ends, float64. The same array twice when the interval is a point."""
+    """Element-wise lower and upper ends, float64. The same array twice when the interval is a point.
+
+    >>> cn.Interval(lower=[-1.0, 0.0], upper=[1.0, 2.0]).is_point
+    False
+    """
 
     lower: Floats
     upper: Floats
@@ -43,7 +47,13 @@ class Interval:
 
 @dataclass(frozen=True)
 class Bounds:
-    """`inputs` and, by the index of each ReLU and max pool in `Network.ops`, the interval (batch, *shape) read."""
+    """`inputs` and, by the index of each ReLU and max pool in `Network.ops`, the interval (batch, *shape) read.
+
+    >>> network = cn.read_network(model, inputs)
+    >>> bounds = cn.bound_network(network, inputs[:3].double().numpy())
+    >>> [interval.lower.shape for interval in bounds.before_relu.values()]
+    [(3, 4, 4, 4), (3, 8)]
+    """
 
     inputs: Floats
     radius: float

@@ -19,7 +19,13 @@ MEASURES: tuple[Measure, ...] = ("units", "params", "macs")
 @explained
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Budget(Plain):
-    """The share kept at most: one of `units`, `params` and `macs`, above 0 and up to 1."""
+    """The share kept at most: one of `units`, `params` and `macs`, above 0 and up to 1.
+
+    >>> cn.Budget(macs=0.5)
+    Budget(macs=0.5)
+    >>> cn.Budget(units=0.5, scope="global").share
+    0.5
+    """
 
     units: float | None = setting(None, "Keep at most this share of the units, such as 0.5.")
     params: float | None = setting(None, "Keep at most this share of the parameters.")

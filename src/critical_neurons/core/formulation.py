@@ -36,7 +36,13 @@ EXACT_STOP = (
 @explained
 @dataclass(frozen=True)
 class Bisection(Plain):
-    """For `loss_weight`: bisection for the largest one at which the mean score is no more than wanted."""
+    """For `loss_weight`: bisection for the largest one at which the mean score is no more than wanted.
+
+    >>> half = cn.Paper(loss_weight=cn.Bisection(mean_score=0.5))
+    >>> scores = cn.score(model, inputs[:3], labels[:3], formulation=half)
+    >>> bool(scores.per_unit.mean() <= 0.5)
+    True
+    """
 
     mean_score: float = setting(MISSING, "The mean score wanted: the loss weight is searched for, by bisection.")
 
@@ -49,7 +55,13 @@ class Bisection(Plain):
 class Lagrangian(Plain):
     """For `loss_weight`: the one that maximises the Lagrangian dual of the least sparsity at a mean loss of at most
     the unpruned network's plus `loss_increase`. The scores keep to that; `scores.dual` has the weight and what is
-    proved."""
+    proved.
+
+    >>> least = cn.Linearised(loss_weight=cn.Lagrangian(loss_increase=0.01))
+    >>> scores = cn.score(model, inputs[:3], labels[:3], formulation=least)
+    >>> scores.dual.softmax <= scores.dual.level
+    True
+    """
 
     loss_increase: float = setting(
         MISSING, "By how much the mean loss may rise: the loss weight is searched for, by the Lagrangian dual."
@@ -129,6 +141,11 @@ class Paper(_Gated):
     """The paper's program: scores that keep the activation pattern of the unpruned network.
 
     `bounds` can also be `Bounds` of your own for these inputs, tried before use.
+
+    >>> authors = cn.Paper(loss_weight=5.0, input_radius=1e-5, integer=False, objective="authors")
+    >>> scores = cn.score(model, inputs[:3], labels[:3], formulation=authors)
+    >>> scores.gap <= 1e-4
+    True
     """
 
     name = "paper"
@@ -149,6 +166,11 @@ class Exact(_Gated):
 
     `bounds` can also be `Bounds` of your own for these inputs and any scores, tried before use. What is found from an
     incumbent is no worse; `scores.incumbent` says how much better than it any other scores of 0 or 1 could be.
+
+    >>> best = cn.Exact(binary=True)
+    >>> scores = cn.score(model, inputs[:3], labels[:3], formulation=best, ignore=["0"])
+    >>> scores.status, scores["3"]
+    (<Status.OPTIMAL: 'optimal'>, array([0., 0., 0., 0., 0., 0., 0., 0.]))
     """
 
     name = "exact"
@@ -188,7 +210,12 @@ class Exact(_Gated):
 @explained
 @dataclass(frozen=True, kw_only=True)
 class Linearised(_Formulation):
-    """Gates as they are at the inputs, and no rows: fast, and nothing is proved."""
+    """Gates as they are at the inputs, and no rows: fast, and nothing is proved.
+
+    >>> scores = cn.score(model, inputs, labels, formulation=cn.Linearised(loss_weight=10.0))
+    >>> scores.status
+    <Status.OPTIMAL: 'optimal'>
+    """
 
     name = "linearised"
     summary = "gates fixed and nothing proved"
@@ -202,7 +229,12 @@ FORMULATIONS: Mapping[str, type[Formulation]] = {kind.name: kind for kind in get
 @dataclass(frozen=True)
 class ByClass:
     """One program per class; the scores are averaged, and `scores.parts` keeps them. They are the same for any
-    workers, each on one thread unless the solver's `threads` say more."""
+    workers, each on one thread unless the solver's `threads` say more.
+
+    >>> scores = cn.score(model, inputs[:6], labels[:6], formulation=cn.ByClass("linearised"))
+    >>> len(scores.parts)
+    3
+    """
 
     formulation: Formulation | FormulationName = setting("paper", "That of every program.")
     _: KW_ONLY

@@ -117,7 +117,14 @@ Op: TypeAlias = Input | Affine | Relu | MaxPool | Sum | Concat
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Network:
-    """`structure` has the units that are scored: of a span those inside it, with its costs."""
+    """`structure` has the units that are scored: of a span those inside it, with its costs.
+
+    >>> network = cn.read_network(model, inputs)
+    >>> [type(op).__name__ for op in network.ops]
+    ['Input', 'Affine', 'Relu', 'Affine', 'Affine', 'Relu', 'Affine']
+    >>> network.forward(inputs[:2].double().numpy()).shape
+    (2, 3)
+    """
 
     ops: tuple[Op, ...]
     structure: Structure

@@ -59,7 +59,17 @@ class Plan:
     """`stays` has an entry for every unit of the structure and a last one, True, that answers for NO_UNIT. `rule` is
     what the plan was made by, `reasons` that of every layer; `span` the part of the model that was scored; `seen` the
     data points that the scores come from, and those the plan was chosen by (see `batch.digest_rows`). `provenance` is
-    for the record."""
+    for the record.
+
+    >>> print(plan)
+    0          2 of 4     at most 0.5 of the units kept, by layer
+    3          4 of 8     at most 0.5 of the units kept, by layer
+    5          3 of 3     it gives the network's output
+    units      6 of 12    at most 0.5 of the units kept, by layer
+    >>> plan.save("plan.json")
+    >>> cn.Plan.load("plan.json").removed.keys() == plan.removed.keys()
+    True
+    """
 
     structure: Structure
     stays: Bools

@@ -156,6 +156,13 @@ class Program:
     """`start` is a feasible point, if one is known: every score at 1 and the network's own forward pass.
 
     Among points of the same cost, those with the smaller `tie_break` · x are better.
+
+    >>> network = cn.read_network(model, inputs)
+    >>> bounds = cn.bound_network(network, inputs[:3].double().numpy())
+    >>> program = cn.encode(network, bounds, labels[:3].numpy())
+    >>> program.column_names()[:3]
+    ['score[0]', 'score[1]', 'score[2]']
+    >>> program.write("program.mps")
     """
 
     blocks: Mapping[str, slice]

@@ -90,6 +90,9 @@ class Scores(Mapping[str, Floats]):
     They are for the `budget`, if there is one, and for a network whose readers are refitted as `compensate` says.
     `span` is the part of the model that was scored, `inputs` are digests of the data points. `settings` are for the
     record.
+
+    >>> cn.score(model, inputs[:3], labels[:3])["3"].shape
+    (8,)
     """
 
     values_by_layer: Mapping[str, Floats]

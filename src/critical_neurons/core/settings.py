@@ -19,6 +19,9 @@ DistanceName: TypeAlias = Literal["auto", "divergence", "squares"]
 
 _Kind = TypeVar("_Kind", bound=type)
 
+EXAMPLE = "    >>> "
+"""With what the example in a docstring begins."""
+
 
 def setting(default: Any, text: str, *, option: str | None = None) -> Any:
     """A field with its help, and the name of its option where that is another than its own.
@@ -47,9 +50,10 @@ def help_of(kind: Any, name: str) -> str:
 
 
 def explained(kind: _Kind) -> _Kind:
-    """Ends the docstring of a type with what its fields say of themselves."""
+    """Adds to the docstring of a type what its fields say of themselves, before its example."""
     lines = [f"    * `{each.name}`: {each.metadata['help']}" for each in fields(kind)]
-    kind.__doc__ = "\n".join([f"{(kind.__doc__ or '').rstrip()}\n", *lines])
+    text, mark, example = (kind.__doc__ or "").partition(EXAMPLE)
+    kind.__doc__ = "\n".join([f"{text.rstrip()}\n", *lines, *([f"\n{mark}{example}"] if mark else [])])
     return kind
 
 

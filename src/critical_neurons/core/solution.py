@@ -12,7 +12,11 @@ from critical_neurons.core.structure import Floats
 
 
 class Status(Enum):
-    """How a solve ended. The order is from best to worst."""
+    """How a solve ended. The order is from best to worst.
+
+    >>> print(cn.Status.OPTIMAL.sentence)
+    Solved to the tolerance asked for.
+    """
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
@@ -50,7 +54,15 @@ def relative_gap(objective: float | None, bound: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Step:
-    """One entry of a solve's history."""
+    """One entry of a solve's history.
+
+    >>> steps = []
+    >>> scores = cn.score(model, inputs[:3], labels[:3], progress=steps.append)
+    >>> all(isinstance(step, cn.Step) for step in steps)
+    True
+    >>> print(cn.Step(seconds=1.5, objective=-0.7, bound=-0.8, rows=40, cuts=12))
+    1.5 s  incumbent -0.7  bound -0.8  gap 10.0%  rows 40  cuts 12
+    """
 
     seconds: float
     objective: float | None
@@ -137,6 +149,15 @@ class Dual:
 
 @dataclass(frozen=True)
 class Solution:
+    """The best point, what bounds it from below, and the steps on the way.
+
+    >>> network = cn.read_network(model, inputs)
+    >>> bounds = cn.bound_network(network, inputs[:3].double().numpy())
+    >>> solution = cn.solve(cn.encode(network, bounds, labels[:3].numpy()))
+    >>> solution.status, solution.objective >= solution.bound
+    (<Status.OPTIMAL: 'optimal'>, True)
+    """
+
     status: Status
     point: Floats | None
     objective: float | None

@@ -14,6 +14,10 @@ class Workers:
 
     One job is this process itself. Every piece is run on one thread, or as many as it is given: results are the same
     to the last bit for any workers of one kind of processor.
+
+    >>> workers = cn.Workers(jobs=4)
+    >>> every_class = cn.ByClass(workers=workers)
+    >>> cluster = cn.Workers(scheduler="tcp://host:8786")
     """
 
     jobs: int = 1

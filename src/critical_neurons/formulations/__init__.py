@@ -45,6 +45,12 @@ def encode(
     `paper` takes bounds at any radius, `linearised` at radius 0, `exact` those of `bound_network(..., pruned=True)`.
     They may be your own: that they hold is tried at the data points, and if `pruned` with units removed.
     A network that was read with `stop` needs the `tail` that follows it.
+
+    >>> network = cn.read_network(model, inputs)
+    >>> bounds = cn.bound_network(network, inputs[:3].double().numpy(), pruned=True)
+    >>> program = cn.encode(network, bounds, labels[:3].numpy(), formulation="exact", binary=True)
+    >>> program.column_count
+    64
     """
     wanted = goal or Objective()
     _check_tail(network, tail, formulation)

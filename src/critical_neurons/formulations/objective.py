@@ -26,6 +26,9 @@ class Objective:
     * `authors`: by the layer's neurons as the authors' code counts them, units times kernel height times kernel
       width; a mean.
     * `paper`: by the number of all units; a sum. As printed.
+
+    >>> cn.Objective("balanced", loss_weight=5.0).layer_weights(cn.read_network(model, inputs))
+    array([0.25 , 0.125])
     """
 
     name: ObjectiveName = "balanced"
@@ -83,6 +86,12 @@ def budget_network(network: Network, budget: Budget) -> BudgetRows:
 
     Those are products of what two neighbouring layers keep; they are linearised where every unit is kept by the same
     part and the whole is the share.
+
+    >>> network = cn.read_network(model, inputs)
+    >>> bounds = cn.bound_network(network, inputs[:3].double().numpy())
+    >>> half = cn.budget_network(network, cn.Budget(units=0.5))
+    >>> cn.solve(cn.encode(network, bounds, labels[:3].numpy(), half)).status
+    <Status.OPTIMAL: 'optimal'>
     """
     units, measure, share = network.unit_count, budget.measure, budget.share
     if measure == "units":

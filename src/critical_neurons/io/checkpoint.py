@@ -28,22 +28,19 @@ from critical_neurons.removal.remove import remove_units
 from critical_neurons.structure import unwrap
 
 FORMAT = "critical_neurons model"
-
-
 FORMAT_VERSION = 2
 
-
 MODEL, PLAN, PROVENANCE = "model.safetensors", "plan.json", "provenance.json"
-
-
-FILES = (MODEL, PLAN, PROVENANCE)
-
-
 SCORES, COMPARISON = "scores.json", "comparison.json"
 
+CARD = "README.md"
+"""For people and for the Hugging Face hub; `load` does not look at it."""
 
-ALL_FILES = (*FILES, SCORES, COMPARISON)
-"""With those that are there where they were given."""
+FILES = (MODEL, PLAN, PROVENANCE)
+"""What `load` reads."""
+
+WRITTEN = (*FILES, CARD, SCORES, COMPARISON)
+"""What `save` writes, the last two where they are given."""
 
 LARGEST_MODEL = 2**36
 """Bytes of a file of weights that are read at most."""
@@ -192,7 +189,7 @@ class Provenance:
     def from_dict(cls, data: Mapping[str, Any]) -> Provenance:
         """Raise a ValueError unless it is of files with known names."""
         found = from_plain(cls, data)
-        if not found.sha256.keys() <= set(ALL_FILES):
+        if not found.sha256.keys() <= set(WRITTEN):
             raise ValueError("a file of no known name")
         return found
 

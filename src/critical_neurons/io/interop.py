@@ -37,12 +37,16 @@ INSTEAD = "Use cn.mask or cn.prune instead."
 def as_masks(plan: Plan, model: nn.Module) -> dict[tuple[str, str], Tensor]:
     """Masks for `torch.nn.utils.prune`, by the names of module and parameter: 0 for removed units, 1 for the others.
 
-        for (module, parameter), mask in plan.as_masks(model).items():
-            prune.custom_from_mask(model.get_submodule(module), parameter, mask)
-
     The model then gives what `cn.mask` gives: masked is all that belongs to a removed unit, in the layers that make
     it, in norms, and in the layers that read it. Where it leaves a constant that `cn.mask` adds to a bias, no mask
     will do: an error.
+
+    >>> from torch.nn.utils import prune
+    >>> masked = make_model()
+    >>> for (module, parameter), mask in plan.as_masks(masked).items():
+    ...     _ = prune.custom_from_mask(masked.get_submodule(module), parameter, mask)
+    >>> masked[0].weight.abs().sum(dim=(1, 2, 3)).count_nonzero()
+    tensor(2)
     """
     source = unwrap(model)
     check_architecture(source, plan.architecture, "the plan was")
@@ -76,11 +80,6 @@ def as_torch_pruning(
 ) -> TorchPruningImportance | LateImportance:
     """An importance for the pruners of Torch-Pruning, and the layers they have to leave alone.
 
-        importance = scores.as_torch_pruning(model)
-        pruner = torch_pruning.pruner.BasePruner(
-            model, example, importance, ignored_layers=importance.ignored_layers, global_pruning=True
-        )
-
     `model` is the one that the pruner changes; without it the importance takes the pruner's own when first asked, and
     answers for groups alone. Torch-Pruning knows shares, not thresholds: for a threshold, or any
     other plan, give it `pruning_ratio=0.0` and `pruning_ratio_dict=importance.ratios(plan)`.
@@ -90,6 +89,17 @@ def as_torch_pruning(
     it does its own way: constants that removed units leave behind a batch norm or an addition are dropped, where
     `cn.prune` adds them to a bias; grouped convolutions lose the same channels of every block, those with the lowest
     mean score; several steps over all layers stop early once a layer has one channel.
+
+    >>> import torch_pruning
+    >>> scores = cn.score(model, inputs[:3], labels[:3], formulation="linearised")
+    >>> pruned = make_model()
+    >>> importance = scores.as_torch_pruning(pruned)
+    >>> pruner = torch_pruning.pruner.BasePruner(
+    ...     pruned, inputs, importance, ignored_layers=importance.ignored_layers, pruning_ratio=0.5
+    ... )
+    >>> pruner.step()
+    >>> pruned[0].out_channels
+    2
     """
     try:
         import torch_pruning

@@ -220,10 +220,18 @@ _readers: dict[Target, Reader] = {}
 def reads(*targets: Target) -> Callable[[Reader], Reader]:
     """Register a reader for module types, functions, or names of tensor methods.
 
-        @reads(nn.Upsample)
-        def read_upsampling(call): ...
-
     A module is looked up by its exact type; a subclass is read like its parent only if it inherits `forward`.
+
+    >>> from critical_neurons.readers.registry import Rectifies
+    >>> class Positive(nn.Module):
+    ...     def forward(self, values):
+    ...         return values.clamp(min=0)
+    >>> @cn.reads(Positive)
+    ... def read_positive(call):
+    ...     return Rectifies()
+    >>> layers = nn.Sequential(nn.Linear(4, 5), Positive(), nn.Linear(5, 3))
+    >>> cn.score(layers, torch.rand(3, 4)).status
+    <Status.OPTIMAL: 'optimal'>
     """
 
     def register(reader: Reader) -> Reader:

@@ -50,6 +50,10 @@ def read_network(
     `example` is a batch of inputs; only a few rows of it are used, for shapes and for a check of the result.
     Layers named in `ignore` get no scores. With `start` or `stop` only the span from the one module to the other is
     read, both included; the rest is run as it is. `structure` is the model's, where it is known already.
+
+    >>> network = cn.read_network(model, inputs)
+    >>> network.unit_count
+    12
     """
     span, source = Span(start, stop), unwrap(model)
     check_weights(source, span)

@@ -102,7 +102,8 @@ def build_page(cells: Collection[Cell], store: Store, beside: Path) -> str:
         for name in layouts:
             if name in FIGURES:
                 picture = os.path.relpath(Path(store.folder, "tables", f"{name}.svg"), beside)
-                sections.append(f"![{tables[name].title}]({Path(picture).as_posix()})\n")
+                link = f"![{tables[name].title}]({Path(picture).as_posix()})"
+                sections.append(f"{link if tables[name].rows else tables[name].title}\n")
                 sections.append(_summarise_points(tables[name]))
             else:
                 sections.append(tables[name].to_markdown())

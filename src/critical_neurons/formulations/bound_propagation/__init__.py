@@ -47,6 +47,12 @@ def bound_network(
     `box` (batch, *shape): what the inputs range over instead, where `radius` is around what they were computed from.
     `pruned`: valid as well whatever the scores are, so that every scored activation may fall to zero.
     `method`: "interval" arithmetic, or "backward" substitution: tighter, and far slower where layers are large.
+
+    >>> network = cn.read_network(model, inputs)
+    >>> bounds = cn.bound_network(network, inputs.double().numpy(), radius=0.01, method="backward")
+    >>> first = next(iter(bounds.before_relu.values()))
+    >>> bool((first.lower <= first.upper).all())
+    True
     """
     entering = make_box(inputs, radius) if box is None else box
     values = bound_values(network, entering, pruned=pruned, tighten=_choose(network, method, pruned=pruned))
