@@ -7,7 +7,7 @@ divided by the mean of their layer, except LAMP's.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -23,6 +23,8 @@ import critical_neurons as cn
 from critical_neurons.core.network import Network
 from critical_neurons.core.structure import Floats, Ints, Wiring
 from critical_neurons.removal.metrics import predict
+from critical_neurons.removal.refit.ridge import add_ridge
+from critical_neurons.selection.consumers import split_module
 from critical_neurons.selection.elimination import NONE, Consumer, eliminate
 from critical_neurons.selection.statistics import Moments, gather_moments
 from critical_neurons_reproduction.baselines import measure_sensitivity
@@ -45,10 +47,11 @@ class Subject:
         return cn.read_network(self.model, self.inputs[:4])
 
     @cached_property
-    def moments(self) -> Mapping[str, Moments]:
-        """Of what every module reads that units feed into."""
-        names = [wiring.module for wiring in self.consumers]
-        return gather_moments(self.copy_model(), names, self.inputs, lambda done, total: None)[0]
+    def moments(self) -> Mapping[str, Sequence[Moments]]:
+        """Of what every module reads that units feed into, part by part; no network has grouped convolutions."""
+        model = self.copy_model()
+        parts = {each.module: split_module(model.get_submodule(each.module), each) for each in self.consumers}
+        return gather_moments(model, parts, self.inputs, BATCH_SIZE, lambda done, total: None)[0]
 
     @property
     def consumers(self) -> list[Wiring]:
@@ -128,10 +131,10 @@ def by_activation(subject: Subject) -> Floats:
     return _average(subject, lambda wiring, moments: _mean_of(moments))
 
 
-def by_outgoing(subject: Subject, measure: Callable[[Moments], Floats]) -> Floats:
+def by_outgoing(subject: Subject, measure: Callable[[Sequence[Moments]], Floats]) -> Floats:
     """The mean or deviation of what consumers read of the unit, times the L2 norm of their weights for it."""
 
-    def weigh(wiring: Wiring, moments: Moments) -> Floats:
+    def weigh(wiring: Wiring, moments: Sequence[Moments]) -> Floats:
         squares = (subject.read_weight(wiring) ** 2).sum(0).numpy().reshape(len(wiring.inputs), -1)
         return measure(moments) * np.repeat(np.sqrt(squares.sum(1)), squares.shape[1])
 
@@ -150,15 +153,13 @@ def by_elimination(subject: Subject) -> Floats:
         for wiring in subject.consumers:
             if not np.isin(wiring.inputs, units).any():
                 continue
-            weight = subject.read_weight(wiring)
-            consumers.append(
-                Consumer(
-                    subject.moments[wiring.module].regularise(0),
-                    weight.T,
-                    torch.eye(len(weight), dtype=torch.float64),
-                    torch.from_numpy(numbers[_list_columns(subject, wiring)]),
-                )
-            )
+            weight, columns = subject.read_weight(wiring), torch.from_numpy(numbers[_list_columns(subject, wiring)])
+            metric, first = torch.eye(len(weight), dtype=torch.float64), 0
+            for moments in subject.moments[wiring.module]:
+                some = slice(first, first + len(moments.mean))
+                squares = add_ridge(moments.covariance.double())
+                consumers.append(Consumer(squares, weight[:, some].T, metric, columns[some]))
+                first = some.stop
         found = eliminate(consumers, len(units), group.blocks)
         values[units[found.order.numpy()]] = found.errors.numpy()
     return _normalise(subject, values)
@@ -179,12 +180,12 @@ def by_program(subject: Subject) -> Floats:
     return _normalise(subject, scores.per_unit)
 
 
-def _mean_of(moments: Moments) -> Floats:
-    return moments.mean[0].double().numpy()
+def _mean_of(moments: Sequence[Moments]) -> Floats:
+    return torch.cat([each.mean for each in moments]).double().numpy()
 
 
-def _deviation_of(moments: Moments) -> Floats:
-    return moments.covariance[0].diagonal().double().clamp(min=0).sqrt().numpy()
+def _deviation_of(moments: Sequence[Moments]) -> Floats:
+    return torch.cat([each.covariance.diagonal() for each in moments]).double().clamp(min=0).sqrt().numpy()
 
 
 METHODS: Mapping[str, Callable[[Subject], Floats]] = {
@@ -227,7 +228,7 @@ def _ask(subject: Subject, model: nn.Module, importance: Any) -> Floats:
     return values
 
 
-def _average(subject: Subject, measure: Callable[[Wiring, Moments], Floats]) -> Floats:
+def _average(subject: Subject, measure: Callable[[Wiring, Sequence[Moments]], Floats]) -> Floats:
     """Over the columns of all consumers, a number for every column."""
     totals, counts = np.zeros(subject.network.unit_count + 1), np.zeros(subject.network.unit_count + 1)
     for wiring in subject.consumers:

@@ -149,6 +149,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "hugging_face")
+        patch.setitem(effort.EFFORTS, "standard", effort.EFFORTS["quick"])
         runs = Runs(folder / "runs", write_blocks(folder / "data"), Schedule(epochs=2), folder / "cache")
         for case in cases:
             cells = list_cells(case, "validation")

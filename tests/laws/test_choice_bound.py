@@ -12,7 +12,6 @@ from critical_neurons.selection import lower_bound
 from critical_neurons.selection.elimination import Consumer, measure_error
 from critical_neurons.selection.lower_bound import bound_error
 from tests.selection.test_elimination import CONSUMERS, draw_consumer
-from tests.selection.test_swaps import count_units
 from tests.zoo import first_or_slow
 
 ROUNDING = 1e-9
@@ -35,7 +34,7 @@ def list_errors(consumers, count, kept, blocks=1):
 def test_no_choice_is_better_than_the_bound(monkeypatch, name, turns):
     monkeypatch.setattr(lower_bound, "TURNS", turns)
     consumers = CONSUMERS[name]
-    count = count_units(consumers)
+    count = int(max(consumer.units.max() for consumer in consumers)) + 1
     for kept in range(count + 1):
         least = min(list_errors(consumers, count, kept))
         bound = bound_error(consumers, count, kept)

@@ -295,8 +295,8 @@ def test_inputs_in_the_order_of_their_classes_have_all_of_them_held_out(monkeypa
     inputs = torch.arange(1.0, 11.0, dtype=torch.float64).repeat_interleave(100)[:, None]
     seen = {}
 
-    def begin(*args, absorbed: bool):
-        refit = least_squares.begin_refit(*args, absorbed=absorbed)
+    def begin(*args, **how):
+        refit = least_squares.begin_refit(*args, **how)
         add = refit.add
 
         def listen(read, given, found, *, input_count: int, held_out: bool):

@@ -9,7 +9,7 @@ import pytest
 
 from critical_neurons.core.structure import Group
 from critical_neurons.errors import InvalidSettingError
-from critical_neurons.selection.allocation import make_convex, share_budget, shift_shares
+from critical_neurons.selection.allocation import make_convex, share_budget
 from tests.zoo import first_or_slow
 
 
@@ -78,21 +78,3 @@ def test_blocks_go_together():
 def test_a_budget_out_of_reach_is_told():
     with pytest.raises(InvalidSettingError, match="cannot be met; with one unit of every layer the cost is 1"):
         share_budget(make_groups(3), [np.arange(3.0)], count, slope, 0.5)
-
-
-@pytest.mark.parametrize("blocks", [1, 2])
-def test_shares_are_shifted_to_where_units_are_missed(blocks):
-    """Two groups of twenty, twenty units in all; the loss is least with sixteen of the second."""
-    groups = [make_groups(20, 20)[0], make_groups(20, 20, blocks=blocks)[1]]
-
-    def fit(counts):
-        rest = 20 - counts[1]
-        return [rest, counts[1]] if rest >= 1 else [2, 18]
-
-    def lose(counts):
-        assert sum(counts) == 20
-        assert counts[1] % blocks == 0
-        return abs(counts[1] - 16)
-
-    assert shift_shares(groups, [10, 10], fit, lose) == [4, 16]
-    assert shift_shares(groups, [4, 16], fit, lose) == [4, 16]

@@ -1,4 +1,4 @@
-"""Gates: the projection, the derivative, exchanges that never do harm, a network whose best units are known."""
+"""Gates: the projection, the derivative, a network whose best units are known."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 import critical_neurons as cn
 from critical_neurons.core.structure import NO_UNIT
 from critical_neurons.selection.distance import Distance
-from critical_neurons.selection.gate_descent import GateSearch, Limit, Steps, project
+from critical_neurons.selection.gate_descent import TEMPERATURE, GateSearch, Limit, project
 from critical_neurons.selection.gated_model import GatedModel
 from tests.drawing import draw_plan
 from tests.zoo import ZOO, build_model, draw_inputs, first_or_slow
@@ -20,12 +20,12 @@ SAME_SLOPE = 1e-3
 """Largest difference between derivatives and quotients of differences, relative to the largest derivative."""
 
 
-DIVERGENCE, STEPS = Distance(divergence=True), Steps()
+DIVERGENCE = Distance(divergence=True)
 
 
-def make_search(model, inputs, steps=STEPS):
+def make_search(model, inputs):
     structure = cn.inspect(model, inputs[:2])
-    return GateSearch(GatedModel(model, structure), inputs, DIVERGENCE, size=10, effort=steps), structure
+    return GateSearch(GatedModel(model, structure), inputs, DIVERGENCE, size=10, steps=400), structure
 
 
 @pytest.mark.parametrize("seed", first_or_slow(*range(5)))
@@ -62,34 +62,22 @@ def test_gates_of_zero_are_the_masked_network(name):
 def test_the_loss_of_the_whole_network_is_zero_and_its_slope_that_of_differences():
     model, inputs = build_model("mlp"), draw_inputs("mlp", 20)
     search, structure = make_search(model, inputs)
-    whole = np.ones(structure.unit_count, dtype=bool)
+    gated, whole = GatedModel(model, structure), np.ones(structure.unit_count, dtype=bool)
     assert search.measure(whole) == pytest.approx(0.0, abs=1e-6)
     stays = whole.copy()
     stays[0] = False
-    slope, step = search.differentiate(stays), 1e-4
+    slope, step = search._differentiate(torch.from_numpy(stays).double(), torch.arange(20)).numpy(), 1e-4
     assert slope[0] != 0.0
     differences = []
     for unit in range(len(stays)):
-        gates, rows = torch.from_numpy(stays).double(), torch.arange(20)
+        gates = torch.from_numpy(stays).double()
         moved = step * torch.eye(len(gates))[unit]
         start = gates if unit == 0 else gates - moved  # a gate below 0 would let through what the ReLU holds back
-        rise = search._diverge(gates + moved, rows) - search._diverge(start, rows)
-        differences.append(float(rise) / (step if unit == 0 else 2 * step))
+        with torch.no_grad():
+            ends = [gated.run(inputs, each) for each in (gates + moved, start)]
+            after, before = (float(DIVERGENCE.measure(each, [model(inputs)], TEMPERATURE)) for each in ends)
+        differences.append((after - before) / (step if unit == 0 else 2 * step))
     assert np.abs(slope - differences).max() <= SAME_SLOPE * np.abs(slope).max()
-
-
-@pytest.mark.parametrize("name", ["mlp", "resnet"])
-def test_exchanges_never_raise_the_loss_and_keep_the_counts(name):
-    model, inputs = build_model(name), draw_inputs(name, 20)
-    search, structure = make_search(model, inputs)
-    groups = [group.units for group in structure.groups]
-    for seed in range(3):
-        stays = np.zeros(structure.unit_count, dtype=bool)
-        for units in groups:
-            stays[np.random.default_rng(seed).permutation(units)[: -(-len(units) // 2)]] = True
-        found, loss = search.exchange(stays, groups)
-        assert loss == search.measure(found) <= search.measure(stays)
-        assert all(found[units].sum() == stays[units].sum() for units in groups)
 
 
 def test_units_without_effect_are_shut_first():
@@ -102,40 +90,3 @@ def test_units_without_effect_are_shut_first():
     gates = search.descend(lambda gates, way: [Limit(np.arange(10), np.ones(10), 10 - 5 * way)])
     assert np.flatnonzero(gates < 0.5).tolist() == idle
     assert gates.sum() <= 5 + NEAREST
-
-
-def test_many_units_are_exchanged_at_once():
-    """All that have no effect stay and all others are gone: to exchange one after the other is not needed."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 3)).double().eval()
-    model[2].weight.data[:, :5] = 0.0
-    search, _ = make_search(model, torch.randn(60, 4, dtype=torch.float64), Steps(swaps=0))
-    stays = np.arange(10) < 5
-    found, loss = search.exchange(stays, [np.arange(10)])
-    assert found.sum() == 5
-    assert loss == search.measure(found) < search.measure(stays)
-    assert found[:5].sum() < 4
-
-
-def test_a_derivative_is_worked_out_once_for_the_same_units_and_temperature(monkeypatch):
-    search, structure = make_search(build_model("mlp"), draw_inputs("mlp", 20))
-    half, passes = np.arange(structure.unit_count) % 2 == 0, []
-    monkeypatch.setattr(search._model, "run", lambda *args, run=search._model.run: passes.append(1) or run(*args))
-    known = search.differentiate(half).copy()
-    assert np.array_equal(search.differentiate(half.copy()), known)
-    assert len(passes) == 1
-    assert not np.array_equal(search.differentiate(half, 0.5), known)
-    assert not np.array_equal(search.differentiate(~half, 0.5), known)
-    assert len(passes) == 3
-
-
-def test_changed_decisions_are_those_of_the_masked_network():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 3)).double().eval()
-    inputs = torch.randn(60, 4, dtype=torch.float64)
-    search, structure = make_search(model, inputs)
-    plan = draw_plan(structure, seed=1)
-    with torch.no_grad():
-        changed = cn.mask(model, plan)(inputs).argmax(1) != model(inputs).argmax(1)
-    assert search.count_changed(plan.stays[:NO_UNIT]) == pytest.approx(float(changed.double().mean())) != 0
-    assert search.count_changed(np.ones(structure.unit_count, dtype=bool)) == 0

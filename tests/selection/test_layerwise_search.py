@@ -1,4 +1,4 @@
-"""A choice of units revised by what reaches their consumers once the others have gone: least squares solved anew."""
+"""Choices of units revised by what reaches their consumers once the others have gone: least squares solved anew."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
-from critical_neurons.selection import statistics, trial
+from critical_neurons.removal.refit import ridge
+from critical_neurons.removal.refit.behind import refit_behind
+from critical_neurons.removal.remove import remove_units
+from critical_neurons.selection import consumers
 from critical_neurons.selection.distance import Distance
-from critical_neurons.selection.layerwise_search import Choice
+from critical_neurons.selection.layerwise_search import LayerwiseSearch, keep_last
 from tests.zoo import build_model, draw_inputs
 
 STRUCTURES = ["mlp", "groups", "resnet", "densenet", "mobilenet", "convolution in one dimension"]
@@ -23,19 +26,27 @@ SAME = 1e-4
 
 @pytest.fixture
 def no_ridge(monkeypatch):
-    monkeypatch.setattr(trial, "RIDGE", NO_RIDGE)
-    monkeypatch.setattr(statistics, "RIDGE", NO_RIDGE)
+    monkeypatch.setattr(ridge, "RIDGE", NO_RIDGE)
+    monkeypatch.setattr(ridge, "RIDGES", (NO_RIDGE,))
 
 
-def make_choice(model, inputs):
+def make_search(model, inputs):
     structure = cn.inspect(model, inputs[:2])
-    return Choice(model, structure, inputs, Distance(divergence=True)), structure.groups
+    return LayerwiseSearch(model, structure, inputs, Distance(divergence=True)), structure
 
 
 def build_chain(seed=0):
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4))
     return model.double().eval(), torch.randn(INPUTS, 5, dtype=torch.float64)
+
+
+def draw_stays(structure, seed=0):
+    stays = np.ones(structure.unit_count + 1, dtype=bool)
+    for group in structure.groups:
+        count = max(len(group) // (2 * group.blocks), 1) * group.blocks
+        stays[group.units] = group.choose(np.random.default_rng(seed).random(len(group)), count)
+    return stays
 
 
 def fit(rows, wanted):
@@ -53,50 +64,70 @@ def solve_anew(model, inputs, first, second):
     return fit(hidden[:, second], wanted)[0] - fit(hidden, wanted)[0]
 
 
-def keep_last(orders, counts):
-    return [sorted(order[len(order) - count :].tolist()) for order, count in zip(orders, counts, strict=True)]
-
-
-def test_errors_are_those_of_what_reaches_the_consumer_and_the_choice_is_the_best(no_ridge):
+def test_errors_are_those_of_what_reaches_the_consumer_and_bounds_hold(no_ridge, monkeypatch):
     model, inputs = build_chain(seed=3)
-    choice, _ = make_choice(model, inputs)
-    counts = [2, 3]
-    before = choice.choose(counts, temperature=None)
-    revised = choice.revise(counts, before.orders, temperature=None)
-    told = choice.revise(counts, revised.orders, temperature=None, settled=True)
-
-    first, second = keep_last(revised.orders, counts)
+    search, structure = make_search(model, inputs)
+    monkeypatch.setattr(
+        search, "_find_metrics", lambda view: {"2": torch.eye(6).double(), "4": torch.eye(4).double()}
+    )
+    stays = np.ones(structure.unit_count + 1, dtype=bool)
+    stays[structure.groups[0].units] = keep_last(search.order(search.whole)[0].order.numpy(), 2)
+    view = search.carry_out(stays)
+    first = np.flatnonzero(stays[structure.groups[0].units])
     errors = {kept: solve_anew(model, inputs, first, list(kept)) for kept in combinations(range(6), 3)}
-    assert told.errors[1] == pytest.approx(errors[tuple(second)], rel=SAME)
-    assert errors[tuple(second)] == min(errors.values())
-    assert errors[tuple(second)] < errors[tuple(keep_last(before.orders, counts)[1])] / 2  # as it was chosen at first
-    assert 0 < told.bounds[1] <= min(errors.values())
-    assert all(np.array_equal(*pair) for pair in zip(told.orders, revised.orders, strict=True))
-
-
-def test_where_nothing_else_goes_a_choice_stays_as_it_is():
-    model, inputs = build_chain()
-    choice, _ = make_choice(model, inputs)
-    for counts in ([3, 6], [8, 3]):
-        chosen = choice.choose(counts)
-        revised = choice.revise(counts, chosen.orders)
-        assert keep_last(revised.orders, counts) == keep_last(chosen.orders, counts)
+    for kept, expected in errors.items():
+        chosen = stays.copy()
+        chosen[structure.groups[1].units] = np.isin(np.arange(6), kept)
+        told = search.describe(view, chosen)[1]
+        assert told.error == pytest.approx(expected, rel=SAME)
+        assert 0 < told.bound <= min(errors.values())
+    found = search.order(view)[1]
+    assert float(found.errors[2]) == pytest.approx(errors[tuple(sorted(found.order[3:].tolist()))], rel=SAME)
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_counts_blocks_and_the_model_stay_as_they_are(name):
+def test_a_draft_gives_what_the_removed_and_refitted_network_gives(name, monkeypatch):
+    """With one ridge for all: it is chosen by all outputs, of which the smaller network has fewer."""
+    monkeypatch.setattr(ridge, "RIDGES", (1e-2,))
     model, inputs = build_model(name), draw_inputs(name, INPUTS)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    choice, groups = make_choice(model, inputs)
-    counts = [max(len(group.units) // (2 * group.blocks), 1) * group.blocks for group in groups]
-    chosen = choice.choose(counts, bounded=False)
-    revised = choice.revise(counts, chosen.orders)
-    told = choice.revise(counts, revised.orders, settled=True)
-    for group, count, order, kept in zip(
-        groups, counts, revised.orders, keep_last(revised.orders, counts), strict=True
-    ):
-        assert sorted(order.tolist()) == list(range(len(group.units)))
-        assert len(set(np.bincount(np.array(kept) * group.blocks // len(group.units), minlength=group.blocks))) == 1
-        assert len(kept) == count
-    assert all(0 <= bound <= error for error, bound in zip(told.errors, told.bounds, strict=True))
+    search, structure = make_search(model, inputs)
+    stays = draw_stays(structure)
+    view, smaller = search.carry_out(stays), remove_units(model, structure, stays)
+    fitted = refit_behind(model, smaller, structure, stays, inputs, "least_squares")
+    loss, miss = search._compare(fitted, search._shuffled)
+    assert view.loss == pytest.approx(loss, rel=SAME, abs=1e-6)
+    assert view.miss == pytest.approx(miss, rel=SAME, abs=1e-6)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_errors_of_orders_are_those_of_choices(name):
+    model, inputs = build_model(name), draw_inputs(name, INPUTS)
+    search, structure = make_search(model, inputs)
+    stays = draw_stays(structure)
+    for view in (search.whole, search.carry_out(stays)):
+        for place, (group, found) in enumerate(zip(structure.groups, search.order(view), strict=True)):
+            count = max(len(group) // (2 * group.blocks), 1) * group.blocks
+            chosen = view.stays.copy()
+            chosen[group.units] = kept = keep_last(found.order.numpy(), count)
+            assert len(set(kept.reshape(group.blocks, -1).sum(1).tolist())) == 1
+            told = search.describe(view, chosen)[place]
+            gone = len(group) - count
+            assert told.error == pytest.approx(float(found.errors[gone - 1]) if gone else 0.0, rel=SAME, abs=1e-12)
+            assert 0 <= told.bound <= told.error * (1 + SAME)
+
+
+def test_wide_modules_are_judged_in_parts(monkeypatch):
+    """Units of two parts that have nothing in common: as if they were judged together."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.ReLU(), nn.Linear(8, 3)).eval()
+    with torch.no_grad():
+        model[0].weight[:4, 3:], model[0].weight[4:, :3] = 0.0, 0.0
+    inputs = torch.randn(20_000, 6)
+    together = make_search(model, inputs)[0]
+    monkeypatch.setattr(consumers, "MOST_COLUMNS", 4)
+    apart = make_search(model, inputs)[0]
+    one, other = (each.order(each.whole)[0] for each in (together, apart))
+    assert [len(each._parts["2"]) for each in (together, apart)] == [1, 2]
+    assert torch.allclose(one.errors, other.errors, rtol=0.1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,9 +17,6 @@ from critical_neurons.selection.gate_descent import Limit
 
 NAMED_STEP = 1e-4
 """The least share that a message names is a multiple of this."""
-
-SHARE_STEPS = 1000
-"""Even shares are tried in steps of one in so many."""
 
 
 @dataclass(frozen=True)
@@ -54,42 +50,20 @@ class Spending:
                 f"{limit:.4g} is asked for. Give {self._measure}={share:.4g} or more."
             )
 
-    def share(self, losses: Sequence[Floats], start: Sequence[int] | None = None) -> list[int]:
+    def share(self, losses: Sequence[Floats]) -> list[int]:
         """How many units each group keeps; see `share_budget`."""
-        return share_budget(self.groups, losses, self._cost, self._slope, self._limit(1.0), start)
-
-    def share_evenly(self) -> list[int]:
-        """The largest counts within the budget that are the same share of every group."""
-
-        def count(step: int) -> list[int]:
-            return [
-                max(len(each) * step // SHARE_STEPS // each.blocks * each.blocks, each.least) for each in self.groups
-            ]
-
-        def fits(step: int) -> bool:
-            kept = np.ones(self.structure.unit_count + 1)
-            for group, number in zip(self.groups, count(step), strict=True):
-                kept[group.units] = number / len(group)
-            return self._cost(kept) <= self._limit(1.0)
-
-        return count(max(bisect_left(range(SHARE_STEPS + 1), True, key=lambda step: not fits(step)) - 1, 0))
+        return share_budget(self.groups, losses, self._cost, self._slope, self._limit(1.0))
 
     def limit_gates(self, gates: Floats, way: float) -> list[Limit]:
         """Near these gates, what they may be once so much of the way down to the budget has been gone."""
         if self.by_layer:
-            return self.limit_counts([self.budget.share * len(group) for group in self.groups], gates, way)
+            left = 1 - way * (1 - self.budget.share)
+            return [Limit(group.units, np.ones(len(group)), left * len(group)) for group in self.groups]
         kept = np.append(gates, 1.0)
         slope = np.maximum(self._slope(kept)[:-1], np.finfo(float).tiny)
         room = slope @ gates + self._limit(way) - self._cost(kept)  # the cost to first order
         scale = slope.mean()
         return [Limit(np.arange(len(gates)), slope / scale, max(room / scale, 0.0))]
-
-    def limit_counts(self, counts: Sequence[float], gates: Floats, way: float) -> list[Limit]:
-        """The same, where every group has its own count."""
-        return [
-            Limit(group.units, np.ones(len(group)), len(group) - way * (len(group) - count))
-            for group, count in zip(self.groups, counts, strict=True)
-        ]
 
     @property
     def _measure(self) -> Measure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,31 +55,20 @@ class Distance:
         kept = (one / temperature).softmax(1).gather(1, other.argmax(1, keepdim=True))
         return 1 - float(kept.mean())
 
-    def changed(self, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-        """The share of inputs for which another output is the largest; or, without decisions, the squares."""
-        if not self.divergence:
-            return float(self._add_squares(found, wanted))
-        return float((found[0].argmax(1) != wanted[0].argmax(1)).double().mean())
-
-    def probe(
-        self, outputs: Sequence[Tensor], temperature: float, draws: int, generator: torch.Generator
-    ) -> Iterator[Tensor]:
-        """Numbers whose squared gradients have the curvature of the distance for their mean: of the divergence by
+    def probe(self, outputs: Sequence[Tensor], temperature: float, generator: torch.Generator) -> Tensor:
+        """A number whose squared gradients have the curvature of the distance for their mean: of the divergence by
         classes drawn from the outputs, of squares by signs."""
         if self.divergence:
             logits = self._logits(outputs) / temperature
             spread = functional.log_softmax(logits.detach().double(), dim=1).exp()
-            drawn = torch.multinomial(spread.cpu(), draws, replacement=True, generator=generator).to(logits.device)
-            for labels in drawn.T:
-                yield functional.cross_entropy(logits, labels, reduction="sum")
-            return
-        for _ in range(draws):
-            total = outputs[0].new_zeros(())
-            for values, scale in zip(outputs, self.scales, strict=True):
-                signs = torch.randint(0, 2, values.shape, generator=generator, dtype=values.dtype) * 2 - 1
-                per_row = values[0].numel() if len(values) else 1
-                total = total + (values * signs.to(values.device)).sum() * (2 / (scale * per_row)) ** 0.5
-            yield total
+            drawn = torch.multinomial(spread.cpu(), 1, generator=generator).to(logits.device)
+            return functional.cross_entropy(logits, drawn[:, 0], reduction="sum")
+        total = outputs[0].new_zeros(())
+        for values, scale in zip(outputs, self.scales, strict=True):
+            signs = torch.randint(0, 2, values.shape, generator=generator, dtype=values.dtype) * 2 - 1
+            per_row = values[0].numel() if len(values) else 1
+            total = total + (values * signs.to(values.device)).sum() * (2 / (scale * per_row)) ** 0.5
+        return total
 
     def _logits(self, outputs: Sequence[Tensor]) -> Tensor:
         values = outputs[0]

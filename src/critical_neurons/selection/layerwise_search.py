@@ -1,10 +1,9 @@
-"""Which units stay when the modules that read them are refitted: groups of units from the last to the first.
+"""Layerwise search: which units of every group go first when the modules that read them are refitted.
 
-The consumers of a group are to give what they give in the whole model, as far as what follows them needs it: what
-follows is already without its own removed units, and refitted. A draft of the model in full size carries that along.
-
-What comes before them is still whole then. Once all is chosen, other things reach the consumers, and a choice can be
-revised: groups from the first to the last, each from all of its units, the other groups as they were left.
+The consumers of a group are to give what they give in the whole model, as far as what follows needs it. At first all
+other groups are whole. Once a choice is made, other things reach the consumers: a draft of the model in full size, in
+which removed units count nothing and all modules behind them are refitted, tells what, and every group can be looked
+at again with the other groups as they were left.
 """
 
 from __future__ import annotations
@@ -12,54 +11,61 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import TypeAlias
+from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from critical_neurons.core.scores import LayerChoice
 from critical_neurons.core.structure import Bools, Group, Ints, Structure, Wiring
+from critical_neurons.removal.refit.behind import list_stops
 from critical_neurons.removal.refit.im2col import Weighted, from_matrix, to_matrix
+from critical_neurons.removal.refit.ridge import add_ridge
+from critical_neurons.removal.refit.stream import refit_modules
 from critical_neurons.removal.rows import Inputs, call_model, count_rows, take_rows
+from critical_neurons.selection.consumers import list_consumers, split_module
 from critical_neurons.selection.distance import Distance, list_outputs
-from critical_neurons.selection.elimination import NONE, Consumer, Elimination, eliminate, refit
-from critical_neurons.selection.group_choice import Chosen, Decisions, keep_last
-from critical_neurons.selection.statistics import add_ridge, gather_metrics, gather_moments
-from critical_neurons.selection.trial import Carrier, Draft, Reached, draw_carried
+from critical_neurons.selection.elimination import NONE, Consumer, Elimination, eliminate, measure_error, refit
+from critical_neurons.selection.lower_bound import bound_error
+from critical_neurons.selection.statistics import gather_metrics, gather_moments
+from critical_neurons.selection.swaps import exchange
 
-METRIC_INPUTS = 256
-"""Inputs from which it is known how the loss feels errors, and what they are worth."""
+METRIC_SHARE, LEAST_METRIC, MOST_METRIC = 0.5, 64, 512
+"""Of the inputs, from which Fisher matrices are made: each is run forward and backward."""
 
-TEMPERATURES: tuple[float | None, ...] = (4.0, 8.0, 2.0, 1.0, None)
-"""At which outputs are taken to find how the loss feels errors; None: all errors of a module count alike. Large
-networks have the first alone; which is best differs from one network to the next."""
+TEMPERATURE = 4.0
+"""At which outputs are taken for them."""
 
 TRIED_SHARES = (0.5, 0.75)
-"""Of the units of a group removed, to see what the errors are worth in terms of the loss."""
+"""Of the units of a group removed, to see what its errors are worth in terms of the loss."""
 
-PASS_SIZE = 64
+LEAST_TRIED, MOST_TRIED = 16, 256
+"""Inputs of each of these trials."""
+
+MOST_BATCH, BATCH_NUMBERS, NUMBERS_PER_OUTPUT = 64, 2**28, 3
+"""Inputs run at once: as many as make so many numbers in a pass that is differentiated, 1 GB. What a layer gives is
+normalised and activated: so many numbers for each of its outputs."""
+
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
-class _Runs:
-    """Inputs, and what the model gives for them."""
+class View:
+    """The model, or a draft of it in which some units stay (with a last entry for NO_UNIT), and what is known of its
+    consumers, part by part: the covariance of all columns, and that with what the outputs miss. `loss`: how far the
+    draft's outputs are from the model's; `miss`: see `Distance.miss`."""
 
-    inputs: Inputs
-    outputs: list[Tensor]
-    distance: Distance
-
-    @torch.no_grad()
-    def diverge(self, draft: nn.Module) -> float:
-        """How far the outputs of the draft are from the model's."""
-        total, count = 0.0, count_rows(self.inputs)
-        for rows in torch.split(torch.arange(count), PASS_SIZE):
-            found = list_outputs(call_model(draft, take_rows(self.inputs, rows)))
-            total += float(self.distance.measure(found, [each[rows] for each in self.outputs])) * len(rows)
-        return total / count
+    model: nn.Module
+    stays: Bools
+    squares: Mapping[str, Sequence[Tensor]]
+    missing: Mapping[str, Sequence[Tensor | None]]
+    loss: float = 0.0
+    miss: float = 0.0
 
 
-class Choice:
+class LayerwiseSearch:
     """`model` is on the CPU in evaluation mode and is left as it is."""
 
     def __init__(
@@ -70,233 +76,174 @@ class Choice:
         distance: Distance,
         *,
         seed: int = 0,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: Progress = lambda done, total: None,
     ) -> None:
-        self._model, self._groups, self._seed, self._distance = model, structure.groups, seed, distance
-        self._unit_count = structure.unit_count
+        self._model, self._structure, self._distance, self._seed = model, structure, distance, seed
         self._consumers = list_consumers(structure, model)
-        names = [wiring.module for wiring in self._consumers]
-        self._moments, outputs = gather_moments(model, names, inputs, progress)
-        self._all = _Runs(inputs, outputs, distance)
-        self._sample = self._draw(0)
+        self._parts = {each.module: split_module(model.get_submodule(each.module), each) for each in self._consumers}
+        numbers = sum(NUMBERS_PER_OUTPUT * len(each.outputs) * each.positions for each in structure.wirings)
+        self._batch = max(min(MOST_BATCH, BATCH_NUMBERS // max(numbers, 1)), 1)
+        self._moments, self._outputs = gather_moments(model, self._parts, inputs, self._batch, progress)
+        self._inputs, self._metrics = inputs, WeakKeyDictionary[View, dict[str, Tensor]]()
+        generator = torch.Generator().manual_seed(seed)
+        self._shuffled = torch.randperm(count_rows(inputs), generator=generator)  # data comes class by class
 
     @cached_property
-    def carrier(self) -> Carrier:
-        return Carrier(self._model, self._consumers, self._all.inputs, self._distance, self._seed)
+    def whole(self) -> View:
+        """The model itself."""
+        squares = {name: [each.covariance for each in moments] for name, moments in self._moments.items()}
+        missing: dict[str, list[Tensor | None]] = {name: [None] * len(parts) for name, parts in self._parts.items()}
+        stays = np.ones(self._structure.unit_count + 1, dtype=bool)
+        return View(self._model, stays, squares, missing)
 
-    @cached_property
-    def _carried(self) -> Draft:
-        inputs = draw_carried(self._all.inputs, self._seed)
-        return Draft(self._model, self._consumers, inputs, count_rows(inputs), self._seed)
+    def carry_out(self, stays: Bools) -> View:
+        """The draft with these units alone; `stays` has a last entry for NO_UNIT."""
+        draft = copy.deepcopy(self._model)
+        stops = list_stops(self._structure, stays, masked=True)
+        squares, missing = dict(self.whole.squares), dict(self.whole.missing)
 
-    def trace(self, progress: Callable[[int, int], None] = lambda done, total: None) -> list[Elimination]:
-        """Every group by itself in the whole model: the order in which its units go, and what each costs.
+        def learn(name: str, found: Tensor, wrong: Tensor) -> None:
+            if name in self._parts:
+                parts = self._parts[name]
+                squares[name] = [found[part.group, part.columns, part.columns].float() for part in parts]
+                missing[name] = [wrong[part.group, part.columns] for part in parts]
 
-        The errors are scaled by what they are worth: the divergence of the model's outputs.
-        """
-        names = [each.module for each in self._consumers]
-        metrics = self._weigh(self._model, names, TEMPERATURES[0])
-        whole = np.ones(self._unit_count + 1, dtype=bool)
+        refit_modules(self._model, draft, stops, self._inputs, "least_squares", tell=learn)
+        return View(draft, stays, squares, missing, *self._compare(draft, self._shuffled))
+
+    def order(self, view: View, progress: Progress = lambda done, total: None) -> list[Elimination]:
+        """Every group by itself: the order in which its units go, and the error once each has gone."""
         found = []
-        for done, group in enumerate(self._groups):
-            progress(done, len(self._groups))
-            traced = eliminate(self._find_maps(group, whole, metrics, self._know), len(group.units), group.blocks)
-            worths = []
-            for share in TRIED_SHARES:
-                count = int(share * len(group.units)) // group.blocks * group.blocks
-                error = float(traced.errors[count - 1]) if count else 0.0
-                if error > 0:
-                    stays = whole.copy()
-                    stays[group.units[traced.order[:count].numpy()]] = False
-                    worths.append(self._sample.diverge(self._draft(stays)) / error)
-            worth = float(np.mean(worths)) if worths else 0.0
-            found.append(Elimination(traced.order, traced.errors * worth))
-        progress(len(self._groups), len(self._groups))
+        for done, group in enumerate(self._structure.groups):
+            progress(done, len(self._structure.groups))
+            found.append(eliminate(self._find_maps(group, view), len(group), group.blocks))
         return found
 
-    def choose(
-        self,
-        counts: Sequence[int],
-        progress: Callable[[int, int], None] = lambda done, total: None,
-        *,
-        temperature: float | None = TEMPERATURES[0],
-        draw: int = 0,
-        orders: Sequence[Ints] | None = None,
-        bounded: bool = True,
-    ) -> Chosen:
-        """So many units of every group: the last in the orders, which are looked for unless they are given.
+    def exchange(self, view: View, found: Sequence[Elimination], counts: Sequence[int]) -> list[Ints]:
+        """Orders whose last so many units are to stay, with units exchanged as long as the error falls."""
+        orders = []
+        for group, each, count in zip(self._structure.groups, found, counts, strict=True):
+            order = each.order.numpy()
+            kept = torch.from_numpy(keep_last(order, count))
+            stays = exchange(self._find_maps(group, view), kept, group.blocks).numpy()
+            orders.append(order[np.argsort(stays[order], kind="stable")])
+        return orders
 
-        `draw`: which sample of the inputs tells how the loss feels errors.
+    def price(
+        self, found: Sequence[Elimination], passes: int, progress: Progress = lambda done, total: None
+    ) -> list[Elimination]:
+        """The errors of every group in the whole model scaled to what they are worth: the distance of the outputs.
+
+        `passes`: over all inputs, which the trials may take together.
         """
-        stays = np.ones(self._unit_count + 1, dtype=bool)  # the last entry answers for NO_UNIT
-        draft = copy.deepcopy(self._model)
-        decisions = Decisions(self._groups, counts, orders, bounded)
-        places = sorted(range(len(self._groups)), key=self._find_last, reverse=True)
-        for done, place in enumerate(places):
-            progress(done, len(places))
-            group = self._groups[place]
-            metrics = self._weigh(draft, self._modules_of(group), temperature, draw)
-            decisions.make(place, self._find_maps(group, stays, metrics, self._know), stays)
-            self._refit(draft, self._consumers_of(group), stays)
-        progress(len(places), len(places))
-        return decisions.tell(draft)
-
-    def revise(
-        self,
-        counts: Sequence[int],
-        orders: Sequence[Ints],
-        *,
-        temperature: float | None = TEMPERATURES[0],
-        draw: int = 0,
-        settled: bool = False,
-    ) -> Chosen:
-        """With the last so many of the orders, every group chosen again by what then reaches its consumers.
-
-        `settled`: orders stay as they are, and errors and bounds are told: beyond what the other groups cost already.
-        """
-        stays = np.ones(self._unit_count + 1, dtype=bool)
-        for group, count, order in zip(self._groups, counts, orders, strict=True):
-            stays[group.units] = keep_last(order, count)
-        decisions = Decisions(self._groups, counts, orders if settled else None, settled)
-        for place in sorted(range(len(self._groups)), key=self._find_last):
-            group = self._groups[place]
-            stays[group.units] = True
-            reached = self._carried.reach(stays, self._modules_of(group))
-            metrics = self._weigh(self._carried.model, self._modules_of(group), temperature, draw)
-            decisions.make(place, self._find_maps(group, stays, metrics, partial(_learn, reached)), stays)
-        return decisions.tell()
+        groups, priced = self._structure.groups, []
+        trials = len(TRIED_SHARES) * len(groups)
+        count = min(max(passes * len(self._shuffled) // trials, LEAST_TRIED), MOST_TRIED)
+        draft, rows = copy.deepcopy(self._model), self._shuffled[:count]
+        for done, (group, each) in enumerate(zip(groups, found, strict=True)):
+            progress(done, len(groups))
+            worths = []
+            for share in TRIED_SHARES:
+                gone = int(share * len(group)) // group.blocks * group.blocks
+                error = float(each.errors[gone - 1]) if gone else 0.0
+                if error > 0:
+                    stays = np.ones(self._structure.unit_count + 1, dtype=bool)
+                    stays[group.units[each.order[:gone].numpy()]] = False
+                    for wiring in self._list_readers(group):
+                        self._fit(draft, wiring, stays)
+                    worths.append(self._compare(draft, rows)[0] / error)
+            for wiring in self._list_readers(group):
+                self._restore(draft, wiring)
+            worth = float(np.mean(worths)) if worths else 0.0
+            priced.append(Elimination(each.order, each.errors * worth))
+        return priced
 
     def measure(self, stays: Bools) -> float:
-        """By how much the outputs diverge from the model's with these units alone and their consumers refitted."""
-        return self.diverge(self._draft(np.append(stays, True)))
-
-    def diverge(self, other: nn.Module) -> float:
-        """By how much the outputs of another model diverge from the model's."""
-        return self._all.diverge(other)
-
-    def _draw(self, number: int) -> _Runs:
-        """A sample of the inputs: data sets come in the order of their classes."""
-        generator = torch.Generator().manual_seed(self._seed + number)
-        drawn = torch.randperm(count_rows(self._all.inputs), generator=generator)[:METRIC_INPUTS]
-        outputs = [each[drawn] for each in self._all.outputs]
-        return _Runs(take_rows(self._all.inputs, drawn), outputs, self._distance)
-
-    def _weigh(
-        self, model: nn.Module, modules: Sequence[str], temperature: float | None, draw: int = 0
-    ) -> dict[str, Tensor]:
-        if temperature is not None and modules:
-            inputs = self._draw(draw).inputs
-            return gather_metrics(
-                model, modules, inputs, self._distance, temperature=temperature, seed=self._seed + draw
-            )
-        sizes = {wiring.module: len(wiring.outputs) for wiring in self._consumers}
-        return {name: torch.eye(sizes[name], dtype=torch.float64) for name in modules}
-
-    def _find_last(self, place: int) -> int:
-        """Where the last module stands that reads the group."""
-        readers = self._consumers_of(self._groups[place])
-        return max((self._consumers.index(reader) for reader in readers), default=len(self._consumers))
-
-    def _consumers_of(self, group: Group) -> list[Wiring]:
-        return [wiring for wiring in self._consumers if np.isin(wiring.inputs, group.units).any()]
-
-    def _modules_of(self, group: Group) -> list[str]:
-        return [wiring.module for wiring in self._consumers_of(group)]
-
-    def _find_maps(self, group: Group, stays: Bools, metrics: Mapping[str, Tensor], source: Source) -> list[Consumer]:
-        """What reads the group, as linear maps of what stays."""
-        numbers = np.full(self._unit_count + 1, NONE)
-        numbers[group.units] = np.arange(len(group.units))
-        consumers = []
-        for wiring in self._consumers_of(group):
-            for part in _split(self._model, wiring):
-                left = torch.from_numpy(stays[part.units])
-                units = torch.from_numpy(numbers[part.units])[left]
-                if (units != NONE).any():
-                    squares, weight = source(wiring.module, part, left)
-                    metric = metrics[wiring.module][part.outputs][:, part.outputs]
-                    consumers.append(Consumer(squares, weight, metric, units))
-        return consumers
-
-    def _know(self, module: str, part: _Part, left: Tensor) -> tuple[Tensor, Tensor]:
-        """By what reaches the module in the whole model."""
-        squares = self._moments[module].regularise(part.number)
-        if left.all():
-            return squares, part.weight
-        return squares[left][:, left], refit(squares, part.weight, left)[left]
-
-    def _draft(self, stays: Bools) -> nn.Module:
+        """The loss with these units alone and their consumers refitted by the whole model's moments."""
         draft = copy.deepcopy(self._model)
-        self._refit(draft, [each for each in self._consumers if not stays[each.inputs].all()], stays)
-        return draft
+        for wiring in self._consumers:
+            if not stays[wiring.inputs].all():
+                self._fit(draft, wiring, stays)
+        return self._compare(draft, self._shuffled)[0]
 
     @torch.no_grad()
-    def _refit(self, draft: nn.Module, consumers: Sequence[Wiring], stays: Bools) -> None:
-        """Weights of zero for what does not stay, and the others with it."""
-        for wiring in consumers:
-            module, moments = draft.get_submodule(wiring.module), self._moments[wiring.module]
-            assert isinstance(module, Weighted)
-            old = self._model.get_submodule(wiring.module).bias
-            bias = old.detach().clone() if isinstance(old, Tensor) else module.weight.new_zeros(len(wiring.outputs))
-            fitted = []
-            for part in _split(self._model, wiring):
-                fitted.append(
-                    refit(moments.regularise(part.number), part.weight, torch.from_numpy(stays[part.units]))
-                )
-                bias[part.outputs] += (moments.mean[part.number].double() @ (part.weight - fitted[-1])).to(bias)
-            module.weight.data = from_matrix(module, torch.stack(fitted)).to(module.weight)
-            module.bias = nn.Parameter(bias, requires_grad=False)
+    def _compare(self, other: nn.Module, rows: Tensor) -> tuple[float, float]:
+        """How far the outputs of another model are from the model's, and see `Distance.miss`."""
+        parts = [
+            list_outputs(call_model(other, take_rows(self._inputs, some))) for some in torch.split(rows, self._batch)
+        ]
+        found, wanted = [torch.cat(each) for each in zip(*parts, strict=True)], [each[rows] for each in self._outputs]
+        return float(self._distance.measure(found, wanted)), self._distance.miss(found, wanted)
+
+    def describe(self, view: View, stays: Bools) -> tuple[LayerChoice, ...]:
+        """The error of every group's choice, beyond what the other groups cost already, and a bound on it."""
+        choices = []
+        for group in self._structure.groups:
+            maps, kept = self._find_maps(group, view), stays[group.units]
+            error = measure_error(maps, torch.from_numpy(kept))
+            bound = bound_error(maps, len(group), int(kept.sum()), group.blocks)
+            choices.append(LayerChoice(group.layers, error, bound))
+        return tuple(choices)
+
+    def _find_metrics(self, view: View) -> dict[str, Tensor]:
+        """Fisher matrices, found once for every view."""
+        if view not in self._metrics:
+            count = min(max(int(METRIC_SHARE * len(self._shuffled)), LEAST_METRIC), MOST_METRIC)
+            inputs = take_rows(self._inputs, self._shuffled[:count])
+            self._metrics[view] = gather_metrics(
+                view.model, list(self._parts), inputs, self._distance, self._batch, TEMPERATURE, self._seed
+            )
+        return self._metrics[view]
+
+    def _list_readers(self, group: Group) -> list[Wiring]:
+        return [wiring for wiring in self._consumers if np.isin(wiring.inputs, group.units).any()]
+
+    def _find_maps(self, group: Group, view: View) -> list[Consumer]:
+        """What reads the group, as linear maps of all of its units and of what stays of others."""
+        numbers, left = np.full(len(view.stays), NONE), view.stays.copy()
+        numbers[group.units], left[group.units] = np.arange(len(group)), True
+        maps, metrics = [], self._find_metrics(view)
+        for wiring in self._list_readers(group):
+            name = wiring.module
+            known = zip(self._parts[name], view.squares[name], view.missing[name], strict=True)
+            for part, squares, missing in known:
+                inside = torch.from_numpy(left[part.units])
+                units = torch.from_numpy(numbers[part.units])[inside]
+                if (units != NONE).any():
+                    own, weight = squares.double()[inside][:, inside], part.weight[inside]
+                    gone = torch.from_numpy(~view.stays[part.units])[inside]
+                    wrong = None if missing is None else missing[inside] - own[:, gone] @ weight[gone]
+                    add_ridge(own)
+                    if wrong is not None:
+                        weight = weight + torch.cholesky_solve(wrong, torch.linalg.cholesky(own))
+                    metric = metrics[name][part.outputs][:, part.outputs]
+                    maps.append(Consumer(own, weight, metric, units))
+        return maps
+
+    @torch.no_grad()
+    def _fit(self, draft: nn.Module, wiring: Wiring, stays: Bools) -> None:
+        """Weights of zero for what does not stay, the others and the bias with it, by the whole model's moments."""
+        module = draft.get_submodule(wiring.module)
+        assert isinstance(module, Weighted)
+        matrix = to_matrix(module, module.weight.detach()).double().clone()
+        old = self._model.get_submodule(wiring.module).bias
+        bias = old.detach().clone() if isinstance(old, Tensor) else module.weight.new_zeros(len(wiring.outputs))
+        for part, moments in zip(self._parts[wiring.module], self._moments[wiring.module], strict=True):
+            kept = torch.from_numpy(stays[part.units])
+            fitted = refit(add_ridge(moments.covariance.double()), part.weight, kept)
+            matrix[part.group, part.columns] = fitted
+            bias[part.outputs] += (moments.mean.double() @ (part.weight - fitted)).to(bias)
+        module.weight.data = from_matrix(module, matrix).to(module.weight)
+        module.bias = nn.Parameter(bias, requires_grad=False)
+
+    def _restore(self, draft: nn.Module, wiring: Wiring) -> None:
+        module, original = draft.get_submodule(wiring.module), self._model.get_submodule(wiring.module)
+        assert isinstance(module, Weighted)
+        assert isinstance(original, Weighted)
+        module.weight.data, module.bias = original.weight.data.clone(), copy.deepcopy(original.bias)
 
 
-def _learn(reached: Mapping[str, Reached], module: str, part: _Part, left: Tensor) -> tuple[Tensor, Tensor]:
-    """By what reaches the module when other groups have lost units: the weights that then come nearest to what it
-    gave in the whole model."""
-    rows, wanted = (each[part.number] for each in (reached[module].rows, reached[module].wanted))
-    rows = rows[:, : int(left.sum())]
-    rows, wanted = rows - rows.mean(0), wanted - wanted.mean(0)
-    squares = rows.T @ rows / len(rows)
-    ridge = add_ridge(squares)
-    weight = torch.linalg.solve(squares, rows.T @ wanted / len(rows) + ridge * part.weight[left])
-    return squares, weight
-
-
-def list_consumers(structure: Structure, model: nn.Module) -> list[Wiring]:
-    """The modules that read units and can be refitted, in the order of the calls."""
-    return [
-        wiring
-        for wiring in structure.wirings
-        if wiring.reads_units and isinstance(model.get_submodule(wiring.module), Weighted)
-    ]
-
-
-def group_is_read(structure: Structure, group: Group, model: nn.Module) -> bool:
-    """Whether modules that can be refitted read every unit of the group."""
-    read = [wiring.inputs for wiring in list_consumers(structure, model)]
-    return bool(read) and bool(np.isin(group.units, np.concatenate(read)).all())
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One group of a convolution, or all of another module: weights (columns, outputs), the unit of every column."""
-
-    number: int
-    weight: Tensor
-    outputs: Tensor
-    units: Ints
-
-
-Source: TypeAlias = Callable[[str, _Part, Tensor], tuple[Tensor, Tensor]]
-"""From a module, a part of it and which of its columns stay, to the covariance of these and the weights on them."""
-
-
-def _split(model: nn.Module, wiring: Wiring) -> list[_Part]:
-    module = model.get_submodule(wiring.module)
-    assert isinstance(module, Weighted)
-    weight = to_matrix(module, module.weight.detach().double())
-    inputs = wiring.inputs.reshape(wiring.groups, -1)
-    outputs = torch.arange(len(wiring.outputs)).reshape(wiring.groups, -1)
-    kernel = weight.shape[1] // inputs.shape[1]
-    return [
-        _Part(number, weight[number], rows, np.repeat(units, kernel))
-        for number, (rows, units) in enumerate(zip(outputs, inputs, strict=True))
-    ]
+def keep_last(order: Ints, count: int) -> Bools:
+    stays = np.zeros(len(order), dtype=bool)
+    stays[order[len(order) - count :]] = True
+    return stays

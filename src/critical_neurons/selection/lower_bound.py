@@ -24,7 +24,7 @@ from torch import Tensor
 
 from critical_neurons.selection.elimination import NONE, Consumer, take_root
 
-MOST_COLUMNS = 2048
+MOST_COLUMNS = 1024
 """Of all consumers together. With more a bound would take longer than the choice."""
 
 TURNS = 60

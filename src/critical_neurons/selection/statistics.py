@@ -11,56 +11,41 @@ import torch
 from torch import Tensor, nn
 
 from critical_neurons.errors import InvalidInputError
-from critical_neurons.removal.refit.im2col import Weighted, by_group, channels_first, to_matrix, unroll
+from critical_neurons.removal.refit.im2col import Weighted, by_group, channels_first, count_groups, to_matrix, unroll
 from critical_neurons.removal.rows import Inputs, call_model, count_rows, take_rows
+from critical_neurons.selection.consumers import Part
 from critical_neurons.selection.distance import Distance, list_outputs
 
-BATCH_SIZE = 64
-ROWS_PER_COLUMN, LEAST_ROWS = 10, 20_000
-"""Positions beyond so many for every column, and beyond so many in all, are left out."""
-
-RIDGE = 1e-3
-"""Added to the covariance, relative to its mean diagonal."""
-
-DRAWS = 4
-"""Classes drawn from the outputs for every input; each gives a gradient."""
+ROWS_PER_COLUMN, LEAST_ROWS = 5, 10_000
+"""Positions beyond so many for every column, and beyond so many in all, are left out: to choose takes fewer than to
+refit."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean (groups, columns) and covariance (groups, columns, columns) of what a module multiplies with its weights,
-    group by group of a convolution; in single precision."""
+    """Mean (columns,) and covariance (columns, columns) of what a part multiplies with its weights."""
 
     mean: Tensor
     covariance: Tensor
 
-    def regularise(self, group: int) -> Tensor:
-        """The covariance of a group with a ridge, in double precision."""
-        squares = self.covariance[group].double()
-        add_ridge(squares)
-        return squares
-
-
-def add_ridge(squares: Tensor) -> Tensor:
-    """To the diagonal of a covariance, in place. Gives what was added."""
-    ridge = (RIDGE * squares.diagonal().mean()).clamp(min=torch.finfo(torch.float32).tiny)
-    squares.diagonal().add_(ridge)
-    return ridge
-
 
 @torch.no_grad()
 def gather_moments(
-    model: nn.Module, modules: Sequence[str], inputs: Inputs, progress: Callable[[int, int], None]
-) -> tuple[dict[str, Moments], list[Tensor]]:
-    """What the modules read when the model runs on the inputs, and what the model gives."""
-    sums = {name: _Sums(model.get_submodule(name), count_rows(inputs)) for name in modules}
+    model: nn.Module,
+    parts: Mapping[str, Sequence[Part]],
+    inputs: Inputs,
+    batch_size: int,
+    progress: Callable[[int, int], None],
+) -> tuple[dict[str, list[Moments]], list[Tensor]]:
+    """Of what each part of every module multiplies with its weights, and what the model gives for the inputs."""
+    sums = {name: _Sums(model.get_submodule(name), each, count_rows(inputs)) for name, each in parts.items()}
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         return lambda module, args, output: sums[name].add(args[0], output)
 
-    handles = [model.get_submodule(name).register_forward_hook(watch(name)) for name in modules]
+    handles = [model.get_submodule(name).register_forward_hook(watch(name)) for name in parts]
     try:
-        batches, outputs = torch.split(torch.arange(count_rows(inputs)), BATCH_SIZE), []
+        batches, outputs = torch.split(torch.arange(count_rows(inputs)), batch_size), []
         for done, rows in enumerate(batches):
             progress(done, len(batches))
             outputs.append(list_outputs(call_model(model, take_rows(inputs, rows))))
@@ -68,27 +53,31 @@ def gather_moments(
     finally:
         for handle in handles:
             handle.remove()
-    moments = {name: each.finish() for name, each in sums.items()}
-    given = [torch.cat(parts) for parts in zip(*outputs, strict=True)]
-    if not all(torch.isfinite(each).all() for each in (*given, *(found.covariance for found in moments.values()))):
+    found = {name: each.finish() for name, each in sums.items()}
+    given = [torch.cat(each) for each in zip(*outputs, strict=True)]
+    covariances = [moments.covariance for each in found.values() for moments in each]
+    if not all(torch.isfinite(each).all() for each in (*given, *covariances)):
         raise InvalidInputError(
             "inputs: the model gives NaN or infinite values for them, or such as single precision cannot square. Are "
             "they scaled right?"
         )
-    return moments, given
+    return found, given
 
 
 class _Sums:
-    def __init__(self, module: nn.Module, input_count: int) -> None:
+    """Rows are multiplied in single precision, sums are in double."""
+
+    def __init__(self, module: nn.Module, parts: Sequence[Part], input_count: int) -> None:
         assert isinstance(module, Weighted)
-        self._module = module
-        self._groups, columns, _ = to_matrix(module, module.weight).shape
+        self._module, self._parts, self._groups = module, parts, count_groups(module)
+        columns = to_matrix(module, module.weight).shape[1]
         self._rows_per_input = -(-max(ROWS_PER_COLUMN * columns, LEAST_ROWS) // input_count)
         self._generator = torch.Generator().manual_seed(0)
         self._origin: Tensor | None = None
         self._count = 0
-        self._firsts = torch.zeros(self._groups, columns, dtype=torch.float32)
-        self._squares = torch.zeros(self._groups, columns, columns, dtype=torch.float32)
+        sizes = [len(part.units) for part in parts]
+        self._firsts = [torch.zeros(size, dtype=torch.float64) for size in sizes]
+        self._squares = [torch.zeros(size, size, dtype=torch.float64) for size in sizes]
 
     def add(self, read: Tensor, given: Tensor) -> None:
         count = channels_first(self._module, given).shape[2]
@@ -98,37 +87,46 @@ class _Sums:
             self._origin = rows.mean(1, keepdim=True)
         rows = rows - self._origin
         self._count += rows.shape[1]
-        self._firsts += rows.sum(1)
-        self._squares.baddbmm_(rows.transpose(1, 2), rows)
+        for part, firsts, squares in zip(self._parts, self._firsts, self._squares, strict=True):
+            own = rows[part.group, :, part.columns]
+            firsts += own.sum(0)
+            squares += own.T @ own
 
-    def finish(self) -> Moments:
+    def finish(self) -> list[Moments]:
         assert self._origin is not None
-        mean = self._firsts / self._count
-        covariance = self._squares.div_(self._count)
-        covariance.baddbmm_(mean[:, :, None], mean[:, None, :], alpha=-1)
-        return Moments(self._origin[:, 0] + mean, covariance)
+        found = []
+        for part, firsts, squares in zip(self._parts, self._firsts, self._squares, strict=True):
+            mean = firsts / self._count
+            origin = self._origin[part.group, 0, part.columns]
+            found.append(Moments(origin + mean.float(), (squares / self._count - torch.outer(mean, mean)).float()))
+        return found
 
 
 def gather_metrics(
-    model: nn.Module, modules: Sequence[str], inputs: Inputs, distance: Distance, *, temperature: float, seed: int
+    model: nn.Module,
+    modules: Sequence[str],
+    inputs: Inputs,
+    distance: Distance,
+    batch_size: int,
+    temperature: float,
+    seed: int,
 ) -> dict[str, Tensor]:
     """The Fisher matrix of what each module gives: (outputs, outputs), summed over positions.
 
-    Twice the distance from the outputs as they are, to second order. Above a `temperature` of 1 class probabilities
-    are taken for less certain than they are: a trained network is certain of most of its inputs, and errors of those
-    would count for nothing.
+    Twice the distance from the outputs as they are, to second order, of one draw for every input. Above a
+    `temperature` of 1 class probabilities are taken for less certain than they are: a trained network is certain of
+    most of its inputs, and errors of those would count for nothing.
     """
     generator = torch.Generator().manual_seed(seed)
     metrics: dict[str, Tensor] = {}
     count = count_rows(inputs)
-    for rows in torch.split(torch.arange(count), BATCH_SIZE):
+    for rows in torch.split(torch.arange(count), batch_size):
         with torch.enable_grad(), _hold_outputs(model, modules) as held:
-            outputs = list_outputs(call_model(model, take_rows(inputs, rows)))
-            for loss in distance.probe(outputs, temperature, DRAWS, generator):
-                slopes = torch.autograd.grad(loss, list(held.values()), retain_graph=True)
-                for name, slope in zip(held, slopes, strict=True):
-                    errors = channels_first(model.get_submodule(name), slope).movedim(1, -1).flatten(0, -2)
-                    metrics[name] = metrics.get(name, 0.0) + (errors.T @ errors).double() / (DRAWS * count)
+            loss = distance.probe(list_outputs(call_model(model, take_rows(inputs, rows))), temperature, generator)
+            slopes = torch.autograd.grad(loss, list(held.values()))
+            for name, slope in zip(held, slopes, strict=True):
+                errors = channels_first(model.get_submodule(name), slope).movedim(1, -1).flatten(0, -2)
+                metrics[name] = metrics.get(name, 0.0) + (errors.T @ errors).double() / count
     return metrics
 
 

@@ -32,8 +32,19 @@ def refit_behind(
     return fitted
 
 
-def list_stops(structure: Structure, stays: Bools) -> list[Stop]:
-    """The modules from the first that lost inputs on, in the order of the calls."""
+def list_stops(structure: Structure, stays: Bools, *, masked: bool = False) -> list[Stop]:
+    """The modules from the first that lost inputs on, in the order of the calls. `masked`: of a model in full size,
+    in which units that do not stay are computed, and not read."""
     firsts = [at for at, wiring in enumerate(structure.wirings) if wiring.kernel and not stays[wiring.inputs].all()]
     behind = structure.wirings[firsts[0] :] if firsts else ()
-    return [Stop(wiring.module, torch.from_numpy(np.flatnonzero(stays[wiring.outputs]))) for wiring in behind]
+    if not masked:
+        return [Stop(wiring.module, torch.from_numpy(np.flatnonzero(stays[wiring.outputs]))) for wiring in behind]
+    everything = np.ones_like(stays)  # a depthwise convolution hands units on
+    return [
+        Stop(
+            wiring.module,
+            torch.arange(len(wiring.outputs)),
+            torch.from_numpy((everything if wiring.depthwise else stays)[wiring.inputs]),
+        )
+        for wiring in behind
+    ]

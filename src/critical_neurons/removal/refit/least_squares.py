@@ -6,6 +6,7 @@ themselves in the least-squares sense; a batch norm by statistics that move as i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Protocol, TypeAlias
 
 import torch
@@ -37,7 +38,7 @@ REFITTED: tuple[type[nn.Module], ...] = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
 )
 
-ROWS_PER_COLUMN, LEAST_ROWS = 20, 100_000
+ROWS_PER_COLUMN, LEAST_ROWS = 10, 20_000
 """Rows of a regression beyond so many for every weight of a unit, and beyond so many in all, are left out."""
 
 MOST_COLUMNS = 8192
@@ -58,15 +59,29 @@ class Refitting(Protocol):
         """Refit the module."""
 
 
-def begin_refit(module: nn.Module, kept: Tensor, method: Refit, input_count: int, *, absorbed: bool) -> Refitting:
+Tell: TypeAlias = Callable[[Tensor, Tensor], None]
+"""Is given the covariance of what a module multiplies with its weights, and that with what its outputs miss."""
+
+
+def begin_refit(
+    module: nn.Module,
+    kept: Tensor,
+    method: Refit,
+    input_count: int,
+    *,
+    absorbed: bool,
+    reads: Tensor | None = None,
+    tell: Tell = lambda squares, products: None,
+) -> Refitting:
     """`kept`: which of the original's output channels the module still has; `input_count`: how many inputs will be
-    added in all; `absorbed`: a batch norm that is refitted too takes what would be added to the bias."""
+    added in all; `absorbed`: a batch norm that is refitted too takes what would be added to the bias; `reads`: of a
+    module that has all of its input channels, those with weights other than zero."""
     if isinstance(module, BatchNorm):
         return _Statistics(module, kept)
     assert isinstance(module, Weighted)
     if method == "bias":
         return _Offset(module, kept, absorbed=absorbed)
-    return _Weights(module, kept, input_count, absorbed=absorbed)
+    return _Weights(module, kept, input_count, absorbed=absorbed, reads=reads, tell=tell)
 
 
 def is_refittable(module: nn.Module) -> bool:
@@ -76,11 +91,6 @@ def is_refittable(module: nn.Module) -> bool:
     if isinstance(module, BatchNorm):
         return module.running_mean is not None and module.running_var is not None
     return "weight" in dict(module.named_parameters(recurse=False))  # else it is computed: parametrised, pruned
-
-
-def can_refit(module: nn.Module) -> bool:
-    """Whether all products of what a unit of the module multiplies with its weights can be held."""
-    return isinstance(module, Weighted) and to_matrix(module, module.weight).shape[1] <= MOST_COLUMNS
 
 
 class _Statistics:
@@ -158,10 +168,16 @@ class _Weights:
     Regularised towards the weights the module has: see `ridge`, E what the outputs miss, D what is added.
     """
 
-    def __init__(self, module: Weighted, kept: Tensor, input_count: int, *, absorbed: bool) -> None:
-        self._module, self._kept, self._absorbed = module, kept, absorbed
+    def __init__(
+        self, module: Weighted, kept: Tensor, input_count: int, *, absorbed: bool, reads: Tensor | None, tell: Tell
+    ) -> None:
+        self._module, self._kept, self._absorbed, self._tell = module, kept, absorbed, tell
         self._matrix = _widen(to_matrix(module, module.weight.detach()))
         groups, columns, _ = self._matrix.shape
+        self._stays = None
+        if reads is not None:
+            self._stays = reads.reshape(groups, -1).repeat_interleave(columns * groups // len(reads), 1)
+            self._matrix = self._matrix * self._stays[:, :, None].to(self._matrix)
         self._input_count, self._row_count = input_count, max(ROWS_PER_COLUMN * columns, LEAST_ROWS)
         if columns > MOST_COLUMNS:
             self._row_count = min(MOST_ROWS, MOST_NUMBERS // (groups * columns))
@@ -182,9 +198,14 @@ class _Weights:
         wanted = by_group(_widen(wanted[:, :, None, positions]), groups)
         missing = wanted - (rows @ self._matrix + _widen(_find_bias(module)).reshape(groups, 1, -1))
         if self._regression is None:
-            few = rows.shape[1] * self._input_count < columns * input_count
-            dual = few or columns > MOST_COLUMNS
-            self._regression = RowProducts() if dual else NormalEquations(groups, columns, outputs, rows.device)
+            few = rows.shape[1] * self._input_count < columns * input_count and self._stays is None
+            self._regression = (
+                RowProducts()
+                if few or columns > MOST_COLUMNS
+                else NormalEquations(groups, columns, outputs, rows.device, self._stays)
+            )
+        if self._stays is not None and isinstance(self._regression, RowProducts):
+            rows = rows * self._stays[:, None].to(rows)
         self._regression.add(rows, missing, held_out=held_out)
 
     def _choose(self, count: int, limit: int) -> Tensor:
@@ -196,8 +217,10 @@ class _Weights:
     def finish(self) -> None:
         assert self._regression is not None
         added, shift = self._regression.solve()
+        if isinstance(self._regression, NormalEquations):
+            self._tell(*self._regression.describe())
         weight = self._module.weight
-        new = weight.detach().to(added) + from_matrix(self._module, added)
+        new = from_matrix(self._module, self._matrix.to(added) + added)
         weight.data = require_finite(new.to(weight))
         if not self._absorbed:
             _shift_bias(self._module, shift.flatten())

@@ -3,6 +3,8 @@
 The ridge is chosen on rows that are held out, where D = 0 is as good a choice as any; then all rows are used. There
 are two ways to the same D: through sums over the rows, x x' (columns x columns), for many rows; through the products
 of any two rows (rows x rows), for many columns. Rows are multiplied in their own precision, sums are in double.
+
+Where no error is there to choose a ridge by, as when columns are judged before any has gone, it is `RIDGE`.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from critical_neurons.errors import PruningError
 RIDGES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 """Regularisation tried, relative to the mean square of the inputs, as long as it helps on what is held out."""
 
+RIDGE = 1e-3
+"""Where none can be chosen, relative to the mean square of the inputs."""
+
 ROUNDING = 1e-7
 """What single precision may leave of squares where there is nothing, relative to their mean."""
 
@@ -33,6 +38,12 @@ class Regression(Protocol):
 
     def solve(self) -> tuple[Tensor, Tensor]:
         """D (groups, columns, outputs), and the constant (groups, outputs) that keeps the mean of the errors."""
+
+
+def add_ridge(squares: Tensor) -> Tensor:
+    """`RIDGE` on the diagonal of a covariance (columns, columns), in place. Gives the covariance."""
+    squares.diagonal().add_((RIDGE * squares.diagonal().mean()).clamp(min=torch.finfo(torch.float32).tiny))
+    return squares
 
 
 def require_finite(values: Tensor) -> Tensor:
@@ -49,10 +60,13 @@ def find_home(device: torch.device) -> torch.device:
 
 
 class NormalEquations:
-    """Through sums over the rows."""
+    """Through sums over the rows. `stays` (groups, columns): D is zero for the other columns."""
 
-    def __init__(self, groups: int, columns: int, outputs: int, device: torch.device) -> None:
+    def __init__(
+        self, groups: int, columns: int, outputs: int, device: torch.device, stays: Tensor | None = None
+    ) -> None:
         home = find_home(device)
+        self._stays = None if stays is None else stays.to(home)
         self._fitted, self._held_out = (_Moments.none(groups, columns, outputs, home) for _ in range(2))
         self._origin: Tensor | None = None
 
@@ -68,11 +82,17 @@ class NormalEquations:
         require_finite(every.squares)
         ridge = None
         if self._fitted.count and self._held_out.count:
-            fitted, held_out = self._fitted.centre(), self._held_out.centre()
+            fitted, held_out = self._fitted.centre(self._stays), self._held_out.centre(self._stays)
             ridge = choose_ridge(lambda ridge: held_out.change(fitted.solve(ridge)))
-        added = torch.zeros_like(every.products) if ridge is None else every.centre().solve(ridge)
+        added = torch.zeros_like(every.products) if ridge is None else every.centre(self._stays).solve(ridge)
         mean = self._origin.to(added) + every.inputs[:, None] / every.count
         return added, every.errors / every.count - (mean @ added)[:, 0]
+
+    def describe(self) -> tuple[Tensor, Tensor]:
+        """The covariance (groups, columns, columns) of the rows, all columns, and that with the errors."""
+        every = self._fitted.join(self._held_out)
+        known = every.centre()
+        return known.squares / every.count, known.products / every.count
 
 
 class RowProducts:
@@ -155,25 +175,30 @@ class _Moments:
             self.products + other.products,
         )
 
-    def centre(self) -> _System:
-        """With the means of the rows taken away."""
+    def centre(self, stays: Tensor | None = None) -> _System:
+        """With the means of the rows taken away, and nothing left of columns that do not stay."""
         mean = self.inputs[:, :, None] / self.count
         floor = _scale(_mean_square(self.squares, self.squares.shape[1]), ROUNDING)
         squares = self.squares - mean @ self.inputs[:, None]
         squares.diagonal(dim1=1, dim2=2).add_(floor[:, None])
-        return _System(squares, self.products - mean @ self.errors[:, None])
+        products = self.products - mean @ self.errors[:, None]
+        if stays is None:
+            return _System(squares, products, torch.full_like(floor, squares.shape[1]))
+        mask = stays[:, :, None].to(squares)
+        return _System(squares * mask * mask.mT, products * mask, stays.sum(1).clamp(min=1).to(floor))
 
 
 @dataclass(frozen=True)
 class _System:
-    """x x' and x e' of rows whose mean is zero."""
+    """x x' and x e' of rows whose mean is zero, and how many columns there are in every group."""
 
     squares: Tensor
     products: Tensor
+    columns: Tensor
 
     def solve(self, ridge: float) -> Tensor:
         """D of (x x' + ridge) D = x e'."""
-        return _solve(self.squares, self.products, _scale(_mean_square(self.squares, self.squares.shape[1]), ridge))
+        return _solve(self.squares, self.products, _scale(_mean_square(self.squares, self.columns), ridge))
 
     def change(self, added: Tensor) -> float:
         """By how much ‖e‖² changes when x D is taken from e."""
@@ -212,7 +237,7 @@ def _solve(squares: Tensor, products: Tensor, ridge: Tensor) -> Tensor:
     return torch.cholesky_solve(products, factor)
 
 
-def _mean_square(squares: Tensor, columns: int) -> Tensor:
+def _mean_square(squares: Tensor, columns: int | Tensor) -> Tensor:
     """Of all columns: (groups,)."""
     return squares.diagonal(dim1=1, dim2=2).sum(1) / columns
 

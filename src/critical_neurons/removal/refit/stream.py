@@ -29,10 +29,12 @@ from critical_neurons.removal.rows import Inputs, call_model, count_rows, is_who
 
 @dataclass(frozen=True)
 class Stop:
-    """A module to refit, and which of the original's output channels it still has."""
+    """A module to refit, and which of the original's output channels it still has. `reads`: of a module that has all
+    of its input channels, those whose weights may differ from zero."""
 
     module: str
     kept: Tensor
+    reads: Tensor | None = None
 
 
 def refit_modules(
@@ -42,24 +44,26 @@ def refit_modules(
     inputs: Inputs,
     method: Refit,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    tell: Callable[[str, Tensor, Tensor], None] = lambda module, squares, products: None,
 ) -> dict[str, int]:
     """Refit the modules of `smaller` at the stops, as far as they are of a kind that can be.
 
     Both models may do anything in their forward pass; a module that only some batches reach is refitted on those. One
     that a pass calls several times is refitted on what its first call reads: what comes later is then computed as the
     smaller model will compute it, while to refit it again at a later call would change what has gone before.
-    `progress` is told how many modules are done, and of how many.
+    `progress` is told how many modules are done, and of how many; `tell` by what each is refitted by least squares,
+    see `Tell`.
 
     Gives how many of the inputs each module was refitted on. They are fewer than all where memory does not suffice,
     and always the same ones; modules that no input reaches, in both models alike, are not there.
     """
     check_inputs(inputs)
     names = _find_refittable(smaller, stops)
-    kept = {stop.module: stop.kept for stop in stops if stop.module in names}
+    chosen = {stop.module: stop for stop in stops if stop.module in names}
     with ExitStack() as stack:
         for setting in (torch.inference_mode(False), torch.no_grad(), _evaluate(original), _evaluate(smaller)):
             stack.enter_context(setting)
-        return _Stream(original, smaller, kept, inputs, method).run(progress) if kept else {}
+        return _Stream(original, smaller, chosen, inputs, method, tell).run(progress) if chosen else {}
 
 
 def check_inputs(inputs: Inputs) -> None:
@@ -104,18 +108,24 @@ class _Batch:
 
 class _Stream:
     def __init__(
-        self, original: nn.Module, smaller: nn.Module, kept: dict[str, Tensor], inputs: Inputs, method: Refit
+        self,
+        original: nn.Module,
+        smaller: nn.Module,
+        stops: dict[str, Stop],
+        inputs: Inputs,
+        method: Refit,
+        tell: Callable[[str, Tensor, Tensor], None],
     ) -> None:
-        self._original, self._smaller, self._kept = original, smaller, kept
-        self._inputs, self._method = inputs, method
+        self._original, self._smaller, self._stops = original, smaller, stops
+        self._inputs, self._method, self._tell = inputs, method, tell
         self._device = next((each.device for each in smaller.parameters()), None)
-        self._modules = {name: smaller.get_submodule(name) for name in kept}
+        self._modules = {name: smaller.get_submodule(name) for name in stops}
         self._batches: list[_Batch] = []
         self._served: set[str] = set()
         self._used: dict[str, int] = {}
 
     def run(self, progress: Callable[[int, int], None]) -> dict[str, int]:
-        watched = {name: self._original.get_submodule(name) for name in self._kept}
+        watched = {name: self._original.get_submodule(name) for name in self._stops}
         shuffled = shuffle(count_rows(self._inputs))  # data comes class by class
         few = shuffled[:LEAST_INPUTS]
         found = scout(self._original, watched, self._take(few))
@@ -133,7 +143,7 @@ class _Stream:
         """Module after module as scouted. One that is met but was not scouted is served next."""
         order = list(found.modules)
         for place, name in enumerate(order):  # which may grow behind the place
-            progress(place, len(self._kept))
+            progress(place, len(self._stops))
             for rows in joining.get(name, ()):
                 self._batches.append(self._begin_batch(rows))
             refit, sizes = self._begin_refit(name, absorbed=name in found.absorbed), list[int]()
@@ -149,7 +159,7 @@ class _Stream:
                     refit.finish()
                 self._used[name] = sum(sizes)
             self._served.add(name)
-        progress(len(self._kept), len(self._kept))
+        progress(len(self._stops), len(self._stops))
 
     def _begin_batch(self, rows: Tensor) -> _Batch:
         passes = (
@@ -164,9 +174,16 @@ class _Stream:
         return take_rows(self._inputs, rows, self._device)
 
     def _begin_refit(self, name: str, *, absorbed: bool) -> Refitting:
-        module, count = self._modules[name], sum(batch.size for batch in self._batches)
-        absorbed = absorbed and module.bias is None
-        return begin_refit(module, self._kept[name], self._method, count, absorbed=absorbed)
+        module, stop = self._modules[name], self._stops[name]
+        return begin_refit(
+            module,
+            stop.kept,
+            self._method,
+            sum(batch.size for batch in self._batches),
+            absorbed=absorbed and module.bias is None,
+            reads=stop.reads,
+            tell=partial(self._tell, name),
+        )
 
     def _advance(self, batch: _Batch) -> None:
         for what, forward in (("original", batch.original), ("smaller", batch.smaller)):

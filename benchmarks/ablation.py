@@ -1,0 +1,219 @@
+"""What each part of a search is worth: accuracy on validation images and processor seconds, with it and without.
+
+    python benchmarks/ablation.py run --data DIR --resnet20 WEIGHTS      every cell that is not stored
+    python benchmarks/ablation.py run ... --only mlp --only draw-0       any parts of a cell's name
+    python benchmarks/ablation.py table                                  what is stored, as Markdown
+
+DIR of --data holds fashion_mnist and cifar10; WEIGHTS are those of a CIFAR ResNet-20 for inputs normalised by
+ImageNet's mean and deviation, whose training set includes the validation images: the last 5 000 of the train split.
+The other networks are trained on the rest for a minute. One line of benchmarks/results/ablation.jsonl for every cell;
+lines with a `commit` were measured with the parts that this commit still had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+import critical_neurons as cn
+from architectures.residual import CifarResNet
+from critical_neurons.core.settings import Compensation
+from critical_neurons.removal.metrics import measure_accuracy
+from critical_neurons.selection import gate_descent, layerwise_search
+from critical_neurons.selection.effort import EFFORTS
+from critical_neurons.selection.layerwise_search import LayerwiseSearch
+from critical_neurons_reproduction.datasets import load_stored
+from storing import store_line
+
+RESULTS = Path(__file__).parent / "results" / "ablation.jsonl"
+VALIDATION, MEASURED, CALIBRATION, EPOCHS = 5000, 2500, 1000, 6
+MEAN, DEVIATION = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[:, :, None, None]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A search with this effort and with these attributes of modules or classes replaced."""
+
+    effort: str = "quick"
+    replaced: tuple[tuple[Any, str, Any], ...] = ()
+    compensate: Compensation = "least_squares"
+
+
+def keep_orders(layers: LayerwiseSearch, view: Any, found: Any, counts: Any) -> Any:
+    return [each.order.numpy() for each in found]
+
+
+def keep_errors(layers: LayerwiseSearch, found: Any, passes: int, told: Any) -> Any:
+    return found
+
+
+VARIANTS = {
+    "quick": Variant(),
+    "quick, no exchanges": Variant(replaced=((LayerwiseSearch, "exchange", keep_orders),)),
+    "quick, errors not priced": Variant(replaced=((LayerwiseSearch, "price", keep_errors),)),
+    **{
+        f"quick, temperature {value:g}": Variant(replaced=((layerwise_search, "TEMPERATURE", value),))
+        for value in (1.0, 16.0)
+    },
+    "quick, priced in 8 passes": Variant(effort="priced"),
+    "standard": Variant("standard"),
+    "thorough": Variant("thorough"),
+    "gates": Variant("standard", compensate="none"),
+    "gates, temperature 1": Variant("standard", ((gate_descent, "TEMPERATURE", 1.0),), "none"),
+    "gates, quick": Variant("quick", compensate="none"),
+}
+NETWORKS = {
+    "mlp": ({"units": 0.2}, {"macs": 0.3}),
+    "lenet5": ({"units": 0.3}, {"macs": 0.3}),
+    "resnet20": ({"macs": 0.5},),
+}
+DRAWS = range(3)
+EFFORTS["priced"] = replace(EFFORTS["quick"], passes=8)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="measure the cells that are not stored yet")
+    run.add_argument("--data", required=True, type=Path, help="folder with fashion_mnist and cifar10")
+    run.add_argument("--resnet20", type=Path, help="weights; without them it is left out")
+    run.add_argument("--only", action="append", default=[], help="parts of a cell's name, such as mlp or draw-0")
+    commands.add_parser("table", help="print what is stored")
+    arguments = parser.parse_args()
+    if arguments.command == "table":
+        print("\n".join(list_rows(read_lines())))
+        return
+    torch.set_num_threads(1)
+    stored = {line["name"] for line in read_lines()}
+    for network in NETWORKS if arguments.resnet20 else ("mlp", "lenet5"):
+        for draw in DRAWS:
+            cells = [each for each in list_cells(network, draw) if each[0] not in stored]
+            cells = [each for each in cells if all(part in each[0] for part in arguments.only)]
+            if cells:
+                subject = load_subject(network, draw, arguments.data, arguments.resnet20)
+                for name, budget, variant in cells:
+                    store_line(RESULTS, {"name": name, **measure(subject, budget, VARIANTS[variant])})
+
+
+def list_cells(network: str, draw: int) -> Iterator[tuple[str, dict[str, float], str]]:
+    for budget in NETWORKS[network]:
+        for variant in VARIANTS:
+            ((measure, share),) = budget.items()
+            yield f"{network}/draw-{draw}/{measure}-{share:g}/{variant}", budget, variant
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A trained network, calibration inputs, validation inputs and labels."""
+
+    model: nn.Module
+    inputs: Tensor
+    validation: tuple[Tensor, Tensor]
+
+
+def load_subject(network: str, draw: int, data: Path, resnet20: Path | None) -> Subject:
+    """The draw says which calibration inputs, and the seed of the training."""
+    training, _ = load_stored(data / ("fashion_mnist" if network == "mlp" else "cifar10"))
+    scaled = (MEAN, DEVIATION) if network == "resnet20" else (0.0, 1.0)
+    if network == "resnet20":
+        assert resnet20 is not None
+        model: nn.Module = CifarResNet(3)
+        weights = torch.load(resnet20, map_location="cpu", weights_only=True)
+        weights = weights.get("state_dict", weights)
+        model.load_state_dict({name.removeprefix("module."): value for name, value in weights.items()})
+    else:
+        model = train(network, training.inputs[:-VALIDATION], training.labels[:-VALIDATION], draw)
+    rows = torch.randperm(len(training) - VALIDATION, generator=torch.Generator().manual_seed(1000 + draw))
+    held_out = training.select(torch.arange(len(training) - VALIDATION, len(training))[:MEASURED])
+    inputs, validation = (
+        (each - scaled[0]) / scaled[1] for each in (training.inputs[rows[:CALIBRATION]], held_out.inputs)
+    )
+    return Subject(model.eval(), inputs, (validation, held_out.labels))
+
+
+def train(network: str, inputs: Tensor, labels: Tensor, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    if network == "mlp":
+        model = nn.Sequential(
+            *(nn.Flatten(), nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10))
+        )
+    else:
+        model = nn.Sequential(
+            *(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+        )
+    optimiser = torch.optim.Adam(model.parameters(), 1e-3)
+    for _ in range(EPOCHS):
+        for rows in torch.randperm(len(inputs)).split(128):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(inputs[rows]), labels[rows]).backward()
+            optimiser.step()
+    return model
+
+
+def measure(subject: Subject, budget: dict[str, float], variant: Variant) -> dict[str, Any]:
+    """Seconds of the processor; a pass is one forward pass over the calibration inputs."""
+    model, inputs, how = subject.model, subject.inputs, variant.compensate
+    with torch.no_grad():
+        one_pass = min(clock(lambda: [model(some) for some in inputs.split(64)])[1] for _ in range(2))
+    with replace_all(variant):
+        scores, searching = clock(lambda: cn.search(model, inputs, **budget, compensate=how, effort=variant.effort))
+    smaller, pruning = clock(lambda: cn.prune(model, cn.plan(scores), inputs, compensate=how))
+    return {
+        "accuracy": round(measure_accuracy(smaller, *subject.validation), 4),
+        "objective": round(scores.objective or 0.0, 4),
+        "search_seconds": round(searching, 2),
+        "prune_seconds": round(pruning, 2),
+        "pass_seconds": round(one_pass, 2),
+        "passes": round((searching + pruning) / one_pass, 1),
+    }
+
+
+@contextmanager
+def replace_all(variant: Variant) -> Iterator[None]:
+    with ExitStack() as stack:
+        for owner, name, value in variant.replaced:
+            stack.enter_context(patch.object(owner, name, value))
+        yield
+
+
+def clock(work: Callable[[], Any]) -> tuple[Any, float]:
+    started = time.process_time()
+    return work(), time.process_time() - started
+
+
+def read_lines() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+
+
+def list_rows(lines: list[dict[str, Any]]) -> list[str]:
+    """Means over draws, by network, budget and variant."""
+    found = defaultdict(list)
+    for line in lines:
+        network, _, budget, variant = line["name"].split("/", 3)
+        found[network, budget, variant].append(line)
+    rows = ["| network | kept | variant | draws | accuracy | passes |", "|---|---|---|---|---|---|"]
+    for (network, budget, variant), same in sorted(found.items()):
+        accuracy, passes = (
+            fmean(each["accuracy"] for each in same),
+            [each["passes"] for each in same if "passes" in each],
+        )
+        told = f"{fmean(passes):.1f}" if passes else ""
+        rows.append(f"| {network} | {budget} | {variant} | {len(same)} | {accuracy:.4f} | {told} |")
+    return rows
+
+
+if __name__ == "__main__":
+    main()
