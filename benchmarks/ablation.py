@@ -7,7 +7,8 @@
 DIR of --data holds fashion_mnist and cifar10; WEIGHTS are those of a CIFAR ResNet-20 for inputs normalised by
 ImageNet's mean and deviation, whose training set includes the validation images: the last 5 000 of the train split.
 The other networks are trained on the rest for a minute. One line of benchmarks/results/ablation.jsonl for every cell;
-lines with a `commit` were measured with the parts that this commit still had.
+lines with a `commit` were measured with the parts that this commit still had, those "priced in 3 passes" on the way
+from it, round by round without the choice of the best.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -83,6 +84,7 @@ def run(name: str, folder: str, width: int, penalty: float, models: Path) -> Non
     store_line(RESULTS, result)
 
 
+@cache
 def load_flat(folder: str, split: str) -> tuple[Tensor, Tensor]:
     inputs, labels = load_batch(folder, split=split)
     return inputs.flatten(1), labels

@@ -121,7 +121,7 @@ def by_sensitivity(subject: Subject) -> Floats:
     """SNIP by unit: the summed sensitivity of incoming weights."""
     sensitivity = measure_sensitivity(subject.model, subject.inputs, subject.labels)
     values = np.zeros(subject.network.unit_count)
-    for layer in subject.network.scored:
+    for layer in subject.network.removable:
         np.add.at(values, layer.units, sensitivity[layer.name].flatten(1).sum(1).numpy())
     return _normalise(subject, values)
 
@@ -211,7 +211,7 @@ def _ask(subject: Subject, model: nn.Module, importance: Any) -> Floats:
     """What Torch-Pruning's importance says, group by group of its own graph. Of groups that it has nothing to say of
     (BN scale, where there is no batch norm), their L1."""
     graph = torch_pruning.DependencyGraph().build_dependency(model, example_inputs=subject.inputs[:2])
-    units = {model.get_submodule(layer.name): layer.units for layer in subject.network.scored}
+    units = {model.get_submodule(layer.name): layer.units for layer in subject.network.removable}
     values = np.full(subject.network.unit_count, np.nan)
     for group in graph.get_all_groups(root_module_types=(nn.Conv2d, nn.Linear)):
         if not any(

@@ -35,7 +35,7 @@ HOW_MANY, WHICH, BY_CLASS = QUESTIONS
 def quick() -> Iterator[None]:
     """Searches make one choice each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(effort, "THOROUGH", effort.QUICK)
+        patch.setitem(effort.EFFORTS, "standard", effort.EFFORTS["quick"])
         yield
 
 
@@ -179,7 +179,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Cell], Stor
     cells = [cell for cell in list_cells(case, [Choice(40), Choice(80, "any")]) if "least_squares" in cell.name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "hugging_face")
-        patch.setitem(effort.EFFORTS, "standard", effort.EFFORTS["quick"])
         runs = Runs(folder / "runs", write_blocks(folder / "data"), Schedule(epochs=2), folder / "cache")
         assert run_cells(case, cells, store, runs) == []
         (failed,) = run_cells(case, list_cells(case, [Choice(BLOCKS)])[:1], store, runs)

@@ -13,6 +13,7 @@ from torch import nn
 
 import critical_neurons as cn
 from critical_neurons.io.builtin_models import lenet5, vgg16
+from critical_neurons.removal.refit.ridge import add_ridge
 from critical_neurons.selection import effort
 from critical_neurons_reproduction.experiments.cells import Schedule
 from critical_neurons_reproduction.experiments.workspace import Runs
@@ -30,7 +31,7 @@ IMAGES = 24
 def quick() -> Iterator[None]:
     """Searches make one choice each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(effort, "THOROUGH", effort.QUICK)
+        patch.setitem(effort.EFFORTS, "standard", effort.EFFORTS["quick"])
         yield
 
 
@@ -91,8 +92,9 @@ def test_taylor_and_hessian_see_all_images(small):
 def test_greedy_elimination_removes_what_costs_the_next_layer_least(small):
     """The first to go is the one without which the least-squares fit of the next layer is best."""
     values = prefer("greedy elimination", small)[:8]
-    moments = small.moments["2"]
-    squares, weight = moments.regularise(0).numpy(), small.model[2].weight.detach().double().numpy().T
+    (moments,) = small.moments["2"]
+    squares = add_ridge(moments.covariance.double()).numpy()
+    weight = small.model[2].weight.detach().double().numpy().T
 
     def fit(kept: list[int]) -> float:
         inside = np.ix_(kept, kept)
@@ -149,7 +151,6 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "hugging_face")
-        patch.setitem(effort.EFFORTS, "standard", effort.EFFORTS["quick"])
         runs = Runs(folder / "runs", write_blocks(folder / "data"), Schedule(epochs=2), folder / "cache")
         for case in cases:
             cells = list_cells(case, "validation")

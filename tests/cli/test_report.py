@@ -1,6 +1,7 @@
 """Pages by command: of a compression, of a folder; and what is installed."""
 
 import json
+from importlib import metadata
 
 import numpy as np
 import pytest
@@ -108,6 +109,16 @@ def test_doctor():
     table = run("doctor").stdout
     assert "torch-pruning" in table
     assert all(f"pip install 'critical_neurons[{extra}]'" in table for extra in told["missing"])
+
+
+def test_doctor_of_a_package_that_is_not_installed(monkeypatch):
+    def fail(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", fail)
+    done = run("doctor")
+    assert done.exit_code == 2
+    assert "pip install --editable ." in done.output
 
 
 def test_requirements_of_extras_that_consist_of_others():

@@ -1,13 +1,11 @@
 """Answers are counted as a loop over the inputs would count them."""
 
-import json
-from dataclasses import asdict
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from critical_neurons.core.answers import Answers, Change
+from critical_neurons.core.documents import from_plain, to_plain
 
 NAMED = st.lists(st.tuples(*[st.integers(0, 3)] * 3), min_size=1, max_size=30).map(lambda rows: np.array(rows).T)
 
@@ -28,7 +26,7 @@ def test_counts(named):
         each.fate == "lost" for each in answers.changes
     )
     assert gained == sum(each.after - each.before for each in answers.classes)
-    assert Answers.from_dict(json.loads(json.dumps(asdict(answers)))) == answers
+    assert from_plain(Answers, to_plain(answers)) == answers
 
 
 def test_without_labels():

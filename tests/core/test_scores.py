@@ -269,7 +269,7 @@ def test_the_table_of_all_units(tmp_path):
         own = [line for line in lines if line["layer"] == layer.name]
         assert [int(line["channel"]) for line in own] == list(range(layer.size))
         assert {line["reason"] for line in own} == {layer.reason}
-        if layer.scored:
+        if layer.removable:
             assert [int(line["unit"]) for line in own] == layer.units.tolist()
             assert np.array([float(line["score"]) for line in own]).tobytes() == scores[layer.name].tobytes()
         else:

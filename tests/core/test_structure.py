@@ -141,7 +141,7 @@ def test_groups_name_the_layers_that_share_units():
     ]
     assert [len(group) for group in CHAIN.groups] == [3, 2]
     assert CHAIN.layers_of(np.array([0, 3])) == ("a", "b", "c")
-    assert [layer.name for layer in CHAIN.scored] == ["a", "b", "c"]
+    assert [layer.name for layer in CHAIN.removable] == ["a", "b", "c"]
 
 
 def test_of_equal_values_the_first_are_chosen_as_many_from_every_block():

@@ -61,3 +61,9 @@ def test_the_citation_agrees():
     assert paper["title"].replace("ANN", "{ANN}") in TEXT
     assert all(author["family-names"] in TEXT for author in paper["authors"])
     assert f'version = "{citation["version"]}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_count_of_architectures_is_the_measured_one():
+    page = (ROOT / "docs" / "any-network.md").read_text()
+    handled, tried = re.search(r"Handled: critical_neurons (\d+) of (\d+)", page).groups()
+    assert f"Of {tried} public architectures {handled} can be made smaller" in TEXT

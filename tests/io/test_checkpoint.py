@@ -17,7 +17,7 @@ from critical_neurons.errors import (
     OutputError,
     PlanMismatchError,
 )
-from critical_neurons.io.checkpoint import FILES, MODEL, PLAN, PROVENANCE, WRITTEN
+from critical_neurons.io.checkpoint import CARD, FILES, MODEL, PLAN, PROVENANCE
 from tests.any_models import build_any, halve, make_inputs, run
 from tests.forging import forge
 
@@ -59,7 +59,7 @@ def replace_tensors(folder, tensors):
 
 class TestSave:
     def test_what_is_written(self, saved, smaller, plan):
-        assert sorted(os.listdir(saved)) == sorted(WRITTEN)
+        assert sorted(os.listdir(saved)) == sorted([*FILES, CARD])
         assert load_file(saved / MODEL).keys() == smaller.state_dict().keys()
         assert cn.Plan.load(saved / PLAN).to_dict() == plan.to_dict()
         provenance = json.loads((saved / PROVENANCE).read_bytes())
@@ -73,7 +73,7 @@ class TestSave:
 
     def test_the_same_again_is_the_same_bytes(self, saved, smaller, plan, tmp_path):
         cn.save(smaller, tmp_path / "again", plan=plan)
-        assert all((saved / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in WRITTEN)
+        assert all((saved / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in (*FILES, CARD))
 
     def test_an_existing_folder_is_replaced_on_request_alone(self, saved, smaller, plan):
         before = (saved / MODEL).read_bytes()

@@ -94,8 +94,8 @@ class TestRoundTrip:
         with torch.no_grad():
             assert torch.allclose(module(inputs), model(inputs), atol=TOLERANCE)
         read, expected = (cn.inspect(each, inputs) for each in (module, model))
-        assert [(layer.name, layer.kind, layer.scored) for layer in read.layers] == [
-            (layer.name, layer.kind, layer.scored) for layer in expected.layers
+        assert [(layer.name, layer.kind, layer.removable) for layer in read.layers] == [
+            (layer.name, layer.kind, layer.removable) for layer in expected.layers
         ]
 
     @pytest.mark.parametrize(("build", "shape"), [(Shuffled, (1, 6, 6)), (Transformer, (5, 8))])

@@ -16,7 +16,7 @@ def score_zoo(workers):
     pieces = []
     for name in CORE:
         case = share_case(name)
-        if case.network.scored:
+        if case.network.removable:
             pieces.append((name, partial(score_class_by_class, case.model, case.inputs, case.labels)))
     with hire(workers, most=len(pieces)) as crew:
         found = {}

@@ -53,7 +53,7 @@ def test_the_program_of_a_span_gives_the_logits_of_the_model(name):
         passage = run_model(case.model, case.inputs, span)
         assert passage.inputs.shape[1:] == network.input_shape
         assert np.abs(passage.logits - expected).max() <= SAME_LOGITS
-        if network.scored:
+        if network.removable:
             bounds = cn.bound_network(network, passage.inputs)
             program = cn.encode(network, bounds, case.labels, tail=passage.tail)
             assert np.abs(program.term.logits(program.unpruned) - expected).max() <= SAME_LOGITS
@@ -67,7 +67,7 @@ def test_masked_is_removed(name):
     case = share_case(name)
     for span in list_spans(name):
         network = read(name, span)
-        if network is None or not network.scored or any(layer.blocks > 1 for layer in network.scored):
+        if network is None or not network.removable or any(layer.blocks > 1 for layer in network.removable):
             continue
         stays = np.append(np.arange(network.unit_count) % 2 == 0, True)
         cn.prune(case.model, Plan(network.structure, stays, {}, "drawn", {}, network.span), case.inputs)
@@ -79,7 +79,7 @@ def test_linearised_a_tail_of_readable_layers_is_its_own_expansion(name):
     case = share_case(name)
     layers = [layer.name for layer in case.network.layers]
     for at, stop in enumerate(layers):
-        if not read(name, Span(stop=stop)).scored:
+        if not read(name, Span(stop=stop)).removable:
             continue
         found = cn.score(case.model, case.inputs, case.labels, formulation="linearised", stop=stop)
         expected = cn.score(case.model, case.inputs, case.labels, formulation="linearised", ignore=layers[at:])

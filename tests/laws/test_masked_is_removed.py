@@ -52,7 +52,7 @@ def differentiate(model, inputs):
 @pytest.mark.parametrize("name", ZOO)
 def test_masked_is_removed(name, seed):
     model, inputs, plan = draw_trial(name, seed)
-    assert plan.structure.scored
+    assert plan.structure.removable
     masked, smaller = cn.mask(model, plan), cn.prune(model, plan, inputs[:2])
     fresh = draw_inputs(name, 9, seed + 100)  # none of the rows that prune looks at
     with torch.no_grad():

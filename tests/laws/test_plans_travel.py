@@ -12,8 +12,8 @@ from tests.zoo import ZOO, build_model, share_case
 @pytest.mark.parametrize("name", ZOO)
 def test_plans_of_scores_with_an_ignored_layer(name: str) -> None:
     case = share_case(name)
-    ignored = case.network.scored[0].name
-    if not cn.read_network(case.model, torch.from_numpy(case.inputs), ignore=[ignored]).scored:
+    ignored = case.network.removable[0].name
+    if not cn.read_network(case.model, torch.from_numpy(case.inputs), ignore=[ignored]).removable:
         pytest.skip("nothing is left to score")
     scores = cn.score(case.model, case.inputs, case.labels, formulation="linearised", ignore=ignored)
     plan = cn.plan(scores, units=0.5)

@@ -251,7 +251,7 @@ def test_layers_that_share_units(name):
     together = [set(group.layers) for group in network.structure.groups]
     assert together == COUPLED[name]
     assert network.group_sizes == tuple(
-        len({u for layer in network.scored if layer.name in names for u in layer.units} - {NO_UNIT})
+        len({u for layer in network.removable if layer.name in names for u in layer.units} - {NO_UNIT})
         for names in together
     )
 
@@ -262,12 +262,12 @@ def test_every_member_s_name_gives_the_shared_scores(name):
     scores = cn.score(model, inputs, solver=cn.Solver(threads=1))
     network = cn.inspect(model, inputs)
     assert set(scores) == set().union(*COUPLED[name])
-    for layer in network.scored:
+    for layer in network.removable:
         assert np.array_equal(scores[layer.name], scores.per_unit[layer.units])
-        company = [other for other in network.scored if other is not layer and layer.units[0] in other.units]
+        company = [other for other in network.removable if other is not layer and layer.units[0] in other.units]
         said = f"yes, together with {', '.join(other.name for other in company)}" if company else "yes"
         assert any(line.startswith(f"{layer.name} ") and line.endswith(said) for line in str(network).splitlines())
-    assert len(scores.per_unit) == network.unit_count < sum(layer.size for layer in network.scored)
+    assert len(scores.per_unit) == network.unit_count < sum(layer.size for layer in network.removable)
     assert np.ptp(scores.per_unit) > 0.1
 
 

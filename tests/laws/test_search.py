@@ -11,7 +11,6 @@ import torch
 import critical_neurons as cn
 from critical_neurons.core.costs import count_cost, count_new_biases
 from critical_neurons.selection import effort
-from critical_neurons.selection.gate_descent import Steps
 from tests.drawing import count_by_group, make_scores
 from tests.zoo import ZOO, build_model, draw_inputs, first_or_slow
 
@@ -22,7 +21,7 @@ ROUNDING = 1e-9
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
     """Gates descend in fewer steps: no budget depends on how good the choice is."""
-    monkeypatch.setattr(effort, "QUICK", replace(effort.QUICK, steps=Steps(20, 0)))
+    monkeypatch.setitem(effort.EFFORTS, "quick", replace(effort.EFFORTS["quick"], steps=20))
 
 
 def draw(name, count=40):

@@ -20,11 +20,11 @@ def test_inspect_score_plan_prune(name):
     model, inputs = build_model(name), draw_inputs(name, 2)
     structure, network = cn.inspect(model, inputs), cn.read_network(model, inputs)
     assert len(str(structure).splitlines()) == len(structure.layers) + len(structure.notes)
-    assert {layer.name for layer in network.scored} <= {layer.name for layer in structure.scored}
+    assert {layer.name for layer in network.removable} <= {layer.name for layer in structure.removable}
     scores = cn.score(model, inputs, formulation=cn.Paper(loss_weight=LITTLE_LOSS), solver=cn.Solver(threads=1))
     assert scores.status is cn.Status.OPTIMAL
     assert scores.logit_error <= LOGIT_TOLERANCE
-    assert list(scores) == [layer.name for layer in network.scored]
+    assert list(scores) == [layer.name for layer in network.removable]
     plan = cn.plan(scores, units=0.5)
     smaller = cn.prune(model, plan, inputs)
     fresh = draw_inputs(name, 5, seed=9)

@@ -115,7 +115,7 @@ def test_every_way_to_write_a_relu(form):
         identity=nn.Identity(),
     )
     network = read_network(model.train(), vectors())
-    assert [layer.name for layer in network.scored] == ["first"]
+    assert [layer.name for layer in network.removable] == ["first"]
     assert reason_of(network, "last") == "it gives the network's output"
     assert np.array_equal(network.ops[2].units, np.arange(4))
 
@@ -149,7 +149,7 @@ def test_every_way_to_calculate_with_constants(how):
     network = read_network(model, vectors())
     assert np.array_equal(network.ops[1].map.scale, np.broadcast_to(scale, 4))
     assert np.array_equal(network.ops[1].map.offset, np.broadcast_to(offset, 4))
-    assert [layer.name for layer in network.scored] == ["first"]
+    assert [layer.name for layer in network.removable] == ["first"]
 
 
 def test_a_span_may_start_at_a_calculation():
@@ -180,14 +180,14 @@ def test_every_way_to_write_a_relu_with_a_ceiling(how):
     network = read_network(model, vectors())
     lowered = next(op.map.offset for op in network.ops if isinstance(op, Affine) and isinstance(op.map, ScaleMap))
     assert np.array_equal(lowered, np.full(4, -ceiling))
-    assert [layer.name for layer in network.scored] == ["first"]
+    assert [layer.name for layer in network.removable] == ["first"]
 
 
 def test_images_without_an_axis_of_channels_are_given_one():
     model = Forward(
         lambda m, x: m.last(F.relu(m.convolution(x.unsqueeze(1))).flatten(1)), convolution=nn.Conv2d(1, 2, 3)
     )
-    assert [layer.name for layer in read_network(model, images(4, 3)).scored] == ["convolution"]
+    assert [layer.name for layer in read_network(model, images(4, 3)).removable] == ["convolution"]
 
 
 POOLS = {
@@ -221,7 +221,7 @@ def test_pools(pool):
     with torch.no_grad():
         expected = model(inputs).numpy()
     assert np.abs(network.forward(inputs.numpy()) - expected).max() <= LOGIT_TOLERANCE
-    assert [layer.name for layer in network.scored] == ["0"]
+    assert [layer.name for layer in network.removable] == ["0"]
 
 
 def test_layer_names_are_those_of_named_modules():
@@ -232,12 +232,12 @@ def test_layer_names_are_those_of_named_modules():
     modules = dict(model.named_modules())
     assert [layer.kind for layer in network.layers] == [type(modules[name]).__name__ for name in names]
     assert [layer.size for layer in network.layers] == [2, 3, 3, 3]
-    assert [layer.name for layer in network.scored] == names[:-1]
+    assert [layer.name for layer in network.removable] == names[:-1]
 
 
 def test_a_unit_behind_a_batch_norm_belongs_to_its_convolution():
     network = draw_case("nest").network
-    assert [layer.units.tolist() for layer in network.scored] == [[0, 1], [2, 3, 4], [5, 6, 7]]
+    assert [layer.units.tolist() for layer in network.removable] == [[0, 1], [2, 3, 4], [5, 6, 7]]
     assert not any(layer.kind.startswith("BatchNorm") for layer in network.layers)
     wirings = {wiring.module: wiring for wiring in network.structure.wirings}
     assert np.array_equal(wirings["features.0.norm"].inputs, wirings["features.0.convolution"].outputs)
@@ -269,7 +269,7 @@ def test_modules_that_no_output_depends_on_have_no_scores_but_cost():
     )
     network = read_network(model, vectors())
     assert reason_of(network, "dead") == "the outputs do not depend on it"
-    assert [layer.name for layer in network.scored] == ["first"]
+    assert [layer.name for layer in network.removable] == ["first"]
     assert np.array_equal(network.ops[2].units, np.arange(4))
     everything = count_cost(network.structure, np.ones(5), "params")
     assert everything == sum(parameter.numel() for parameter in model.parameters())
@@ -306,7 +306,7 @@ SHAPED = {
 def test_every_way_to_add_and_take_away_axes_of_one(how):
     model = Forward(lambda m, x: m.last(SHAPED[how](m, F.relu(m.first(x)))), unflatten=nn.Unflatten(-1, (-1, 1)))
     network = read_network(model, vectors())
-    assert [layer.name for layer in network.scored] == ["first"]
+    assert [layer.name for layer in network.removable] == ["first"]
     assert [wiring.inputs.tolist() for wiring in network.structure.wirings][-1] == [0, 1, 2, 3]
 
 
@@ -420,7 +420,7 @@ def test_ignored_layers():
     model, inputs = build_model("mlp"), draw_inputs("mlp", 2)
     network = read_network(model, inputs, ignore=("0",))
     assert reason_of(network, "0") == "ignored, as asked"
-    assert [layer.name for layer in network.scored] == ["2"]
+    assert [layer.name for layer in network.removable] == ["2"]
     assert [op.units.tolist() for op in network.ops if isinstance(op, Relu)] == [[NO_UNIT] * 5, [0, 1, 2, 3]]
     with pytest.raises(InvalidSettingError, match=r"ignore: no layer is called 0\.weight, nothing\. Layers: 0, 2, 4"):
         read_network(model, inputs, ignore=("0.weight", "nothing"))
@@ -581,7 +581,7 @@ def test_a_subclass_that_inherits_forward_is_read():
         pass
 
     network = read_network(nn.Sequential(Named(4, 3), nn.ReLU(), nn.Linear(3, 2)), vectors())
-    assert [(layer.name, layer.kind) for layer in network.scored] == [("0", "Named")]
+    assert [(layer.name, layer.kind) for layer in network.removable] == [("0", "Named")]
 
 
 @pytest.fixture
@@ -611,7 +611,7 @@ def test_a_registered_reader_is_used(readers):
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), Scale(2.5), nn.Linear(3, 2)).double()
     inputs = vectors().double()
     network = read_network(model, inputs)
-    assert [layer.name for layer in network.scored] == ["0"]
+    assert [layer.name for layer in network.removable] == ["0"]
     scores = cn.score(model, inputs, solver=cn.Solver(threads=1))
     smaller = cn.prune(model, cn.plan(scores, units=0.5), inputs)
     assert smaller[0].out_features == 1
@@ -621,7 +621,7 @@ def test_a_registered_function_and_method_are_used(readers):
     cn.reads(torch.clone, "clone")(lambda call: Passes())
     for clone in (torch.clone, lambda x: x.clone()):
         network = read_network(Forward(lambda m, x, clone=clone: m.last(F.relu(clone(m.first(x))))), vectors())
-        assert [layer.name for layer in network.scored] == ["first"]
+        assert [layer.name for layer in network.removable] == ["first"]
 
 
 def test_a_wrong_reader_is_found_out(readers):
@@ -745,7 +745,7 @@ def test_a_module_called_twice_is_refused():
 
 def test_a_relu_module_may_be_called_twice():
     model = Forward(lambda m, x: m.last(m.relu(m.middle(m.relu(m.first(x))))), relu=nn.ReLU(), middle=nn.Linear(4, 4))
-    assert [layer.name for layer in read_network(model, vectors()).scored] == ["first", "middle"]
+    assert [layer.name for layer in read_network(model, vectors()).removable] == ["first", "middle"]
 
 
 def test_shared_weights_are_refused():
@@ -864,7 +864,7 @@ def test_a_further_argument_at_its_default_is_read():
         def forward(self, x, mask=None):
             return self.last(F.relu(self.first(x)))
 
-    assert [layer.name for layer in read_network(Optional(), vectors()).scored] == ["first"]
+    assert [layer.name for layer in read_network(Optional(), vectors()).removable] == ["first"]
 
 
 def test_a_forward_that_touches_the_batch_axis_is_refused():

@@ -327,7 +327,7 @@ def test_names_of_functions_and_containers():
 
     model, inputs = build(lambda: Forward(forward)), draw(5, 4)
     network = read_network(model, inputs, start="relu", stop="relu_2")
-    assert [layer.name for layer in network.scored] == ["b"]
+    assert [layer.name for layer in network.removable] == ["b"]
     assert cn.score(model, inputs, **settle(start="relu", stop="relu_2", **QUICK)).logit_error <= SAME_LOGITS
     nested = build(lambda: nn.Sequential(nn.Tanh(), nn.Sequential(mlp(4, 5, 4), nn.ReLU()), nn.Linear(4, 3)))
     for read in (read_network, cn.inspect):
@@ -343,7 +343,7 @@ def test_a_residual_block_within_the_span_is_a_single_path():
 
     model, inputs = build(lambda: Forward(forward)), draw(5, 4)
     network = read_network(model, inputs, start="b", stop="relu_1")
-    assert [layer.name for layer in network.scored] == ["b"]
+    assert [layer.name for layer in network.removable] == ["b"]
     assert cn.score(model, inputs, **settle(start="b", stop="relu_1", **QUICK)).logit_error <= SAME_LOGITS
 
 

@@ -204,18 +204,10 @@ def test_several_inputs(kind):
     assert measure(model, smaller, **named) <= RECOVERED * before
 
 
-@pytest.mark.parametrize(
-    ("inputs", "found"),
-    [
-        ((torch.ones(9, 1, 5, 5), torch.ones(8, 5)), r"\[0\] \(9, 1, 5, 5\), \[1\] \(8, 5\)"),
-        ({"picture": torch.ones(9, 1, 5, 5), "words": 3}, "words int"),
-        ((), "nothing"),
-        (3, "int"),
-    ],
-)
-def test_inputs_that_are_no_rows(inputs, found):
+@pytest.mark.parametrize("inputs", [{"words": 3}, (), 3])
+def test_inputs_without_a_tensor(inputs):
     model = build(Pair)
-    with pytest.raises(InvalidInputError, match=rf"inputs: found .*{found}.*\. Accepted: .*tensor"):
+    with pytest.raises(InvalidInputError, match="inputs: found no tensor or array among them"):
         refit(model, copy.deepcopy(model), ["joint"], inputs)
 
 

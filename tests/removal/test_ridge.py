@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from critical_neurons.errors import PruningError
-from critical_neurons.removal.refit import ridge
-from critical_neurons.removal.refit.ridge import NormalEquations, RowProducts
+from critical_neurons.removal.refit import ridge, row_products
+from critical_neurons.removal.refit.ridge import NormalEquations
+from critical_neurons.removal.refit.row_products import RowProducts
 
 SAME = 1e-7
 
@@ -37,7 +38,7 @@ BOTH = pytest.mark.parametrize("kind", [NormalEquations, RowProducts])
 
 @pytest.mark.parametrize("columns", [5, 12, 100])
 def test_both_ways_lead_to_the_same(columns, monkeypatch):
-    monkeypatch.setattr(ridge, "COLUMNS_AT_ONCE", 7)
+    monkeypatch.setattr(row_products, "COLUMNS_AT_ONCE", 7)
     inputs, errors = draw(columns=columns)
     (one, shift), (other, moved) = (regress(kind, inputs, errors) for kind in (NormalEquations, RowProducts))
     assert one.abs().max() > 0.1

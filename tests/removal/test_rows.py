@@ -8,12 +8,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from critical_neurons.errors import InvalidInputError
 from critical_neurons.removal.rows import (
+    as_whole,
+    count_rows,
     digest_inputs,
     find_tensors,
     gather_inputs,
     gather_labelled,
+    is_whole,
     name_tensors,
+    split_arguments,
     split_rows,
+    take_rows,
 )
 
 ROWS = torch.arange(12.0).reshape(6, 2)
@@ -72,6 +77,41 @@ class TestGather:
     def test_values_that_are_not_finite(self):
         with pytest.raises(InvalidInputError, match="NaN or infinite values in data points 1"):
             gather_inputs(torch.tensor([0.0, torch.nan]))
+
+
+class TestWhole:
+    """Tensors that differ in how many rows they have, or that are said to belong together."""
+
+    UNEVEN = (ROWS, {"offsets": [OTHERS[:2]], "mode": "sum", "none": None})
+
+    @pytest.mark.parametrize("inputs", [UNEVEN, as_whole(ROWS), as_whole((ROWS, OTHERS)), torch.tensor(1.0)])
+    def test_one_row(self, inputs):
+        assert is_whole(inputs)
+        assert count_rows(inputs) == 1
+        taken = take_rows(inputs, torch.tensor([0, 0, 0]))
+        assert type(taken) is type(inputs)
+        for one, other in zip(find_tensors(taken), find_tensors(inputs), strict=True):
+            assert torch.equal(one, other)
+        assert list(split_rows(inputs, 1)) == [inputs]
+        assert len(digest_inputs(inputs)) == 1
+
+    def test_what_is_no_tensor_stays(self):
+        gathered = gather_inputs((ROWS.numpy(), {"offsets": [OTHERS[:2]], "mode": "sum", "none": None}))
+        assert gathered[1]["mode"] == "sum"
+        assert gathered[1]["none"] is None
+        assert torch.equal(gathered[0], ROWS)
+
+    def test_arguments(self):
+        assert split_arguments(as_whole({"x": ROWS})) == ((), {"x": ROWS})
+        assert split_arguments(({"x": ROWS},)) == (({"x": ROWS},), {})
+
+    def test_batches_that_cannot_be_joined(self):
+        with pytest.raises(InvalidInputError, match=r"cannot be joined, .* Give one batch"):
+            gather_inputs([{"x": ROWS, "y": OTHERS[:2]}] * 2)
+
+    def test_nothing_but_settings(self):
+        with pytest.raises(InvalidInputError, match="no tensor or array among them"):
+            gather_inputs({"mode": "sum"})
 
 
 def test_rows_without_further_axes_are_known_again():

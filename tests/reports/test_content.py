@@ -52,7 +52,7 @@ def test_widths_and_strips_are_those_of_plan_and_scores(name):
 def test_scores_of_another_numbering_are_told_by_layers():
     """A plan that keeps a layer whole has a structure without its units."""
     scores = draw_scores(CORE[0])
-    first = scores.structure.scored[0].name
+    first = scores.structure.removable[0].name
     structure, _ = scores.structure.restrict({first: "asked for"})
     content = assemble(plan=draw_plan(structure), scores=scores)
     assert first not in [name for strip in content.strips for name in strip.layers]

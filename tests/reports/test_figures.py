@@ -49,7 +49,7 @@ def test_notebooks_of_the_zoo(name):
     for result in (scores, draw_plan(scores.structure)):
         html = result._repr_html_()
         assert "<script" not in html
-        assert all(layer.name in html for layer in scores.structure.scored[:1])
+        assert all(layer.name in html for layer in scores.structure.removable[:1])
 
 
 def test_notebooks_escape():

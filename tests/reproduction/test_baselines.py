@@ -72,7 +72,7 @@ def test_shared_units_are_judged_by_all_their_layers():
     case = share_case("resnet", seed=1)
     plan = cn.plan(cn.score(case.model, case.inputs, case.labels, formulation="linearised"), units=0.5)
     structure = case.network.structure
-    groups = [layer for layer in structure.scored if "together" in structure.describe(layer)]
+    groups = [layer for layer in structure.removable if "together" in structure.describe(layer)]
     shared = [layer for layer in groups if np.isin(layer.units, groups[0].units).any()]
     totals = np.zeros(structure.unit_count)
     for layer in shared:

@@ -76,7 +76,7 @@ def trained(digits) -> Decoupled:
 
 
 @pytest.fixture(scope="module")
-def scored(trained, digits) -> cn.Scores:
+def removable(trained, digits) -> cn.Scores:
     return score_parts(trained, digits[0][:10], digits[1][:10])
 
 
@@ -462,7 +462,7 @@ def test_a_convolution_that_the_network_leaves_alone_is_not_scored_by_its_part(d
     found = score_parts(decouple(model, digits[0]), digits[0][:5], digits[1][:5])
     assert list(found) == ["0", "7", "12"]
     assert len(found.parts) == 2
-    assert list(found) == [layer.name for layer in cn.read_network(model, digits[0]).scored]
+    assert list(found) == [layer.name for layer in cn.read_network(model, digits[0]).removable]
 
 
 def test_parts_that_do_not_cover_the_network_are_refused(trained, scored, digits):

@@ -45,7 +45,7 @@ def plan_by_norm(plan: cn.Plan, model: nn.Module, *, norm: Literal[1, 2]) -> cn.
             plan,
             {
                 layer.name: torch.linalg.vector_norm(_incoming(source, layer.name).double(), ord=norm, dim=1)
-                for layer in plan.structure.scored
+                for layer in plan.structure.removable
             },
         ),
         f"smallest L{norm} norm of incoming weights removed",
@@ -63,13 +63,13 @@ def plan_by_sensitivity(
     if kept is not None:
         _check_share("plan_by_sensitivity", kept)
     sensitivity = measure_sensitivity(_check_architecture(model, plan), inputs, labels)
-    unknown = [layer.name for layer in plan.structure.scored if layer.name not in sensitivity]
+    unknown = [layer.name for layer in plan.structure.removable if layer.name not in sensitivity]
     if unknown:
         raise PlanMismatchError(
             f"{', '.join(unknown)}: no weights whose sensitivity is known. Accepted: linear layers, convolutions."
         )
     preference = _add_up(
-        plan, {layer.name: sensitivity[layer.name].flatten(1).sum(1) for layer in plan.structure.scored}
+        plan, {layer.name: sensitivity[layer.name].flatten(1).sum(1) for layer in plan.structure.removable}
     )
     if kept is not None:
         return _choose_over_layers(plan, preference, kept)
@@ -188,7 +188,7 @@ def _choose_over_layers(plan: cn.Plan, preference: Floats, kept: float) -> cn.Pl
         wanted = each.blocks * math.ceil(stays[each.units].sum() / each.blocks)
         stays[each.units] = each.choose(preference[each.units], wanted)
     rule = f"highest summed connection sensitivity, {kept:.4g} of the units kept, overall"
-    reasons = {layer.name: rule for layer in plan.structure.scored}
+    reasons = {layer.name: rule for layer in plan.structure.removable}
     return replace(plan, stays=stays, reasons=reasons, rule=rule)
 
 
@@ -206,7 +206,7 @@ def _incoming(model: nn.Module, name: str) -> Tensor:
 def _add_up(plan: cn.Plan, values: dict[str, Tensor]) -> Floats:
     """A number per unit from one per channel."""
     total = np.zeros(plan.structure.unit_count + 1)  # the last entry takes what belongs to NO_UNIT
-    for layer in plan.structure.scored:
+    for layer in plan.structure.removable:
         np.add.at(total, layer.units, values[layer.name].numpy())
     return total[:-1]
 

@@ -45,6 +45,11 @@ def report(
     found has it all, as `found.report(path)`. `inputs` are those of the comparison: where they are images, those with
     another answer are shown. `class_names` are the names of classes 0, 1, 2 and so on; `files` digests of files by
     their names; `call` what to run to get the same again.
+
+    >>> cn.report("report.html", plan=plan, title="Half of the units")
+    >>> from pathlib import Path
+    >>> Path("report.html").read_text()[:15]
+    '<!doctype html>'
     """
     given = {"comparison": comparison, "plan": plan, "scores": scores, "curve": curve}
     for (name, value), kind in zip(given.items(), (Comparison, Plan, Scores, Curve), strict=True):

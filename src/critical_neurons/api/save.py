@@ -68,6 +68,7 @@ def save(
         MODEL: safetensors.save({name: values.detach().cpu().contiguous().clone() for name, values in state.items()}),
         PLAN: encode_document(plan.to_dict()),
     }
+    card = write_card(model, plan, comparison=comparison, base_model=base_model, weight_bytes=len(content[MODEL]))
     for name, given in ((SCORES, scores), (COMPARISON, comparison)):
         if given is not None:
             content[name] = encode_document(given.to_dict())
@@ -81,7 +82,5 @@ def save(
         sha256={name: hashlib.sha256(data).hexdigest() for name, data in content.items()},
         call=call,
     )
-    content[PROVENANCE] = encode_document(provenance.to_dict())
-    card = write_card(model, plan, comparison=comparison, base_model=base_model, weight_bytes=len(content[MODEL]))
-    content[CARD] = card.encode()
+    content |= {PROVENANCE: encode_document(provenance.to_dict()), CARD: card.encode()}
     write_folder(folder, content, overwrite=overwrite, known=WRITTEN)

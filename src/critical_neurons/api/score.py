@@ -119,7 +119,7 @@ def score(
     backend.check_options(told.options)
     batch = gather_batch(inputs, labels, real=True)
     network = read_network(model, torch.from_numpy(batch.inputs), ignore=ignored, start=start, stop=stop)
-    if not network.scored:
+    if not network.removable:
         raise InvalidInputError(f"the network has nothing to score:\n{network}")
     passage = run_model(model, batch.inputs, network.span)
     aim = make_loss(program.loss, batch, passage.logits)

@@ -50,7 +50,12 @@ INTERRUPTED = "interrupted: not all points are there"
 
 @dataclass(frozen=True)
 class Sweep:
-    """`curve` has all points; `networks` what was found for each, by its name."""
+    """`curve` has all points; `networks` what was found for each, by its name.
+
+    >>> found = cn.sweep(model, inputs, labels, units=[0.5], effort="quick")
+    >>> found.pick(0.5).model[0].out_channels
+    2
+    """
 
     curve: Curve
     networks: Mapping[str, Compression]
@@ -96,6 +101,10 @@ def sweep(
 
     With a `folder` every point is written there as soon as it is found, and a sweep that was interrupted goes on
     from there; so does one of the same settings with other shares or methods. Ctrl-C leaves the points found so far.
+
+    >>> found = cn.sweep(model, inputs, labels, macs=[0.6, 0.3], effort="quick")
+    >>> [point.share for point in found.curve.points]
+    [0.6, 0.3]
     """
     units, params, macs = map(_check_shares, (units, params, macs))
     call = write_call(sweep, locals())

@@ -8,6 +8,7 @@ from importlib import metadata
 
 from critical_neurons.cli.options import Json
 from critical_neurons.cli.terminal import reports_errors, show, show_json
+from critical_neurons.errors import InvalidSettingError
 
 PACKAGE = "critical_neurons"
 
@@ -56,7 +57,13 @@ def doctor(as_json: Json = False) -> None:
     Example:
       critical-neurons doctor
     """
-    by_extra = read_requirements(metadata.requires(PACKAGE) or [])
+    try:
+        by_extra = read_requirements(metadata.requires(PACKAGE) or [])
+    except metadata.PackageNotFoundError as error:
+        raise InvalidSettingError(
+            f"{PACKAGE} is run from its source without being installed, so that its extras are not known. Install it "
+            "with: pip install --editable ."
+        ) from error
     required = by_extra.pop("", [])
     missing = [extra for extra, needs in by_extra.items() if not all(each.met for each in needs)]
     if as_json:

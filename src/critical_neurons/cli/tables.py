@@ -50,11 +50,10 @@ def report_structure(structure: Structure) -> RenderableType:
             layer.name,
             layer.kind,
             str(layer.size),
-            structure.describe(layer) if layer.scored else f"no: {layer.reason}",
+            structure.describe(layer) if layer.removable else f"no: {layer.reason}",
         )
-    count = (
-        f"{structure.unit_count} units in {len(structure.scored)} of {len(structure.layers)} layers can be removed."
-    )
+    among = f"{len(structure.removable)} of {len(structure.layers)} layers"
+    count = f"{structure.unit_count} units in {among} can be removed."
     return Group(table, Text(count), *list_notes(structure.notes))
 
 

@@ -53,7 +53,13 @@ def name_point(method: Method, share: float) -> str:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points by method, each from the largest network to the smallest. `settings` say what they are of."""
+    """Points by method, each from the largest network to the smallest. `settings` say what they are of.
+
+    >>> found = cn.sweep(model, inputs, labels, macs=[0.6, 0.3], effort="quick")
+    >>> found.curve.save("curve.json")
+    >>> len(cn.Curve.load("curve.json").points)
+    2
+    """
 
     measure: Measure
     points: tuple[CurvePoint, ...]

@@ -136,8 +136,8 @@ class Network:
         return self.structure.layers
 
     @property
-    def scored(self) -> tuple[Layer, ...]:
-        return self.structure.scored
+    def removable(self) -> tuple[Layer, ...]:
+        return self.structure.removable
 
     @property
     def group_sizes(self) -> tuple[int, ...]:

@@ -128,7 +128,7 @@ class Scores(Mapping[str, Floats]):
     def per_unit(self) -> Floats:
         """One score per unit, those that layers share once."""
         values = np.zeros(self.structure.unit_count + 1)
-        for layer in self.structure.scored:
+        for layer in self.structure.removable:
             values[layer.units] = self[layer.name]
         return values[:-1]
 
@@ -176,7 +176,7 @@ class Scores(Mapping[str, Floats]):
             parts=tuple(map(cls.from_dict, data["parts"])),
         )
         scores.structure.check()
-        sizes = {layer.name: layer.size for layer in scores.layers if layer.scored}
+        sizes = {layer.name: layer.size for layer in scores.layers if layer.removable}
         if sizes != {name: len(values) for name, values in scores.items()}:
             raise ValueError("the scores do not fit the layers")
         if not all(((values >= 0) & (values <= 1)).all() for values in scores.values()):
@@ -257,4 +257,4 @@ def average_scores(
 
 def spread_scores(structure: Structure, per_unit: Floats) -> dict[str, Floats]:
     """The scores of every layer; a channel that must stay has 1."""
-    return {layer.name: spread(per_unit)[layer.units] for layer in structure.scored}
+    return {layer.name: spread(per_unit)[layer.units] for layer in structure.removable}

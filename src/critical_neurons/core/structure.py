@@ -47,7 +47,7 @@ class Layer:
     stays: str = ""
 
     @property
-    def scored(self) -> bool:
+    def removable(self) -> bool:
         """Whether it has units that can be removed."""
         return not self.reason
 
@@ -159,9 +159,9 @@ class Structure:
         return sum(self.group_sizes)
 
     @cached_property
-    def scored(self) -> tuple[Layer, ...]:
+    def removable(self) -> tuple[Layer, ...]:
         """The layers with units that can be removed."""
-        return tuple(layer for layer in self.layers if layer.scored)
+        return tuple(layer for layer in self.layers if layer.removable)
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -169,7 +169,7 @@ class Structure:
         for size in self.group_sizes:
             units = np.arange(first, first + size)
             members = [
-                layer for layer in self.scored if ((layer.units >= first) & (layer.units < first + size)).any()
+                layer for layer in self.removable if ((layer.units >= first) & (layer.units < first + size)).any()
             ]
             found.append(Group(tuple(layer.name for layer in members), units, members[0].blocks))
             first += size
@@ -188,10 +188,10 @@ class Structure:
 
     def describe(self, layer: Layer) -> str:
         """Whether its units can be removed, and with which others, or why not."""
-        if not layer.scored:
+        if not layer.removable:
             return layer.reason
         own = np.unique(layer.units[layer.units != NO_UNIT])
-        others = [other.name for other in self.scored if other is not layer and np.isin(other.units, own).any()]
+        others = [other.name for other in self.removable if other is not layer and np.isin(other.units, own).any()]
         kept = int((layer.units == NO_UNIT).sum())
         words = f"yes, together with {', '.join(others)}" if others else "yes"
         why = f" ({layer.stays})" if layer.stays else ""
@@ -229,7 +229,7 @@ class Structure:
 
     def within(self, modules: Collection[str]) -> Structure:
         """With the layers and the costs of these modules alone. Nothing of another layer is removed."""
-        outside = {layer.name: OUTSIDE for layer in self.scored if layer.name not in modules}
+        outside = {layer.name: OUTSIDE for layer in self.removable if layer.name not in modules}
         found, _ = self.restrict(outside)
         return replace(
             found,
@@ -240,7 +240,7 @@ class Structure:
         )
 
     def layers_of(self, units: Ints) -> tuple[str, ...]:
-        return tuple(layer.name for layer in self.scored if np.isin(layer.units, units).any())
+        return tuple(layer.name for layer in self.removable if np.isin(layer.units, units).any())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -266,7 +266,7 @@ class Structure:
         if any(((units < NO_UNIT) | (units >= self.unit_count)).any() for units in arrays):
             raise ValueError(f"a unit outside 0 to {self.unit_count - 1}")
         covered = np.zeros(self.unit_count + 1, dtype=bool)
-        for layer in self.scored:
+        for layer in self.removable:
             covered[layer.units] = True
         if not covered[:-1].all():
             raise ValueError("a unit of no layer")

@@ -245,7 +245,7 @@ class TorchPruningImportance:
 
 def _reasons(scores: Scores) -> dict[str, str]:
     """The layers that Torch-Pruning has to leave alone, and why."""
-    reasons = {layer.name: layer.reason for layer in scores.layers if not layer.scored}
+    reasons = {layer.name: layer.reason for layer in scores.layers if not layer.removable}
     for group in scores.structure.groups:
         members = [layer for layer in scores.layers if layer.name in group.layers]
         if any((layer.units == NO_UNIT).any() for layer in members):

@@ -41,16 +41,16 @@ class Folding:
         self.structure = network.structure
         self._links = find_links(model, network)
         self.stays: Bools = np.array([state is not State.OFF for state in states] + [True])
-        self._changes = {layer.name: LayerChange(layer.name, layer.size) for layer in self.structure.scored}
+        self._changes = {layer.name: LayerChange(layer.name, layer.size) for layer in self.structure.removable}
         _keep_least(self.structure, self.stays)
         self._silence()
-        for layer in self.structure.scored:
+        for layer in self.structure.removable:
             off = int((~self.stays[layer.units]).sum())
             self._changes[layer.name] = replace(self._changes[layer.name], off=off)
             link = self._links[layer.name]
             if isinstance(link, Link):
                 self._merge(link)
-        for layer in reversed(self.structure.scored):
+        for layer in reversed(self.structure.removable):
             link = self._links[layer.name]
             if isinstance(link, Link):
                 self._drop_unread(link)
@@ -61,7 +61,7 @@ class Folding:
 
     def collapse(self, smaller: nn.Module) -> None:
         """Layers of the model without the removed units that are on as a whole go into their readers, in place."""
-        for layer in self.structure.scored:
+        for layer in self.structure.removable:
             kept = layer.units[self.stays[layer.units]]
             if (kept < 0).any() or not all(self._states[unit] is State.ON for unit in kept):
                 continue

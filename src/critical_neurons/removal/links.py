@@ -44,7 +44,7 @@ class Link:
 
 def find_links(model: nn.Module, network: Network) -> dict[str, Link | str]:
     """For every layer with units its link, or why there is none."""
-    return {layer.name: _find_link(model, network, layer.name, layer.units) for layer in network.scored}
+    return {layer.name: _find_link(model, network, layer.name, layer.units) for layer in network.removable}
 
 
 def _find_link(model: nn.Module, network: Network, name: str, units: Ints) -> Link | str:

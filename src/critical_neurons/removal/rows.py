@@ -32,7 +32,10 @@ behind the other and offsets beside them, the inputs are one row as well.
 
 def count_rows(inputs: Inputs) -> int:
     """As many as every tensor has; one where they differ."""
-    return 1 if is_whole(inputs) else len(next(find_tensors(inputs)))
+    first = next(find_tensors(inputs), None)
+    if first is None:
+        raise InvalidInputError("inputs: found no tensor or array among them. Give at least one.")
+    return 1 if is_whole(inputs) else len(first)
 
 
 def as_whole(inputs: Inputs) -> Whole:
@@ -127,12 +130,9 @@ def gather_labelled(inputs: Any) -> tuple[Inputs, Tensor | None]:
             f"inputs: found {type(inputs).__name__}. Accepted: a tensor or array (batch, ...), a tuple or dict of "
             "them for a model of several inputs, or an iterable of batches."
         )
-    tensors = list(find_tensors(gathered))
-    if not tensors:
-        raise InvalidInputError("inputs: found no tensor or array among them. Give at least one.")
     if count_rows(gathered) == 0:
         raise InvalidInputError("inputs: the batch is empty. Give at least one data point.")
-    for values in tensors:
+    for values in find_tensors(gathered):
         if values.is_floating_point() and not torch.isfinite(values).all():
             finite = torch.isfinite(values).reshape(len(values) if values.ndim else 1, -1).all(1)
             bad = (~finite).nonzero().flatten().tolist()

@@ -45,8 +45,8 @@ STYLE = {
     "svg.hashsalt": "critical_neurons",
 }
 
-WIDTH, CHART_HEIGHT = 6.0, 2.8
-"""Inches."""
+WIDTH, CHART = 6.0, (4.4, 2.5)
+"""Inches: of a picture by itself, and of a chart in a page, whose text must be read on a phone."""
 
 ROWS_FULL_SIZE, CHART_ROWS = 60, 10
 """Rows beyond which they become thinner rather than the picture higher; and as many as a chart is high."""
@@ -188,7 +188,7 @@ def _write_svg(draw: Callable[[Any], None]) -> str:
     with _styled():
         from matplotlib.figure import Figure
 
-        figure, text = Figure(figsize=(WIDTH, CHART_HEIGHT), layout="constrained"), io.StringIO()
+        figure, text = Figure(figsize=CHART, layout="constrained"), io.StringIO()
         draw(figure.add_subplot())
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = text.getvalue()

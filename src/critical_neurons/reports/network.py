@@ -82,7 +82,7 @@ def list_strips(structure: Structure, scores: Scores | None, plan: Plan | None) 
 def score_units(structure: Structure, scores: Scores) -> Floats:
     """One score per unit; 1 where a layer has none, as it then loses none."""
     values = np.ones(structure.unit_count + 1)
-    for layer in structure.scored:
+    for layer in structure.removable:
         if layer.name in scores:
             values[layer.units] = scores[layer.name]
     return values[:-1]
@@ -91,7 +91,7 @@ def score_units(structure: Structure, scores: Scores) -> Floats:
 def _find_staying(structure: Structure, plan: Plan) -> Bools:
     stays = np.ones(structure.unit_count + 1, dtype=bool)
     removed = plan.removed
-    for layer in structure.scored:
+    for layer in structure.removable:
         if layer.name in removed:
             stays[layer.units[removed[layer.name]]] = False
     return stays[:-1]

@@ -19,7 +19,7 @@ class Effort:
     steps: int
 
 
-EFFORTS = {"quick": Effort(2, 0, 100), "standard": Effort(5, 1, 400), "thorough": Effort(10, 4, 400)}
+EFFORTS = {"quick": Effort(4, 0, 100), "standard": Effort(10, 1, 400), "thorough": Effort(20, 4, 400)}
 
 
 def choose_effort(name: EffortName) -> Effort:

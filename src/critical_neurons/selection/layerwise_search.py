@@ -41,7 +41,7 @@ TEMPERATURE = 4.0
 TRIED_SHARES = (0.5, 0.75)
 """Of the units of a group removed, to see what its errors are worth in terms of the loss."""
 
-LEAST_TRIED, MOST_TRIED = 16, 256
+LEAST_TRIED, MOST_TRIED = 16, 1024
 """Inputs of each of these trials."""
 
 MOST_BATCH, BATCH_NUMBERS, NUMBERS_PER_OUTPUT = 64, 2**28, 3

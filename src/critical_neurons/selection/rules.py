@@ -208,7 +208,7 @@ def _threshold(group: _Group, structure: Structure, threshold: Threshold) -> flo
             raise InvalidSettingError(f"plan: threshold={threshold!r}. Accepted: a number, a mapping, or 'mean'.")
         return float(group.values.mean())
     if isinstance(threshold, Mapping):
-        known = [layer.name for layer in structure.scored]
+        known = [layer.name for layer in structure.removable]
         unknown = sorted(set(threshold) - set(known))
         if unknown:
             raise InvalidSettingError(f"plan: no scores for {', '.join(unknown)}. Scored layers: {', '.join(known)}.")

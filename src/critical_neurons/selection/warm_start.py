@@ -83,9 +83,9 @@ def _spread(scores: Scores, network: Network) -> Floats:
     """Scores by layer to units of the network, which may number them otherwise, or leave some alone."""
     mask = np.ones(network.unit_count + 1)
     for layer in network.layers:
-        if layer.name in scores and layer.scored:
+        if layer.name in scores and layer.removable:
             mask[layer.units] = scores[layer.name]
-    scored = {layer.name for layer in network.scored}
+    scored = {layer.name for layer in network.removable}
     lost = [name for name, values in scores.items() if name not in scored and not values.all()]
     if lost:
         raise PlanMismatchError(f"incumbent: {', '.join(lost)}: units of it are removed, but get no scores here.")

@@ -78,12 +78,14 @@ def join_rows(model: nn.Module, inputs: Inputs) -> Inputs:
     """The inputs, of the model's type and device, as one row where it does not run on a few of them: then they belong
     together. `model` is a copy."""
     count = count_rows(inputs)
-    if not EXAMPLE_ROWS < count <= MOST_ROWS:
-        return inputs
+    few = take_rows(inputs, torch.arange(min(EXAMPLE_ROWS, count)))
     try:
-        run_evenly(model, take_rows(inputs, torch.arange(EXAMPLE_ROWS)))
+        run_evenly(model, few)
     except FAILURES:
-        return as_whole(inputs)
+        rows = as_whole(inputs) if EXAMPLE_ROWS < count <= MOST_ROWS else few
+        with _failing_clearly(rows):
+            run_evenly(model, rows)
+        return rows
     return inputs
 
 

@@ -22,7 +22,7 @@ def select_span(structure: Structure, start: str | None, stop: str | None) -> St
     outer = np.concatenate(read) if read else np.zeros(0, dtype=np.int64)
     reasons = {
         layer.name: "it feeds what lies outside the span"
-        for layer in structure.scored
+        for layer in structure.removable
         if np.isin(layer.units[layer.units != NO_UNIT], outer).any()
     }
     return structure.within(inside).restrict(reasons)[0]

@@ -72,7 +72,7 @@ def score_parts(
     radius, method = _read_bounding(program, box)
     entering = torch.from_numpy(batch.inputs)
     network = cn.read_network(decoupled.model, entering)
-    if not network.scored:
+    if not network.removable:
         raise InvalidInputError(f"the network has nothing to score:\n{network}")
     pieces: dict[str, Piece] = {}
     leaving = entering
@@ -154,7 +154,7 @@ def join_scores(
         for name, values in single.items()
         if name.startswith(BODY)
     }
-    wanted = [layer.name for layer in network.scored]
+    wanted = [layer.name for layer in network.removable]
     if set(found) != set(wanted):
         raise UnreadableModelError(
             f"the parts score {', '.join(found) or 'nothing'}, the network {', '.join(wanted)}. Every convolution "
@@ -186,9 +186,9 @@ def _find_ignored(part: Part, network: Network, entering: Tensor, *, score_heads
 
     None where nothing of the network is left to score.
     """
-    wanted = {BODY + layer.name for layer in network.scored}
+    wanted = {BODY + layer.name for layer in network.removable}
     layers = cn.read_network(part.network, entering).layers
-    if not any(layer.name in wanted and layer.scored for layer in layers):
+    if not any(layer.name in wanted and layer.removable for layer in layers):
         return None
     if score_heads:
         wanted |= {layer.name for layer in layers if layer.name.startswith(HEAD)}

@@ -25,10 +25,10 @@ from critical_neurons.removal.refit.im2col import (
 from critical_neurons.removal.refit.ridge import (
     NormalEquations,
     Regression,
-    RowProducts,
     find_home,
     require_finite,
 )
+from critical_neurons.removal.refit.row_products import RowProducts
 
 Refit: TypeAlias = Literal["bias", "least_squares"]
 BatchNorm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
@@ -41,9 +41,9 @@ REFITTED: tuple[type[nn.Module], ...] = (
 ROWS_PER_COLUMN, LEAST_ROWS = 10, 20_000
 """Rows of a regression beyond so many for every weight of a unit, and beyond so many in all, are left out."""
 
-MOST_COLUMNS = 8192
+MOST_COLUMNS = 4608
 """Weights of a unit beyond which a regression goes through the products of any two rows, however many there are: the
-matrix of the columns' takes 0.5 GB and more."""
+matrices of the columns' take 1 GB and more. 512 channels of a 3x3 convolution."""
 
 MOST_ROWS, MOST_NUMBERS = 4096, 2**27
 """Rows that it then takes, and numbers in them."""

@@ -2,7 +2,7 @@
 
 The ridge is chosen on rows that are held out, where D = 0 is as good a choice as any; then all rows are used. There
 are two ways to the same D: through sums over the rows, x x' (columns x columns), for many rows; through the products
-of any two rows (rows x rows), for many columns. Rows are multiplied in their own precision, sums are in double.
+of any two rows (`row_products`), for many columns. Rows are multiplied in their own precision, sums are in double.
 
 Where no error is there to choose a ridge by, as when columns are judged before any has gone, it is `RIDGE`.
 """
@@ -27,9 +27,6 @@ RIDGE = 1e-3
 
 ROUNDING = 1e-7
 """What single precision may leave of squares where there is nothing, relative to their mean."""
-
-COLUMNS_AT_ONCE = 2048
-"""Of rows that are multiplied in double precision."""
 
 
 class Regression(Protocol):
@@ -95,42 +92,6 @@ class NormalEquations:
         return known.squares / every.count, known.products / every.count
 
 
-class RowProducts:
-    """Through the products of any two rows, which are kept: D = X' (X X' + ridge)⁻¹ E."""
-
-    def __init__(self) -> None:
-        self._rows: dict[bool, list[Tensor]] = {True: [], False: []}
-        self._errors: dict[bool, list[Tensor]] = {True: [], False: []}
-        self._origin: Tensor | None = None
-
-    def add(self, rows: Tensor, errors: Tensor, *, held_out: bool) -> None:
-        if self._origin is None:
-            self._origin = rows.mean(1, keepdim=True)
-        self._rows[held_out].append(rows - self._origin)
-        self._errors[held_out].append(errors.to(find_home(errors.device), torch.float64))
-
-    def solve(self) -> tuple[Tensor, Tensor]:
-        assert self._origin is not None
-        rows = torch.cat(self._rows[False] + self._rows[True], 1)
-        errors = torch.cat(self._errors[False] + self._errors[True], 1)
-        products, columns = require_finite(_multiply_rows(rows, errors.device)), rows.shape[2]
-        ridge, fitted = None, sum(part.shape[1] for part in self._rows[False])
-        if 0 < fitted < rows.shape[1]:
-            known = _RowSystem.centre(products[:, :fitted, :fitted], errors[:, :fitted], columns)
-            crossed = _centre(products[:, fitted:, :fitted])
-            missed = _centre_rows(errors[:, fitted:])
-            ridge = choose_ridge(lambda ridge: _change(crossed @ known.solve(ridge), missed))
-        added, shift = rows.new_zeros(rows.shape[0], columns, errors.shape[2]), errors.mean(1)
-        if ridge is not None:
-            mean = self._origin.to(errors) + rows.mean(1, keepdim=True).to(errors)
-            factors = _RowSystem.centre(products, errors, columns).solve(ridge)
-            for part in _split_columns(columns):
-                exact = rows[:, :, part].to(factors).mT @ factors
-                added[:, part] = exact.to(added)
-                shift -= (mean[:, :, part] @ exact)[:, 0]
-        return added, shift
-
-
 def choose_ridge(change: Callable[[float], float]) -> float | None:
     """The one with which the squared error on what is held out falls most; None where it falls with none."""
     best, least = None, 0.0
@@ -178,7 +139,7 @@ class _Moments:
     def centre(self, stays: Tensor | None = None) -> _System:
         """With the means of the rows taken away, and nothing left of columns that do not stay."""
         mean = self.inputs[:, :, None] / self.count
-        floor = _scale(_mean_square(self.squares, self.squares.shape[1]), ROUNDING)
+        floor = scale_ridge(mean_square(self.squares, self.squares.shape[1]), ROUNDING)
         squares = self.squares - mean @ self.inputs[:, None]
         squares.diagonal(dim1=1, dim2=2).add_(floor[:, None])
         products = self.products - mean @ self.errors[:, None]
@@ -198,34 +159,14 @@ class _System:
 
     def solve(self, ridge: float) -> Tensor:
         """D of (x x' + ridge) D = x e'."""
-        return _solve(self.squares, self.products, _scale(_mean_square(self.squares, self.columns), ridge))
+        return solve_regular(self.squares, self.products, scale_ridge(mean_square(self.squares, self.columns), ridge))
 
     def change(self, added: Tensor) -> float:
         """By how much ‖e‖² changes when x D is taken from e."""
-        return _number((added * (self.squares @ added)).sum() - 2 * (added * self.products).sum())
+        return as_number((added * (self.squares @ added)).sum() - 2 * (added * self.products).sum())
 
 
-@dataclass(frozen=True)
-class _RowSystem:
-    """X X' and E of rows whose mean is zero, of so many columns, and what rounding may have left of X X'."""
-
-    products: Tensor
-    errors: Tensor
-    columns: int
-    floor: Tensor
-
-    @classmethod
-    def centre(cls, products: Tensor, errors: Tensor, columns: int) -> _RowSystem:
-        floor = _scale(_mean_square(products, columns), ROUNDING)
-        return cls(_centre(products), _centre_rows(errors), columns, floor)
-
-    def solve(self, ridge: float) -> Tensor:
-        """A of D = X' A. The ridge is the one of the sums over rows: the mean square of a column is the same."""
-        scale = _mean_square(self.products, self.columns) + self.floor
-        return _solve(self.products, self.errors, _scale(scale, ridge) + self.floor)
-
-
-def _solve(squares: Tensor, products: Tensor, ridge: Tensor) -> Tensor:
+def solve_regular(squares: Tensor, products: Tensor, ridge: Tensor) -> Tensor:
     """(squares + ridge)⁻¹ products. Zero for groups that rounding has made singular: they stay as they are."""
     regular = squares.clone()
     regular.diagonal(dim1=1, dim2=2).add_(ridge[:, None])
@@ -237,42 +178,16 @@ def _solve(squares: Tensor, products: Tensor, ridge: Tensor) -> Tensor:
     return torch.cholesky_solve(products, factor)
 
 
-def _mean_square(squares: Tensor, columns: int | Tensor) -> Tensor:
+def mean_square(squares: Tensor, columns: int | Tensor) -> Tensor:
     """Of all columns: (groups,)."""
     return squares.diagonal(dim1=1, dim2=2).sum(1) / columns
 
 
-def _scale(mean_square: Tensor, share: float) -> Tensor:
+def scale_ridge(mean_square: Tensor, share: float) -> Tensor:
     """A ridge of this share, and never nothing."""
     return share * mean_square.clamp(min=torch.finfo(torch.float32).tiny)
 
 
-def _change(given: Tensor, missed: Tensor) -> float:
-    return _number(((missed - given).square() - missed.square()).sum())
-
-
-def _number(change: Tensor) -> float:
+def as_number(change: Tensor) -> float:
     value = float(change)
     return value if math.isfinite(value) else math.inf
-
-
-def _centre(products: Tensor) -> Tensor:
-    """Products of rows with rows, both as they would be without their means."""
-    return _centre_rows(products) - _centre_rows(products).mean(2, keepdim=True)
-
-
-def _centre_rows(values: Tensor) -> Tensor:
-    return values - values.mean(1, keepdim=True)
-
-
-def _multiply_rows(rows: Tensor, device: torch.device) -> Tensor:
-    count = rows.shape[1]
-    products = torch.zeros(len(rows), count, count, dtype=torch.float64, device=device)
-    for part in _split_columns(rows.shape[2]):
-        exact = rows[:, :, part].to(products)
-        products.baddbmm_(exact, exact.mT)
-    return products
-
-
-def _split_columns(count: int) -> list[slice]:
-    return [slice(first, first + COLUMNS_AT_ONCE) for first in range(0, count, COLUMNS_AT_ONCE)]

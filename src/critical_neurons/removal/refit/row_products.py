@@ -1,0 +1,104 @@
+"""The regression of `ridge` through the products of any two rows: for fewer rows than columns, or many columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from critical_neurons.removal.refit.ridge import (
+    ROUNDING,
+    as_number,
+    choose_ridge,
+    find_home,
+    mean_square,
+    require_finite,
+    scale_ridge,
+    solve_regular,
+)
+
+COLUMNS_AT_ONCE = 2048
+"""Of rows that are multiplied in double precision."""
+
+
+class RowProducts:
+    """Rows are kept: D = X' (X X' + ridge)⁻¹ E."""
+
+    def __init__(self) -> None:
+        self._rows: dict[bool, list[Tensor]] = {True: [], False: []}
+        self._errors: dict[bool, list[Tensor]] = {True: [], False: []}
+        self._origin: Tensor | None = None
+
+    def add(self, rows: Tensor, errors: Tensor, *, held_out: bool) -> None:
+        if self._origin is None:
+            self._origin = rows.mean(1, keepdim=True)
+        self._rows[held_out].append(rows - self._origin)
+        self._errors[held_out].append(errors.to(find_home(errors.device), torch.float64))
+
+    def solve(self) -> tuple[Tensor, Tensor]:
+        assert self._origin is not None
+        rows = torch.cat(self._rows[False] + self._rows[True], 1)
+        errors = torch.cat(self._errors[False] + self._errors[True], 1)
+        products, columns = require_finite(_multiply_rows(rows, errors.device)), rows.shape[2]
+        ridge, fitted = None, sum(part.shape[1] for part in self._rows[False])
+        if 0 < fitted < rows.shape[1]:
+            known = _RowSystem.centre(products[:, :fitted, :fitted], errors[:, :fitted], columns)
+            crossed = _centre(products[:, fitted:, :fitted])
+            missed = _centre_rows(errors[:, fitted:])
+            ridge = choose_ridge(lambda ridge: _change(crossed @ known.solve(ridge), missed))
+        added, shift = rows.new_zeros(rows.shape[0], columns, errors.shape[2]), errors.mean(1)
+        if ridge is not None:
+            mean = self._origin.to(errors) + rows.mean(1, keepdim=True).to(errors)
+            factors = _RowSystem.centre(products, errors, columns).solve(ridge)
+            for part in _split_columns(columns):
+                exact = rows[:, :, part].to(factors).mT @ factors
+                added[:, part] = exact.to(added)
+                shift -= (mean[:, :, part] @ exact)[:, 0]
+        return added, shift
+
+
+@dataclass(frozen=True)
+class _RowSystem:
+    """X X' and E of rows whose mean is zero, of so many columns, and what rounding may have left of X X'."""
+
+    products: Tensor
+    errors: Tensor
+    columns: int
+    floor: Tensor
+
+    @classmethod
+    def centre(cls, products: Tensor, errors: Tensor, columns: int) -> _RowSystem:
+        floor = scale_ridge(mean_square(products, columns), ROUNDING)
+        return cls(_centre(products), _centre_rows(errors), columns, floor)
+
+    def solve(self, ridge: float) -> Tensor:
+        """A of D = X' A. The ridge is the one of the sums over rows: the mean square of a column is the same."""
+        scale = mean_square(self.products, self.columns) + self.floor
+        return solve_regular(self.products, self.errors, scale_ridge(scale, ridge) + self.floor)
+
+
+def _change(given: Tensor, missed: Tensor) -> float:
+    return as_number(((missed - given).square() - missed.square()).sum())
+
+
+def _centre(products: Tensor) -> Tensor:
+    """Products of rows with rows, both as they would be without their means."""
+    return _centre_rows(products) - _centre_rows(products).mean(2, keepdim=True)
+
+
+def _centre_rows(values: Tensor) -> Tensor:
+    return values - values.mean(1, keepdim=True)
+
+
+def _multiply_rows(rows: Tensor, device: torch.device) -> Tensor:
+    count = rows.shape[1]
+    products = torch.zeros(len(rows), count, count, dtype=torch.float64, device=device)
+    for part in _split_columns(rows.shape[2]):
+        exact = rows[:, :, part].to(products)
+        products.baddbmm_(exact, exact.mT)
+    return products
+
+
+def _split_columns(count: int) -> list[slice]:
+    return [slice(first, first + COLUMNS_AT_ONCE) for first in range(0, count, COLUMNS_AT_ONCE)]
