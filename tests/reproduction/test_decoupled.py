@@ -76,7 +76,7 @@ def trained(digits) -> Decoupled:
 
 
 @pytest.fixture(scope="module")
-def removable(trained, digits) -> cn.Scores:
+def scored(trained, digits) -> cn.Scores:
     return score_parts(trained, digits[0][:10], digits[1][:10])
 
 

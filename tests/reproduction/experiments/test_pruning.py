@@ -352,6 +352,7 @@ class TestDecoupled:
         assert found["random"] == [measured.pop("random")]
         assert {name: found[name] for name in measured} == measured
 
+    @pytest.mark.slow
     def test_both_ways_to_solve_are_cells(self, decoupled, finish):
         record, *_ = decoupled
         other = finish("table-2", "vgg16/linearised")

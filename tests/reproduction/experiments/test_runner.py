@@ -38,6 +38,9 @@ SOME_OF_EVERY_TABLE = [
     ("differences", "fc3/integer-gates"),
 ]
 
+LONG = {"vgg16/linearised", "cifar10/mnist/vgg16"}
+"""Slow, and much like another one."""
+
 SHARES = {"units", "as_published", "parameters"}
 REMOVAL = {"threshold", "accuracy", "biases_left", "L1", "L2", *SHARES}
 COMPARISON = {"rule", "random", "critical", "fine_tuned", *REMOVAL}
@@ -112,7 +115,10 @@ class Listener:
             raise Interrupted
 
 
-@pytest.mark.parametrize(("table", "only"), SOME_OF_EVERY_TABLE)
+@pytest.mark.parametrize(
+    ("table", "only"),
+    [pytest.param(*each, marks=pytest.mark.slow if each[1] in LONG else ()) for each in SOME_OF_EVERY_TABLE],
+)
 def test_cells_run_end_to_end(finish, table, only):
     check_result(finish(table, only))
 
