@@ -36,7 +36,7 @@ CSV_COLUMNS = ("layer", "channel", "unit", "score", "reason")
 @dataclass(frozen=True)
 class LayerChoice:
     """What a search says of a layer, or of layers that share their units: the least-squares error of what reads it,
-    refitted to the units that stay and weighed by how the loss feels it, and a bound below which no choice of as many
+    refitted to the units that stay and weighted by the Fisher matrix, and a bound below which no choice of as many
     units falls. Where other layers have lost units before, the error is beyond what that costs. Of the network's loss
     neither says anything certain."""
 

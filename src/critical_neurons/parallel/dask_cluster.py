@@ -1,7 +1,7 @@
 """Pieces on the workers of a Dask cluster. Alone in knowing distributed.
 
-Pieces are submitted to the client itself: joblib's own backend for Dask never hears of a piece that failed there, and
-would wait for it for ever.
+Pieces are submitted to the client itself: joblib's own backend for Dask is never told of a piece that failed there,
+and would wait for it for ever.
 """
 
 from __future__ import annotations

@@ -54,10 +54,6 @@ class ChannelTracker:
         self._count = 0
         self._modules: set[str] = set()
 
-    @property
-    def layer_names(self) -> list[str]:
-        return [layer.name for layer in self._layers]
-
     def start(self, shape: Shape) -> Channels:
         return make_channels(np.full(shape[0], NO_UNIT), rectified=True).spread(shape)
 

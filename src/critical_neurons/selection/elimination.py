@@ -4,7 +4,7 @@ The error of a consumer that keeps the inputs S is the least, over weights V on 
 
     tr M (W - V)' G (W - V),
 
-W its weights (columns, outputs), G the covariance of its inputs with a ridge, M how much the loss feels errors of its
+W its weights (columns, outputs), G the covariance of its inputs with a ridge, M the Fisher matrix of its
 outputs. With H = G⁻¹ on the inputs left and V the weights on them, taking away the inputs of a unit u adds exactly
 
     tr M V_u' (H_uu)⁻¹ V_u,
@@ -24,7 +24,7 @@ NONE = -1
 """In place of a unit: a column that stays."""
 
 HELD_BACK = 128
-"""Columns that go before all of H hears of it, by one product of matrices."""
+"""Columns that go before all of H is updated, by one product of matrices."""
 
 
 @dataclass(frozen=True)
