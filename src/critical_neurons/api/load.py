@@ -40,7 +40,7 @@ def load(folder: str | os.PathLike[str], factory: Callable[[], nn.Module] | nn.M
     2
     """
     directory = Path(folder)
-    provenance = Provenance.load(directory)
+    provenance = Provenance.load_from(directory)
     content = read_part(directory / MODEL, provenance)
     read_part(directory / PLAN, provenance)
     plan = Plan.load(directory / PLAN)

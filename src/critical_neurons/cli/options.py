@@ -126,10 +126,11 @@ def read_pairs(option: str, texts: Sequence[str]) -> dict[str, Any]:
 
 def read_incumbent(path: Path) -> Plan | Scores:
     """A plan or scores, whichever the file holds."""
-    from critical_neurons.core import plan, scores
     from critical_neurons.core.documents import find_format
+    from critical_neurons.core.plan import Plan
+    from critical_neurons.core.scores import Scores
 
-    kinds: dict[str | None, type[Plan | Scores]] = {plan.FORMAT: plan.Plan, scores.FORMAT: scores.Scores}
+    kinds: dict[str | None, type[Plan | Scores]] = {kind.FORMAT: kind for kind in (Plan, Scores)}
     found = find_format(path)
     if found not in kinds:
         raise InvalidFileError(

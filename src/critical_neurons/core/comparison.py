@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from critical_neurons.core.answers import Answers
-from critical_neurons.core.documents import (
-    Amount,
-    Count,
-    Number,
-    Share,
-    from_plain,
-    load_document,
-    save_document,
-    to_plain,
-)
-
-FORMAT = "critical_neurons comparison"
-FORMAT_VERSION = 2
+from critical_neurons.core.documents import Amount, Count, Document, Number, Share
+from critical_neurons.core.hooks import Shown, call_hook
 
 DataKind: TypeAlias = Literal["test", "calibration"]
 """Calibration data had a part in making the smaller network: in its scores, its refitting, its int8 ranges."""
@@ -69,7 +56,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Shown, Document):
     """`agreement` is the share of inputs that both networks give the same class, None unless their output is (batch,
     classes). `difference` is the root mean squared difference of the outputs, relative to the standard deviation of
     those before; None where the notes say why. Both, and the accuracies, were measured on so many `inputs`, which are
@@ -83,6 +70,9 @@ class Comparison:
     >>> cn.Comparison.load("comparison.json") == comparison
     True
     """
+
+    FORMAT: ClassVar = "critical_neurons comparison"
+    FORMAT_VERSION: ClassVar = 2
 
     before: Measurement
     after: Measurement
@@ -139,30 +129,9 @@ class Comparison:
         ]
         return "\n".join([*lines, "", *self.notes])
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return {"format": FORMAT, "version": FORMAT_VERSION, **to_plain(self)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Comparison:
-        return from_plain(cls, data)
-
     def plot(self, axes: Any = None) -> Any:
         """Draw what is left of every quantity; gives the axes of matplotlib, the extra `plot`."""
-        figures = import_module("critical_neurons.reports.figures")  # by its name: nouns know no verbs
-        return figures.plot_comparison(self, axes)
-
-    def _repr_html_(self) -> str:
-        """What notebooks show."""
-        html: str = import_module("critical_neurons.reports.render").render_comparison(self)
-        return html
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        save_document(path, self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Comparison:
-        return load_document(path, FORMAT, FORMAT_VERSION, cls)
+        return call_hook("plot", self, axes)
 
 
 def _row(

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from critical_neurons.core.comparison import Comparison
-from critical_neurons.core.documents import Amount, Share, from_plain, load_document, save_document, to_plain
+from critical_neurons.core.documents import Amount, Document, Share
+from critical_neurons.core.hooks import Shown, call_hook
 from critical_neurons.core.structure import Measure
-
-FORMAT = "critical_neurons curve"
-FORMAT_VERSION = 1
 
 Method: TypeAlias = Literal["search", "paper", "norm", "random"]
 """How units are chosen: by `search`, by the paper's scores, by the norms of the weights that make them, at random."""
@@ -52,7 +48,7 @@ def name_point(method: Method, share: float) -> str:
 
 
 @dataclass(frozen=True)
-class Curve:
+class Curve(Shown, Document):
     """Points by method, each from the largest network to the smallest. `settings` say what they are of.
 
     >>> found = cn.sweep(model, inputs, labels, macs=[0.6, 0.3], effort="quick")
@@ -60,6 +56,9 @@ class Curve:
     >>> len(cn.Curve.load("curve.json").points)
     2
     """
+
+    FORMAT: ClassVar = "critical_neurons curve"
+    FORMAT_VERSION: ClassVar = 1
 
     measure: Measure
     points: tuple[CurvePoint, ...]
@@ -98,25 +97,4 @@ class Curve:
 
     def plot(self, axes: Any = None) -> Any:
         """Draw what every point is worth by its size; gives the axes of matplotlib, the extra `plot`."""
-        figures = import_module("critical_neurons.reports.figures")  # by its name: nouns know no verbs
-        return figures.plot_curve(self, axes)
-
-    def _repr_html_(self) -> str:
-        """What notebooks show."""
-        html: str = import_module("critical_neurons.reports.render").render_curve(self)
-        return html
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return {"format": FORMAT, "version": FORMAT_VERSION, **to_plain(self)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Curve:
-        return from_plain(cls, data)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        save_document(path, self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Curve:
-        return load_document(path, FORMAT, FORMAT_VERSION, cls)
+        return call_hook("plot", self, axes)

@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Protocol, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -32,16 +32,54 @@ LARGEST_ARRAY = 2**26
 """Entries of an array that a file may describe."""
 
 _Kind = TypeVar("_Kind")
-_Written = TypeVar("_Written", bound="Written")
 
 
-class Written(Protocol):
-    """What has a file format of its own."""
+class Document:
+    """A dataclass with a file format of its own: its name and version."""
 
-    def to_dict(self) -> dict[str, Any]: ...
+    FORMAT: ClassVar[str]
+    FORMAT_VERSION: ClassVar[int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {"format": self.FORMAT, "version": self.FORMAT_VERSION, **to_plain(self)}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self: ...
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Raise a ValueError or KeyError unless the data is what `to_dict` gives."""
+        return from_plain(cls, data)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        write_atomically(path, encode_document(self.to_dict()))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """What `save` wrote."""
+        return cls._read(path)
+
+    @classmethod
+    def _read(cls, path: str | os.PathLike[str], *, trust_edited: bool = False) -> Self:
+        """`trust_edited`: the content may have been changed since it was written."""
+        data = _parse(path)
+        if not isinstance(data, dict) or data.get("format") != cls.FORMAT:
+            raise InvalidFileError(f"{path}: not a file of {cls.FORMAT}.")
+        if data.get("version") != cls.FORMAT_VERSION:
+            raise InvalidFileError(
+                f"{path}: format version {data.get('version')!r}, of another release; this one reads version "
+                f"{cls.FORMAT_VERSION}. Make the file anew."
+            )
+        digest = data.pop("digest", None)
+        if not trust_edited and digest != digest_content(data):
+            raise InvalidFileError(f"{path}: damaged, or changed after it was written (its digest is another).")
+        try:
+            found = cls.from_dict(data)
+            again = found.to_dict()
+            unknown = [name for name, value in data.items() if again.get(name) != value]
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            raise InvalidFileError(f"{path}: what it says does not fit together ({error}).") from error
+        if unknown:
+            raise InvalidFileError(f"{path}: holds more than is understood, in {', '.join(unknown)}.")
+        return found
 
 
 def to_plain(value: Any) -> Any:
@@ -60,42 +98,6 @@ def from_plain(kind: type[_Kind], data: Any) -> _Kind:
 def encode_document(content: Mapping[str, Any]) -> bytes:
     """The bytes of a file: the content, and a digest of it."""
     return msgspec.json.format(msgspec.json.encode({**content, "digest": digest_content(content)}), indent=1)
-
-
-def save_document(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
-    write_atomically(path, encode_document(content))
-
-
-def load_document(
-    path: str | os.PathLike[str],
-    form: str,
-    version: int,
-    kind: type[_Written],
-    *,
-    trust_edited: bool = False,
-) -> _Written:
-    """What a JSON file of this format and version describes. `trust_edited`: its content may have been changed since
-    it was written."""
-    data = _parse(path)
-    if not isinstance(data, dict) or data.get("format") != form:
-        raise InvalidFileError(f"{path}: not a file of {form}.")
-    if data.get("version") != version:
-        raise InvalidFileError(
-            f"{path}: format version {data.get('version')!r}, of another release; this one reads version {version}. "
-            "Make the file anew."
-        )
-    digest = data.pop("digest", None)
-    if not trust_edited and digest != digest_content(data):
-        raise InvalidFileError(f"{path}: damaged, or changed after it was written (its digest is another).")
-    try:
-        found = kind.from_dict(data)
-        again = found.to_dict()
-        unknown = [name for name, value in data.items() if again.get(name) != value]
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise InvalidFileError(f"{path}: what it says does not fit together ({error}).") from error
-    if unknown:
-        raise InvalidFileError(f"{path}: holds more than is understood, in {', '.join(unknown)}.")
-    return found
 
 
 def digest_content(content: Mapping[str, Any]) -> str:

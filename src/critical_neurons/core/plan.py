@@ -6,18 +6,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from critical_neurons.core.documents import Count, from_plain, load_document, save_document
+from critical_neurons.core.documents import Count, Document, from_plain
+from critical_neurons.core.hooks import Shown, call_hook
 from critical_neurons.core.span import WHOLE, Span
 from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints, Structure
 from critical_neurons.errors import InvalidSettingError, PlanMismatchError
-
-FORMAT = "critical_neurons plan"
-FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +52,7 @@ class _PlanDocument:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(Shown, Document):
     """`stays` has an entry for every unit of the structure and a last one, True, that answers for NO_UNIT. `rule` is
     what the plan was made by, `reasons` that of every layer; `span` the part of the model that was scored; `seen` the
     data points that the scores come from, and those the plan was chosen by (see `batch.digest_rows`). `provenance` is
@@ -70,6 +67,9 @@ class Plan:
     >>> cn.Plan.load("plan.json").removed.keys() == plan.removed.keys()
     True
     """
+
+    FORMAT: ClassVar = "critical_neurons plan"
+    FORMAT_VERSION: ClassVar = 2
 
     structure: Structure
     stays: Bools
@@ -158,8 +158,8 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         return {
-            "format": FORMAT,
-            "version": FORMAT_VERSION,
+            "format": self.FORMAT,
+            "version": self.FORMAT_VERSION,
             "layers": [{**vars(layer), "kept": layer.kept.tolist()} for layer in self.layers],
             "rule": self.rule,
             "provenance": dict(self.provenance),
@@ -216,28 +216,18 @@ class Plan:
 
     def as_masks(self, model: Any) -> dict[tuple[str, str], Any]:
         """As `critical_neurons.as_masks`."""
-        interop = import_module("critical_neurons.io.interop")  # by its name: nouns know no torch
-        masks: dict[tuple[str, str], Any] = interop.as_masks(self, model)
+        masks: dict[tuple[str, str], Any] = call_hook("as_masks", self, model)
         return masks
 
     def plot(self, axes: Any = None) -> Any:
         """Draw the width of every layer before and after; gives the axes of matplotlib, the extra `plot`."""
-        figures = import_module("critical_neurons.reports.figures")  # by its name: nouns know no verbs
-        return figures.plot_plan(self, axes)
-
-    def _repr_html_(self) -> str:
-        """What notebooks show."""
-        html: str = import_module("critical_neurons.reports.render").render_plan(self)
-        return html
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        save_document(path, self.to_dict())
+        return call_hook("plot", self, axes)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, trust_edited: bool = False) -> Plan:
         """What `save` wrote. `trust_edited`: the file may have been edited since, for instance which channels a layer
         keeps; whether it can be carried out is checked in any case."""
-        return load_document(path, FORMAT, FORMAT_VERSION, cls, trust_edited=trust_edited)
+        return cls._read(path, trust_edited=trust_edited)
 
 
 def check_plan(plan: object, *, removes: bool = True) -> None:

@@ -7,23 +7,21 @@ import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from critical_neurons.core.budget import Budget
-from critical_neurons.core.documents import Amount, Count, from_plain, load_document, save_document, to_plain
+from critical_neurons.core.documents import Amount, Count, Document, from_plain, to_plain
 from critical_neurons.core.files import write_atomically
 from critical_neurons.core.formulation import read_formulation
+from critical_neurons.core.hooks import Shown, call_hook
 from critical_neurons.core.settings import Compensation, Plain
 from critical_neurons.core.solution import Dual, Status, Step, relative_gap
 from critical_neurons.core.solver import Solver
 from critical_neurons.core.span import WHOLE, Span
 from critical_neurons.core.structure import NO_UNIT, Fingerprint, Floats, Layer, Structure, spread
 
-FORMAT = "critical_neurons scores"
-FORMAT_VERSION = 2
 TYPES: Mapping[str, Callable[[Mapping[str, Any]], Plain]] = {
     "formulation": read_formulation,
     "solver": Solver.from_dict,
@@ -80,7 +78,7 @@ class Incumbent:
 
 
 @dataclass(frozen=True, eq=False)
-class Scores(Mapping[str, Floats]):
+class Scores(Shown, Document, Mapping[str, Floats]):
     """`scores["features.0"]` are the scores of that layer, one in [0, 1] per unit.
 
     Averaged scores have no objective and no bound of their own; they keep the worst status and the largest gap of
@@ -94,6 +92,9 @@ class Scores(Mapping[str, Floats]):
     >>> cn.score(model, inputs[:3], labels[:3])["3"].shape
     (8,)
     """
+
+    FORMAT: ClassVar = "critical_neurons scores"
+    FORMAT_VERSION: ClassVar = 2
 
     values_by_layer: Mapping[str, Floats]
     structure: Structure
@@ -157,8 +158,8 @@ class Scores(Mapping[str, Floats]):
         plain = to_plain(replace(self, values_by_layer={}, settings=self.plain_settings, parts=(), budget=None))
         del plain["values_by_layer"]
         return {
-            "format": FORMAT,
-            "version": FORMAT_VERSION,
+            "format": self.FORMAT,
+            "version": self.FORMAT_VERSION,
             "scores": {name: values.tolist() for name, values in self.items()},
             **plain,
             "budget": None if self.budget is None else self.budget.to_dict(),
@@ -185,21 +186,11 @@ class Scores(Mapping[str, Floats]):
 
     def as_torch_pruning(self, model: Any = None, *, max_pruning_ratio: float = 1.0) -> Any:
         """As `critical_neurons.as_torch_pruning`."""
-        interop = import_module("critical_neurons.io.interop")  # by its name: nouns know no torch
-        return interop.as_torch_pruning(self, model, max_pruning_ratio=max_pruning_ratio)
+        return call_hook("as_torch_pruning", self, model, max_pruning_ratio=max_pruning_ratio)
 
     def plot(self, axes: Any = None) -> Any:
         """Draw the scores, units from the highest to the lowest; gives the axes of matplotlib, the extra `plot`."""
-        figures = import_module("critical_neurons.reports.figures")  # by its name: nouns know no verbs
-        return figures.plot_scores(self, axes)
-
-    def _repr_html_(self) -> str:
-        """What notebooks show."""
-        html: str = import_module("critical_neurons.reports.render").render_scores(self)
-        return html
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        save_document(path, self.to_dict())
+        return call_hook("plot", self, axes)
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """A table with one line per channel of every layer: layer, channel, unit, score, reason.
@@ -215,10 +206,6 @@ class Scores(Mapping[str, Floats]):
                 score = repr(float(self[layer.name][channel])) if scored else ""
                 writer.writerow([layer.name, channel, unit if scored else "", score, layer.reason])
         write_atomically(path, text.getvalue().encode())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Scores:
-        return load_document(path, FORMAT, FORMAT_VERSION, cls)
 
 
 def _read_settings(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from critical_neurons.core.bounds import Interval
-from critical_neurons.core.documents import Amount, Count, from_plain, load_document, save_document, to_plain
+from critical_neurons.core.documents import Amount, Count, Document, from_plain
 from critical_neurons.core.structure import Fingerprint, Structure
 from critical_neurons.errors import PlanMismatchError
-
-FORMAT = "critical_neurons stability"
-FORMAT_VERSION = 1
 
 Method: TypeAlias = Literal["interval", "backward", "linear program", "integer program", "points", "none"]
 """What settled a unit: interval arithmetic, backward substitution, a linear program, branch and bound, or points of
@@ -88,7 +84,7 @@ class LayerChange:
 
 
 @dataclass(frozen=True, eq=False)
-class Stability:
+class Stability(Document):
     """Of one network, known by its `fingerprint`, and one box or several, known by `boxes`, a digest.
 
     `layers` has the units of every layer. `stopped` says what ended the search before all units were settled, if
@@ -98,6 +94,9 @@ class Stability:
     >>> {name: len(units) for name, units in found.stability.layers.items()}
     {'0': 4, '3': 8}
     """
+
+    FORMAT: ClassVar = "critical_neurons stability"
+    FORMAT_VERSION: ClassVar = 1
 
     fingerprint: Fingerprint
     boxes: str
@@ -160,10 +159,6 @@ class Stability:
         states = ", ".join(f"{counted[state]} {state.value}" for state in State)
         return f"Stability({len(self.units)} units: {states})"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return {"format": FORMAT, "version": FORMAT_VERSION, **to_plain(self)}
-
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Stability:
         """Raise a ValueError unless it is a record that holds together."""
@@ -179,13 +174,6 @@ class Stability:
 
     def changed(self, changes: tuple[LayerChange, ...], seconds: float) -> Stability:
         return replace(self, changes=changes, seconds=seconds)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        save_document(path, self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Stability:
-        return load_document(path, FORMAT, FORMAT_VERSION, cls)
 
 
 def digest_boxes(boxes: Interval) -> str:

@@ -7,13 +7,13 @@ import hashlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
 
 from critical_neurons.core.comparison import Comparison
-from critical_neurons.core.documents import from_plain, load_document, read_file, to_plain
+from critical_neurons.core.documents import Document, from_plain, read_file
 from critical_neurons.core.plan import Plan
 from critical_neurons.core.scores import Scores
 from critical_neurons.core.structure import SIZE, Slice
@@ -26,9 +26,6 @@ from critical_neurons.errors import (
 )
 from critical_neurons.removal.remove import remove_units
 from critical_neurons.structure import unwrap
-
-FORMAT = "critical_neurons model"
-FORMAT_VERSION = 2
 
 MODEL, PLAN, PROVENANCE = "model.safetensors", "plan.json", "provenance.json"
 SCORES, COMPARISON = "scores.json", "comparison.json"
@@ -169,9 +166,12 @@ def make_model(factory: Callable[[], nn.Module] | nn.Module) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Provenance:
+class Provenance(Document):
     """Where a smaller network comes from: the model and the plan it was made of, and digests of both files. `shared`:
     the names of every tensor that has several."""
+
+    FORMAT: ClassVar = "critical_neurons model"
+    FORMAT_VERSION: ClassVar = 2
 
     versions: Mapping[str, str]
     source: Mapping[str, str | None]
@@ -182,9 +182,6 @@ class Provenance:
     sha256: Mapping[str, str]
     call: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"format": FORMAT, "version": FORMAT_VERSION, **to_plain(self)}
-
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Provenance:
         """Raise a ValueError unless it is of files with known names."""
@@ -194,14 +191,14 @@ class Provenance:
         return found
 
     @classmethod
-    def load(cls, folder: Path) -> Provenance:
+    def load_from(cls, folder: Path) -> Provenance:
         missing = [name for name in FILES if not (folder / name).is_file()]
         if missing:
             raise InvalidFileError(
                 f"{folder}: no {' and no '.join(missing)} there. Accepted: a folder that cn.save wrote, with "
                 f"{', '.join(FILES)}."
             )
-        return load_document(folder / PROVENANCE, FORMAT, FORMAT_VERSION, cls)
+        return cls.load(folder / PROVENANCE)
 
 
 def read_part(path: Path, provenance: Provenance) -> bytes:
@@ -227,7 +224,7 @@ class Results:
 
 def read_results(folder: Path) -> Results:
     """All files are what they were when they were saved, or an error."""
-    provenance = Provenance.load(folder)
+    provenance = Provenance.load_from(folder)
     saved = provenance.sha256
     for name in saved:
         read_part(folder / name, provenance)

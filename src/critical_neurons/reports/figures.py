@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, singledispatch
 from typing import Any
 
 from critical_neurons.core.comparison import Comparison
@@ -52,7 +52,14 @@ ROWS_FULL_SIZE, CHART_ROWS = 60, 10
 """Rows beyond which they become thinner rather than the picture higher; and as many as a chart is high."""
 
 
-def plot_scores(scores: Scores, axes: Any = None) -> Any:
+@singledispatch
+def plot(shown: Any, axes: Any = None) -> Any:
+    """Draw scores, a plan, a comparison or a curve; gives the axes of matplotlib."""
+    raise TypeError(f"{type(shown).__name__} has no picture.")
+
+
+@plot.register
+def _(scores: Scores, axes: Any = None) -> Any:
     """A row for every group of units, its units from the highest score to the lowest."""
     strips = list_strips(scores.structure, scores, None)
     with _drawing(axes, len(strips)) as found:
@@ -66,7 +73,8 @@ def plot_scores(scores: Scores, axes: Any = None) -> Any:
     return found
 
 
-def plot_plan(plan: Plan, axes: Any = None) -> Any:
+@plot.register
+def _(plan: Plan, axes: Any = None) -> Any:
     """How many channels every layer had, and has."""
     layers = list_layers(plan.structure, plan)
     with _drawing(axes, len(layers)) as found:
@@ -78,7 +86,8 @@ def plot_plan(plan: Plan, axes: Any = None) -> Any:
     return found
 
 
-def plot_comparison(comparison: Comparison, axes: Any = None) -> Any:
+@plot.register
+def _(comparison: Comparison, axes: Any = None) -> Any:
     """What is left of every quantity, as a share of what there was."""
     gains = [(gain, gain.after / gain.before) for gain in list_gains(comparison) if gain.before]
     most = max(1.0, *(share for _, share in gains))
@@ -95,7 +104,8 @@ def plot_comparison(comparison: Comparison, axes: Any = None) -> Any:
     return found
 
 
-def plot_curve(curve: Curve, axes: Any = None) -> Any:
+@plot.register
+def _(curve: Curve, axes: Any = None) -> Any:
     """What every network of a sweep is worth, by its multiply-adds."""
     with _drawing(axes, CHART_ROWS) as found:
         _draw_trade_off(trade_off(curve), found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache, partial, singledispatch
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +44,29 @@ def render_page(content: Content, pictures: Mapping[int, str] | None = None) -> 
     )
 
 
-def render_scores(scores: Scores) -> str:
+@singledispatch
+def render_html(shown: Any) -> str:
+    """What a notebook shows of scores, a plan, a comparison or a curve."""
+    raise TypeError(f"{type(shown).__name__} has no HTML.")
+
+
+@render_html.register
+def _(scores: Scores) -> str:
     return _fill("scores.html", assemble(scores=scores))
 
 
-def render_plan(plan: Plan) -> str:
+@render_html.register
+def _(plan: Plan) -> str:
     return _fill("plan.html", assemble(plan=plan))
 
 
-def render_comparison(comparison: Comparison) -> str:
+@render_html.register
+def _(comparison: Comparison) -> str:
     return _fill("comparison.html", assemble(comparison=comparison))
 
 
-def render_curve(curve: Curve) -> str:
+@render_html.register
+def _(curve: Curve) -> str:
     content = assemble(curve=curve)
     return _fill("curve.html", content, charts=_draw_charts(content))
 
