@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from critical_neurons.formulations import affine as affine_module
+from critical_neurons.formulations import coefficients
 from critical_neurons.formulations.affine import AffineNetwork
 from critical_neurons.formulations.bound_propagation import bound_network
 from critical_neurons.formulations.paper import Paper
@@ -63,7 +63,7 @@ def test_several_backward_passes_give_the_same_rows(name, monkeypatch):
     index, gate = max(affine.gates.items())
     elements = np.arange(gate.live.size)
     at_once = affine.differentiate_shrunk(index, elements).toarray()
-    monkeypatch.setattr(affine_module, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(coefficients, "CHUNK_BYTES", 1)
     assert np.array_equal(affine.differentiate_shrunk(index, elements).toarray(), at_once)
 
 

@@ -10,9 +10,10 @@ from critical_neurons.core.solution import Status
 from critical_neurons.formulations.affine import AffineNetwork
 from critical_neurons.formulations.bound_propagation import bound_network
 from critical_neurons.formulations.full_space import encode_literal
+from critical_neurons.formulations.lazy_rows import SumRows
 from critical_neurons.formulations.objective import Objective
 from critical_neurons.formulations.paper import Paper, encode_paper
-from critical_neurons.formulations.pooled_columns import SumRows, find_deal
+from critical_neurons.formulations.pooled_columns import find_deal
 from critical_neurons.readers import read_network
 from critical_neurons.solvers import Limits, find_solver, ignore_progress
 

@@ -3,15 +3,13 @@
 A unit whose gate is decided on a data point needs no variable of its own: dead, its activation is 0; live, it
 is p - (1 - s) U. Likewise a max pool whose winner is decided. Only what is undecided keeps an explicit value,
 measured in units of its upper bound so that it lies in [0, 1] like the scores. So everything downstream is affine in
-the *columns*: the scores, then the explicit values. Evaluating it at a point is one forward pass; the coefficients of
-one value are one backward pass; no matrix is ever formed.
+the *columns*: the scores, then the explicit values. Evaluating it at a point is one forward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TypeAlias, assert_never
 
 import numpy as np
@@ -33,20 +31,14 @@ from critical_neurons.core.network import (
     rectify,
 )
 from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints
+from critical_neurons.formulations.coefficients import Part, ResolvedNetwork
 from critical_neurons.formulations.gates import Decision, Formulation, Gate, make_gate
 from critical_neurons.formulations.max_pooling import Pool, resolve_windows, winners_are_safe
-from critical_neurons.formulations.pooled_columns import Sums, find_deal, sum_up
+from critical_neurons.formulations.pooled_columns import find_deal, sum_up
 
 SHALLOW = 1e-6
 """Up to this share of the largest pre-activation bound of its ReLU what a score takes from q is less than any row's
 tolerance."""
-
-CHUNK_BYTES = 64 * 2**20
-"""Largest array held by a backward pass; more rows than fit are pulled back in several passes."""
-
-
-Part: TypeAlias = Gate | Pool | Sums
-"""What keeps explicit values."""
 
 Choice: TypeAlias = Callable[[Part, Floats, Op, Floats], Floats]
 """The columns of a part, given what its op reads (shrunk, at a ReLU), the op and all columns: final in front."""
@@ -61,17 +53,12 @@ class Evaluation:
     logits: Floats
 
 
-class AffineNetwork:
+class AffineNetwork(ResolvedNetwork):
     def __init__(self, network: Network, bounds: Bounds, formulation: Formulation, *, summed: bool = False) -> None:
         """`summed`: undecided activations share a column where the network reads their sum alone."""
-        self.unit_count = self.column_count = network.unit_count
+        super().__init__(network.ops, network.unit_count)
         self.batch_size = len(bounds.inputs)
-        self._ops = network.ops
-        self.gates: dict[int, Gate] = {}
-        self.pools: dict[int, Pool] = {}
-        self.sums: dict[int, Sums] = {}
         self._summed = summed
-        self._depends = _find_dependent(network.ops)
         self._constants: dict[int, Floats] = {}
         self._last: tuple[Floats, Evaluation] | None = None
         self._resolve(bounds, formulation, formulation.shrinks(network, bounds))
@@ -81,12 +68,12 @@ class AffineNetwork:
         values: dict[int, Floats] = {}
         middle: dict[int, Floats] = {}  # where every column is a half; only max pools that are compared ask for it
         shrunk: dict[int, Floats] = {}
-        compares = not formulation.fixes_windows and any(isinstance(op, MaxPool) for op in self._ops)
-        for index, op in enumerate(self._ops):
+        compares = not formulation.fixes_windows and any(isinstance(op, MaxPool) for op in self.ops)
+        for index, op in enumerate(self.ops):
             match op:
                 case Relu():
                     interval, shrink = bounds.before_relu[index], shrinks[index]
-                    decision = formulation.decide(op, interval, shrink, fixed=not self._depends[op.source])
+                    decision = formulation.decide(op, interval, shrink, fixed=not self.depends[op.source])
                     decision = self._sum_up(index, op, decision, values[op.source] - shrink, shrink)
                     gate = make_gate(op, interval, shrink, decision, self.column_count, self.unit_count)
                     self.gates[index] = gate
@@ -114,14 +101,14 @@ class AffineNetwork:
             values[index] = self._step(index, op, values, shrunk, np.zeros(self.column_count), bounds.inputs)
             if compares:
                 middle[index] = self._step(index, op, middle, {}, np.full(self.column_count, 0.5), bounds.inputs)
-        read = {source for index, op in enumerate(self._ops) if self._depends[index] for source in op.sources}
-        self._constants = {index: values[index] for index in read if not self._depends[index]}
-        pooled = {index: values[self._ops[index].sources[0]] for index in self.pools}
-        self.at_zero = Evaluation(shrunk, pooled, values[len(self._ops) - 1])
+        read = {source for index, op in enumerate(self.ops) if self.depends[index] for source in op.sources}
+        self._constants = {index: values[index] for index in read if not self.depends[index]}
+        pooled = {index: values[self.ops[index].sources[0]] for index in self.pools}
+        self.at_zero = Evaluation(shrunk, pooled, values[len(self.ops) - 1])
 
     def _sum_up(self, index: int, op: Relu, decision: Decision, at_zero: Floats, shrink: Floats) -> Decision:
         """What is left to decide once the undecided activations are summed up, if they can be."""
-        deal = find_deal(self._ops, index) if self._summed and not self._depends[op.source] else None
+        deal = find_deal(self.ops, index) if self._summed and not self.depends[op.source] else None
         sums = None if deal is None else sum_up(deal, op, decision, at_zero, shrink, relu=index)
         if deal is None or sums is None:
             return decision
@@ -130,13 +117,13 @@ class AffineNetwork:
 
     def _find_loose(self, index: int) -> Bools:
         """Where a value may lie outside its bounds while gates are relaxed: behind a clip that is not decided."""
-        op = self._ops[index]
+        op = self.ops[index]
         loose = np.zeros((self.batch_size, *op.shape), dtype=bool)
         match op:
             case Affine():
                 loose = op.map.apply_absolute(self._find_loose(op.source).astype(np.float64)) > 0
             case Sum() if op.ceiling is not None:
-                (above,) = self._ops[op.sources[1]].sources
+                (above,) = self.ops[op.sources[1]].sources
                 loose.reshape(-1)[self.gates[above].explicit] = True
             case Sum():
                 loose = np.logical_or.reduce([self._find_loose(source) for source in op.sources])
@@ -148,25 +135,10 @@ class AffineNetwork:
                 assert_never(op)
         return loose
 
-    @cached_property
-    def sizes(self) -> list[int]:
-        """Numbers in the value of each op, on one data point."""
-        return [int(np.prod(op.shape)) for op in self._ops]
-
-    @cached_property
-    def size(self) -> int:
-        """Numbers in one forward pass of one data point."""
-        return sum(self.sizes)
-
     @property
     def activation_columns(self) -> list[slice]:
         """Those of undecided ReLUs, one by one or summed up."""
         return [gate.columns for gate in self.gates.values()] + [sums.columns for sums in self.sums.values()]
-
-    @property
-    def parts(self) -> dict[int, Part]:
-        """Whatever keeps explicit values, by op."""
-        return {**self.gates, **self.pools, **self.sums}
 
     def evaluate(self, point: Floats) -> Evaluation:
         """One forward pass. The result at the last point is kept: rows and cuts both ask for it."""
@@ -178,11 +150,11 @@ class AffineNetwork:
     def _forward(self, columns: Floats) -> Evaluation:
         values: dict[int, Floats] = dict(self._constants)
         shrunk: dict[int, Floats] = {}
-        for index, op in enumerate(self._ops):
-            if self._depends[index]:
+        for index, op in enumerate(self.ops):
+            if self.depends[index]:
                 values[index] = self._step(index, op, values, shrunk, columns, None)
-        pooled = {index: values[self._ops[index].sources[0]] for index in self.pools}
-        return Evaluation(shrunk, pooled, values[len(self._ops) - 1])
+        pooled = {index: values[self.ops[index].sources[0]] for index in self.pools}
+        return Evaluation(shrunk, pooled, values[len(self.ops) - 1])
 
     def _step(
         self,
@@ -246,8 +218,8 @@ class AffineNetwork:
         revised = columns[: self.column_count].copy()
         values: dict[int, Floats] = dict(self._constants)
         shrunk: dict[int, Floats] = {}
-        for index, op in enumerate(self._ops):
-            if not self._depends[index]:
+        for index, op in enumerate(self.ops):
+            if not self.depends[index]:
                 continue
             part = self.parts.get(index)
             values[index] = self._step(index, op, values, shrunk, revised, None)
@@ -261,7 +233,7 @@ class AffineNetwork:
         """The rows q >= floor of every ReLU that reads no column: there q = p - (1 - s) shrink with p known."""
         least = np.zeros(self.unit_count + 1)  # the last entry answers for NO_UNIT
         for index, gate in self.gates.items():
-            if self._depends[self._ops[index].sources[0]] or gate.follow_scores:
+            if self.depends[self.ops[index].sources[0]] or gate.follow_scores:
                 continue
             deep = gate.shrink > SHALLOW * gate.scale
             needed = np.divide(
@@ -276,7 +248,7 @@ class AffineNetwork:
 
         Where the network is a span of a model, its last value takes the place of the logits, flat.
         """
-        return self._pull_back(len(self._ops) - 1, seeds.reshape(len(seeds), *self._ops[-1].shape), samples)
+        return self.pull_back(len(self.ops) - 1, seeds.reshape(len(seeds), *self.ops[-1].shape), samples)
 
     def differentiate_along_limits(self, seeds: Floats, point: Floats) -> Floats:
         """How the sum of seeds[d] · logits[d] changes with every explicit value if those behind follow their limits
@@ -286,15 +258,15 @@ class AffineNetwork:
         for index, gate in self.gates.items():
             q, lower = (values.reshape(-1)[gate.explicit] for values in (shrunk[index], gate.floor))
             slopes[index] = gate.tops / (gate.tops - lower), (q > 0).astype(np.float64)
-        shaped = seeds.reshape(len(seeds), *self._ops[-1].shape)
-        forms = self._pull_back(len(self._ops) - 1, shaped, np.arange(len(seeds)), slopes)
+        shaped = seeds.reshape(len(seeds), *self.ops[-1].shape)
+        forms = self.pull_back(len(self.ops) - 1, shaped, np.arange(len(seeds)), slopes)
         return np.asarray(forms.sum(axis=0), dtype=np.float64).reshape(-1)
 
     def differentiate_shrunk(self, index: int, elements: Ints) -> sparse.csr_array:
         """Coefficients of `shrunk[index]` at flat indices (batch, *shape), one row each."""
-        op, gate = self._ops[index], self.gates[index]
+        op, gate = self.ops[index], self.gates[index]
         assert isinstance(op, Relu)
-        below = self._differentiate(op.source, elements)
+        below = self.differentiate(op.source, elements)
         own_units = np.broadcast_to(gate.units, op.shape).reshape(-1)[elements % int(np.prod(op.shape))]
         scored = np.flatnonzero(own_units != NO_UNIT)
         own = sparse.csr_array(
@@ -305,117 +277,9 @@ class AffineNetwork:
 
     def differentiate_pooled(self, index: int, elements: Ints) -> sparse.csr_array:
         """Coefficients of `pooled[index]` at flat indices of what the max pool reads, one row each."""
-        return self._differentiate(self._ops[index].sources[0], elements)
+        return self.differentiate(self.ops[index].sources[0], elements)
 
     def _differentiate_pairs(self, op: MaxPool, pool: Pool) -> sparse.csr_array:
         """Coefficients of winner minus rival, for every rival in a window that is not decided yet."""
         winners, rivals = pool.pairs
-        return sparse.csr_array(self._differentiate(op.source, winners) - self._differentiate(op.source, rivals))
-
-    def _differentiate(self, index: int, elements: Ints) -> sparse.csr_array:
-        """Coefficients of a value at flat indices (batch, *shape), one row each."""
-        shape = self._ops[index].shape
-        samples, positions = np.divmod(elements, int(np.prod(shape)))
-        parts = [sparse.csr_array((0, self.column_count))]
-        for chunk in self._chunks(len(elements)):
-            seeds = np.zeros((len(elements[chunk]), int(np.prod(shape))))
-            seeds[np.arange(len(seeds)), positions[chunk]] = 1.0
-            parts.append(self._pull_back(index, seeds.reshape(-1, *shape), samples[chunk]))
-        return sparse.csr_array(sparse.vstack(parts, format="csr"))
-
-    def _chunks(self, rows: int) -> Iterator[slice]:
-        widest = max(int(np.prod(op.shape)) for op in self._ops)
-        step = max(1, CHUNK_BYTES // (8 * widest))
-        return (slice(at, at + step) for at in range(0, rows, step))
-
-    def _pull_back(
-        self,
-        index: int,
-        seeds: Floats,
-        samples: Ints,
-        slopes: Mapping[int, tuple[Floats, Floats]] | None = None,
-    ) -> sparse.csr_array:
-        """One backward pass: rows of coefficients over the columns. Row r lives on data point samples[r].
-
-        With `slopes`, where the samples are all data points in order, it goes on through explicit activations with
-        the first slope of their ReLU where the coefficient is negative, else the second, and through undecided
-        windows to all their elements alike.
-        """
-        rows = len(samples)
-        scores = np.zeros((rows, self.unit_count))
-        explicit: list[tuple[Ints, Ints, Floats]] = []
-        adjoints: dict[int, Floats] = {index: seeds}
-        for at in range(index, -1, -1):
-            adjoint = adjoints.pop(at, None)
-            if adjoint is None or not self._depends[at]:
-                continue
-            op = self._ops[at]
-            match op:
-                case Affine():
-                    if at in self.sums:
-                        explicit.append(_explicit_entries(self.sums[at], adjoint, samples))
-                    _add_adjoint(adjoints, op.source, op.map.adjoint(adjoint))
-                case Relu():
-                    gate = self.gates[at]
-                    through = np.where(gate.live[samples], adjoint, 0.0)
-                    lost = (through * gate.shrink[samples]).reshape(rows, gate.scatter.shape[0], -1).sum(axis=2)
-                    scores += lost @ gate.scatter
-                    explicit.append(_explicit_entries(gate, adjoint, samples))
-                    if slopes is not None:
-                        onward = adjoint.reshape(-1)[gate.explicit]
-                        through.reshape(-1)[gate.explicit] = onward * np.where(onward < 0, *slopes[at])
-                    if self._depends[op.source]:
-                        _add_adjoint(adjoints, op.source, through)
-                case MaxPool():
-                    pool = self.pools[at]
-                    explicit.append(_explicit_entries(pool, adjoint, samples))
-                    below = pool.adjoint(adjoint, samples).reshape(rows, *self._ops[op.source].shape)
-                    if slopes is not None:
-                        onward = adjoint.reshape(-1)[pool.explicit] / pool.rival_counts
-                        np.add.at(below.reshape(-1), pool.rivals, onward[pool.rivalries])
-                    _add_adjoint(adjoints, op.source, below)
-                case Sum():
-                    for source in op.sources:
-                        _add_adjoint(adjoints, source, adjoint)
-                case Concat():
-                    ends = np.cumsum([self._ops[source].shape[0] for source in op.sources])
-                    for source, part in zip(op.sources, np.split(adjoint, ends[:-1], axis=1), strict=True):
-                        _add_adjoint(adjoints, source, part)
-                case Input():
-                    continue
-                case _:
-                    assert_never(op)
-        return _assemble(scores, explicit, self.column_count)
-
-
-def _find_dependent(ops: tuple[Op, ...]) -> list[bool]:
-    """Which values depend on the columns: ReLUs, and everything behind one."""
-    dependent: list[bool] = []
-    for op in ops:
-        dependent.append(isinstance(op, Relu) or any(dependent[source] for source in op.sources))
-    return dependent
-
-
-def _add_adjoint(adjoints: dict[int, Floats], index: int, adjoint: Floats) -> None:
-    adjoints[index] = adjoints[index] + adjoint if index in adjoints else adjoint
-
-
-def _explicit_entries(part: Part, adjoint: Floats, samples: Ints) -> tuple[Ints, Ints, Floats]:
-    """Coefficients on the explicit values of each row's data point."""
-    size = adjoint[0].size
-    firsts = np.searchsorted(part.explicit, samples * size)
-    ends = np.searchsorted(part.explicit, (samples + 1) * size)
-    counts = ends - firsts
-    rows = np.repeat(np.arange(len(samples)), counts)
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    numbers = np.repeat(firsts, counts) + within
-    adjoints = adjoint.reshape(len(samples), size)[rows, part.explicit[numbers] % size]
-    read = np.flatnonzero(adjoints)
-    return rows[read], part.first + numbers[read], part.tops[numbers[read]] * adjoints[read]
-
-
-def _assemble(scores: Floats, explicit: list[tuple[Ints, Ints, Floats]], width: int) -> sparse.csr_array:
-    rows, columns = np.nonzero(scores)
-    entries = [(rows, columns, scores[rows, columns]), *explicit]
-    all_rows, all_columns, values = (np.concatenate(parts) for parts in zip(*entries, strict=True))
-    return sparse.csr_array((values, (all_rows, all_columns)), shape=(len(scores), width))
+        return sparse.csr_array(self.differentiate(op.source, winners) - self.differentiate(op.source, rivals))

@@ -40,8 +40,8 @@ from critical_neurons.core.network import (
 )
 from critical_neurons.core.program import Program, Rows, place, stack_rows
 from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints
-from critical_neurons.formulations.affine import CHUNK_BYTES
 from critical_neurons.formulations.assembly import assemble_program, lay_out_columns
+from critical_neurons.formulations.coefficients import CHUNK_BYTES
 from critical_neurons.formulations.loss_term import LossTerm, follow
 from critical_neurons.formulations.objective import Goal
 from critical_neurons.formulations.shrinkage import find_shrinks

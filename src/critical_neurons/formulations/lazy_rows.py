@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 from scipy import sparse
@@ -12,26 +13,83 @@ from critical_neurons.core.structure import NO_UNIT, Floats, Ints
 from critical_neurons.formulations.affine import AffineNetwork
 from critical_neurons.formulations.gates import Gate
 from critical_neurons.formulations.max_pooling import Pool
+from critical_neurons.formulations.pooled_columns import Sums
 
 PIECE_ELEMENTS = 2 * 10**7
 """Numbers a backward pass may touch: a second or so of work."""
 
 
-class ReluRows:
+PIECE = 10**5
+"""Rows of sums built between two looks at the clock: each has two coefficients."""
+
+_Part = TypeVar("_Part")
+
+
+class NumberedRows(Generic[_Part]):
+    """Rows of the `parts` of a network, which are known by the index of their op, numbered part by part."""
+
+    def __init__(self, parts: Mapping[int, _Part], sizes: Sequence[int], column_count: int) -> None:
+        self._parts, self._column_count = parts, column_count
+        self.ends: Ints = np.cumsum([0, *sizes])[1:]
+
+    @property
+    def count(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    @property
+    def row_count(self) -> int:
+        return self.count
+
+    @property
+    def defining(self) -> Ints:
+        return np.arange(self.count)
+
+    def violations(self, point: Floats) -> Floats:
+        judged = [self._judge(index, part, point) for index, part in self._parts.items()]
+        return np.concatenate([np.zeros(0), *judged])
+
+    def build(self, numbers: Ints) -> Rows:
+        owners = np.searchsorted(self.ends, numbers, side="right")
+        starts = np.concatenate([[0], self.ends])
+        rows: list[Rows] = []
+        for owner, (index, part) in enumerate(self._parts.items()):
+            own = numbers[owners == owner] - starts[owner]
+            if len(own):
+                rows += self._build_part(index, part, own)
+        return stack_rows(rows, self._column_count)
+
+    def _judge(self, index: int, part: _Part, point: Floats) -> Floats:
+        """The violations of the rows of one part."""
+        raise NotImplementedError
+
+    def _build_part(self, index: int, part: _Part, numbers: Ints) -> list[Rows]:
+        """Rows of one part, by their numbers within it."""
+        raise NotImplementedError
+
+
+class _AffineRows(NumberedRows[_Part]):
+    """Rows whose coefficients take a backward pass each."""
+
+    def __init__(
+        self, affine: AffineNetwork, parts: Mapping[int, _Part], sizes: Sequence[int], column_count: int
+    ) -> None:
+        super().__init__(parts, sizes, column_count)
+        self._affine = affine
+
+    @property
+    def piece(self) -> int:
+        return max(1, PIECE_ELEMENTS // self._affine.size)
+
+
+class ReluRows(_AffineRows[Gate]):
     """Equations 8 and 9 for every ReLU, numbered ReLU by ReLU in the order (data point, *shape).
 
     `gate_columns` says where the gates of each ReLU are.
     """
 
     def __init__(self, affine: AffineNetwork, gate_columns: Mapping[int, slice], column_count: int) -> None:
-        self._affine = affine
+        super().__init__(affine, affine.gates, [gate.floor.size for gate in affine.gates.values()], column_count)
         self._gate_columns = gate_columns
-        self._column_count = column_count
-        self.ends: Ints = np.cumsum([gate.floor.size for gate in affine.gates.values()])
-
-    @property
-    def count(self) -> int:
-        return int(self.ends[-1])
 
     @property
     def row_count(self) -> int:
@@ -44,18 +102,11 @@ class ReluRows:
             [start + gate.explicit for start, gate in zip(starts, self._affine.gates.values(), strict=True)]
         )
 
-    @property
-    def piece(self) -> int:
-        return max(1, PIECE_ELEMENTS // self._affine.size)
-
-    def violations(self, point: Floats) -> Floats:
-        shrunk = self._affine.evaluate(point).shrunk
-        parts = []
-        for index, gate in self._affine.gates.items():
-            lower, upper = self._limits(index, gate, point)
-            q = shrunk[index].reshape(-1)
-            parts.append(np.maximum(lower - q, q - upper) / gate.scale)
-        return np.concatenate(parts)
+    def _judge(self, index: int, gate: Gate, point: Floats) -> Floats:
+        lower, upper = self._limits(index, gate, point)
+        q = self._affine.evaluate(point).shrunk[index].reshape(-1)
+        violations: Floats = np.maximum(lower - q, q - upper) / gate.scale
+        return violations
 
     def _limits(self, index: int, gate: Gate, point: Floats) -> tuple[Floats, Floats]:
         if len(gate.explicit) == 0:
@@ -69,14 +120,7 @@ class ReluRows:
         upper[gate.explicit] = activation
         return lower, upper
 
-    def build(self, numbers: Ints) -> Rows:
-        parts = []
-        for (index, gate), elements in zip(self._affine.gates.items(), _deal(numbers, self.ends), strict=True):
-            if len(elements):
-                parts.append(self._build_gate(index, gate, elements))
-        return stack_rows(parts, self._column_count)
-
-    def _build_gate(self, index: int, gate: Gate, elements: Ints) -> Rows:
+    def _build_part(self, index: int, gate: Gate, elements: Ints) -> list[Rows]:
         forms = widen(self._affine.differentiate_shrunk(index, elements), self._column_count)
         offset = self._affine.at_zero.shrunk[index].reshape(-1)[elements]
         unstable = np.isin(elements, gate.explicit)
@@ -91,7 +135,7 @@ class ReluRows:
         if unstable.any():
             chosen = np.flatnonzero(unstable)
             parts += self._build_unstable(index, gate, elements[chosen], forms[chosen], offset[chosen])
-        return _normalise(stack_rows(parts, self._column_count), gate.scale)
+        return [_normalise(stack_rows(parts, self._column_count), gate.scale)]
 
     def _build_unstable(
         self, index: int, gate: Gate, elements: Ints, forms: sparse.csr_array, offset: Floats
@@ -112,51 +156,26 @@ class ReluRows:
         return [Rows(above, least, nothing), Rows(below, -nothing, -offset)]
 
 
-class PoolRows:
+class PoolRows(_AffineRows[Pool]):
     """x >= h_i and x <= h_i + M (1 - m_i) for every live element i of every undecided window, M = max_j U_j.
 
     Numbered max pool by max pool, element by element; x = y M.
     """
 
     def __init__(self, affine: AffineNetwork, gate_columns: Mapping[int, slice], column_count: int) -> None:
-        self._affine = affine
+        super().__init__(affine, affine.pools, [len(pool.rivals) for pool in affine.pools.values()], column_count)
         self._gate_columns = gate_columns
-        self._column_count = column_count
-        self.ends: Ints = np.cumsum([0, *(len(pool.rivals) for pool in affine.pools.values())])[1:]
-
-    @property
-    def count(self) -> int:
-        return int(self.ends[-1]) if len(self.ends) else 0
 
     @property
     def row_count(self) -> int:
         return 2 * self.count
 
-    @property
-    def defining(self) -> Ints:
-        return np.arange(self.count)
+    def _judge(self, index: int, pool: Pool, point: Floats) -> Floats:
+        read = self._affine.evaluate(point).pooled[index].reshape(-1)[pool.rivals]
+        over = point[pool.columns][pool.rivalries] - read / pool.tops[pool.rivalries]
+        return np.maximum(-over, over - (1.0 - point[self._gate_columns[index]]))
 
-    @property
-    def piece(self) -> int:
-        return max(1, PIECE_ELEMENTS // self._affine.size)
-
-    def violations(self, point: Floats) -> Floats:
-        pooled = self._affine.evaluate(point).pooled
-        parts = [np.zeros(0)]
-        for index, pool in self._affine.pools.items():
-            tops = pool.tops[pool.rivalries]
-            over = point[pool.columns][pool.rivalries] - pooled[index].reshape(-1)[pool.rivals] / tops
-            parts.append(np.maximum(-over, over - (1.0 - point[self._gate_columns[index]])))
-        return np.concatenate(parts)
-
-    def build(self, numbers: Ints) -> Rows:
-        parts = []
-        for (index, pool), rivals in zip(self._affine.pools.items(), _deal(numbers, self.ends), strict=True):
-            if len(rivals):
-                parts += self._build_pool(index, pool, rivals)
-        return stack_rows(parts, self._column_count)
-
-    def _build_pool(self, index: int, pool: Pool, rivals: Ints) -> list[Rows]:
+    def _build_part(self, index: int, pool: Pool, rivals: Ints) -> list[Rows]:
         """y - h_i / M >= 0 and y - h_i / M + m_i <= 1."""
         elements, windows = pool.rivals[rivals], pool.rivalries[rivals]
         tops = pool.tops[windows]
@@ -169,7 +188,7 @@ class PoolRows:
         return [Rows(over, offset, nothing), Rows(sparse.csr_array(over + choice), -nothing, 1.0 + offset)]
 
 
-class RelaxedPoolRows:
+class RelaxedPoolRows(_AffineRows[Pool]):
     """The same without columns for the choices, where these need not be whole (docs/method.md, section 3).
 
     Numbered max pool by max pool: 0 <= x - h_i <= M, as many as rivals; then the sum over its k rivals of
@@ -177,46 +196,18 @@ class RelaxedPoolRows:
     """
 
     def __init__(self, affine: AffineNetwork, column_count: int) -> None:
-        self._affine = affine
-        self._column_count = column_count
         sizes = [len(pool.rivals) + len(pool.explicit) for pool in affine.pools.values()]
-        self.ends: Ints = np.cumsum([0, *sizes])[1:]
+        super().__init__(affine, affine.pools, sizes, column_count)
 
-    @property
-    def count(self) -> int:
-        return int(self.ends[-1]) if len(self.ends) else 0
+    def _judge(self, index: int, pool: Pool, point: Floats) -> Floats:
+        pooled = self._affine.evaluate(point).pooled[index]
+        over = point[pool.columns][pool.rivalries] - pooled.reshape(-1)[pool.rivals] / pool.tops[pool.rivalries]
+        return np.concatenate([np.maximum(-over, over - 1.0), point[pool.columns] - pool.most(pooled)])
 
-    @property
-    def row_count(self) -> int:
-        return self.count
-
-    @property
-    def defining(self) -> Ints:
-        return np.arange(self.count)
-
-    @property
-    def piece(self) -> int:
-        return max(1, PIECE_ELEMENTS // self._affine.size)
-
-    def violations(self, point: Floats) -> Floats:
-        pooled = self._affine.evaluate(point).pooled
-        parts = [np.zeros(0)]
-        for index, pool in self._affine.pools.items():
-            read = pooled[index].reshape(-1)[pool.rivals] / pool.tops[pool.rivalries]
-            over = point[pool.columns][pool.rivalries] - read
-            parts += [np.maximum(-over, over - 1.0), point[pool.columns] - pool.most(pooled[index])]
-        return np.concatenate(parts)
-
-    def build(self, numbers: Ints) -> Rows:
-        parts = []
-        for (index, pool), chosen in zip(self._affine.pools.items(), _deal(numbers, self.ends), strict=True):
-            count = len(pool.rivals)
-            if len(chosen):
-                parts += self._build_pool(index, pool, chosen[chosen < count], chosen[chosen >= count] - count)
-        return stack_rows(parts, self._column_count)
-
-    def _build_pool(self, index: int, pool: Pool, rivals: Ints, windows: Ints) -> list[Rows]:
+    def _build_part(self, index: int, pool: Pool, numbers: Ints) -> list[Rows]:
         """0 <= y - h_i / M <= 1, and y - mean of h_i / M <= 1 - 1 / k."""
+        count = len(pool.rivals)
+        rivals, windows = numbers[numbers < count], numbers[numbers >= count] - count
         ones, nothing = np.ones(len(rivals)), np.full(len(windows), np.inf)
         matrix, offset = self._subtract(index, pool, pool.rivalries[rivals], rivals, ones)
         contested = np.flatnonzero(np.isin(pool.rivalries, windows))
@@ -240,11 +231,38 @@ class RelaxedPoolRows:
         return sparse.csr_array(value - gather @ forms), offset
 
 
-def _deal(numbers: Ints, ends: Ints) -> list[Ints]:
-    """Numbers through all parts to numbers within each part."""
-    owners = np.searchsorted(ends, numbers, side="right")
-    starts = np.concatenate([[0], ends])
-    return [numbers[owners == part] - starts[part] for part in range(len(ends))]
+class SumRows(NumberedRows[Sums]):
+    """The two sides of every sum, numbered op by op: as many ceilings as outputs, then as many pieces as elements."""
+
+    piece = PIECE
+
+    def __init__(self, sums: Mapping[int, Sums], column_count: int) -> None:
+        super().__init__(sums, [len(each.explicit) + len(each.elements) for each in sums.values()], column_count)
+
+    def _judge(self, index: int, sums: Sums, point: Floats) -> Floats:
+        values, scores = point[sums.columns], np.where(sums.units == NO_UNIT, 1.0, point[sums.units])
+        highest, rise = sums.ceiling
+        pieces, tilts = sums.pieces
+        below = pieces + tilts * scores[sums.owners] - values[sums.owners]
+        return np.concatenate([values - highest - rise * scores, below])
+
+    def _build_part(self, index: int, sums: Sums, numbers: Ints) -> list[Rows]:
+        """y - slope s <= constant of the ceilings, and >= of the pieces."""
+        count = len(sums.explicit)
+        ceilings, pieces = numbers[numbers < count], numbers[numbers >= count] - count
+        above, highest = self._subtract(sums, ceilings, *(side[ceilings] for side in sums.ceiling))
+        below, least = self._subtract(sums, sums.owners[pieces], *(side[pieces] for side in sums.pieces))
+        return [
+            Rows(above, np.full(len(ceilings), -np.inf), highest),
+            Rows(below, least, np.full(len(pieces), np.inf)),
+        ]
+
+    def _subtract(self, sums: Sums, owners: Ints, constant: Floats, slope: Floats) -> tuple[sparse.csr_array, Floats]:
+        """y - slope s, and the constant."""
+        units = sums.units[owners]
+        own = np.where(units == NO_UNIT, 0.0, slope)
+        scores = place(own, np.maximum(units, 0), self._column_count)
+        return sparse.csr_array(place(1.0, sums.first + owners, self._column_count) - scores), constant
 
 
 def _normalise(rows: Rows, scale: float) -> Rows:

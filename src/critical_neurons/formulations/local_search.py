@@ -9,8 +9,9 @@ from itertools import product
 import numpy as np
 
 from critical_neurons.core.loss import Loss, as_loss
-from critical_neurons.core.network import Network, Relu
+from critical_neurons.core.network import Network
 from critical_neurons.core.structure import Floats, Ints
+from critical_neurons.formulations.coefficients import find_dependent
 from critical_neurons.formulations.objective import BudgetRows, Goal, encode_sparsity
 
 MOST_MOVES = 2000
@@ -35,9 +36,7 @@ TIE = 1e-9
 class MaskSearch:
     def __init__(self, network: Network, inputs: Floats, labels: Ints | Loss, goal: Goal) -> None:
         self._network, self._inputs, self._loss, self._goal = network, inputs, as_loss(labels), goal
-        dependent: list[bool] = []
-        for op in network.ops:
-            dependent.append(isinstance(op, Relu) or any(dependent[source] for source in op.sources))
+        dependent = find_dependent(network.ops)
         read = {source for index, op in enumerate(network.ops) if dependent[index] for source in op.sources}
         values = network.evaluate(inputs)
         self._fixed = {

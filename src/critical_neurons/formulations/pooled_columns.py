@@ -19,15 +19,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import sparse
 
 from critical_neurons.core.network import Affine, Op, Relu, Shape
-from critical_neurons.core.program import Rows, place, stack_rows
 from critical_neurons.core.structure import NO_UNIT, Floats, Ints
 from critical_neurons.formulations.gates import Decision
-
-PIECE = 10**5
-"""Rows built between two looks at the clock: each has two coefficients."""
 
 EXACT = 1e-12
 """Relative difference of two ways to apply a pooling."""
@@ -167,62 +162,3 @@ def _add_up(values: Floats, starts: Ints, owners: Ints) -> Floats:
     before = np.concatenate([[0.0], total])[starts]
     sums: Floats = total - before[owners]
     return sums
-
-
-class SumRows:
-    """The two sides of every sum, numbered op by op: as many ceilings as outputs, then as many pieces as elements."""
-
-    def __init__(self, sums: dict[int, Sums], column_count: int) -> None:
-        self._sums = sums
-        self._column_count = column_count
-        self.ends: Ints = np.cumsum([0, *(len(each.explicit) + len(each.elements) for each in sums.values())])[1:]
-
-    @property
-    def count(self) -> int:
-        return int(self.ends[-1]) if len(self.ends) else 0
-
-    @property
-    def row_count(self) -> int:
-        return self.count
-
-    @property
-    def defining(self) -> Ints:
-        return np.arange(self.count)
-
-    @property
-    def piece(self) -> int:
-        return PIECE
-
-    def violations(self, point: Floats) -> Floats:
-        parts = [np.zeros(0)]
-        for each in self._sums.values():
-            values = point[each.columns]
-            scores = np.where(each.units == NO_UNIT, 1.0, point[each.units])
-            constant, slope = each.ceiling
-            parts.append(values - constant - slope * scores)
-            constant, slope = each.pieces
-            parts.append(constant + slope * scores[each.owners] - values[each.owners])
-        return np.concatenate(parts)
-
-    def build(self, numbers: Ints) -> Rows:
-        starts = np.concatenate([[0], self.ends])
-        parts = []
-        for start, end, each in zip(starts[:-1], self.ends, self._sums.values(), strict=True):
-            chosen = numbers[(start <= numbers) & (numbers < end)] - start
-            count = len(each.explicit)
-            ceilings, pieces = chosen[chosen < count], chosen[chosen >= count] - count
-            for owners, which, (constant, slope) in (
-                (ceilings, ceilings, each.ceiling),
-                (each.owners[pieces], pieces, each.pieces),
-            ):
-                parts.append(self._build(each, owners, constant[which], slope[which], above=which is ceilings))
-        return stack_rows(parts, self._column_count)
-
-    def _build(self, each: Sums, owners: Ints, constant: Floats, slope: Floats, *, above: bool) -> Rows:
-        """y - slope s <= constant, or >=."""
-        units = each.units[owners]
-        own = np.where(units == NO_UNIT, 0.0, slope)
-        scores = place(own, np.maximum(units, 0), self._column_count)
-        matrix = sparse.csr_array(place(1.0, each.first + owners, self._column_count) - scores)
-        nothing = np.full(len(owners), np.inf)
-        return Rows(matrix, -nothing, constant) if above else Rows(matrix, constant, nothing)

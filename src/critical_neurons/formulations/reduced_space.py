@@ -22,11 +22,10 @@ from critical_neurons.formulations.affine import AffineNetwork
 from critical_neurons.formulations.assembly import assemble_program, lay_out_columns
 from critical_neurons.formulations.convex_hull import MOST_NUMBERS, HullRows, count_numbers
 from critical_neurons.formulations.gates import Formulation
-from critical_neurons.formulations.lazy_rows import PoolRows, RelaxedPoolRows, ReluRows
+from critical_neurons.formulations.lazy_rows import PoolRows, RelaxedPoolRows, ReluRows, SumRows
 from critical_neurons.formulations.local_search import MaskSearch
 from critical_neurons.formulations.loss_term import LossTerm, follow
 from critical_neurons.formulations.objective import Goal
-from critical_neurons.formulations.pooled_columns import SumRows
 from critical_neurons.formulations.relaxed_points import Favour, Repair, fit_sparsity
 
 CLOSED = 1e-9

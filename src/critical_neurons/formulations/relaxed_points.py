@@ -19,7 +19,8 @@ from critical_neurons.core.loss import Loss
 from critical_neurons.core.network import Op
 from critical_neurons.core.program import Program
 from critical_neurons.core.structure import Floats
-from critical_neurons.formulations.affine import AffineNetwork, Part
+from critical_neurons.formulations.affine import AffineNetwork
+from critical_neurons.formulations.coefficients import Part
 from critical_neurons.formulations.gates import Gate
 from critical_neurons.formulations.loss_term import follow
 from critical_neurons.formulations.max_pooling import Pool

@@ -18,8 +18,10 @@ from critical_neurons.core.program import Program, Rows, stack_rows
 from critical_neurons.core.solution import Status
 from critical_neurons.core.structure import Floats
 from critical_neurons.solvers.base import Limits, Report
-from critical_neurons.solvers.cutting_planes import FEASIBILITY_TOLERANCE, CutLoop, _Stop
+from critical_neurons.solvers.cutting_planes import CutLoop
+from critical_neurons.solvers.integer_rounds import RoundLoop
 from critical_neurons.solvers.lp_engine import LinearEngine, Outcome
+from critical_neurons.solvers.record import FEASIBILITY_TOLERANCE, Stop
 
 ROOT_ROUNDS = 40
 """Linear programs at the root, each with what the one before violates. Other nodes have one."""
@@ -60,31 +62,31 @@ class BranchLoop(CutLoop):
         self._open: list[_Node] = []
         self._closed_at = np.inf
 
-    def _solve_integers(self, relaxed: Floats, target: float) -> None:
-        self._improve(self._incumbent, relaxed)
-        lower, upper = self._program.lower[self._columns], self._program.upper[self._columns]
-        self._push(lower, upper, -np.inf, rounds=ROOT_ROUNDS, target=target)
+    def _solve_integers(self, relaxed: Floats) -> None:
+        self._improve(self.incumbent, relaxed)
+        lower, upper = self.program.lower[self._columns], self.program.upper[self._columns]
+        self._push(lower, upper, -np.inf, rounds=ROOT_ROUNDS)
         while self._open:
-            self._raise_bound(min(self._open[0].bound, self._closed_at, self._value()))
-            self._tell()
-            if self._solved(target):
+            self.raise_bound(min(self._open[0].bound, self._closed_at, self._value()))
+            self.tell()
+            if self.gap <= self.target:
                 return
             node = heapq.heappop(self._open)
-            if self._is_hopeless(node.bound, target):
+            if self._is_hopeless(node.bound):
                 self._closed_at = min(self._closed_at, node.bound)
                 continue
             column = self._choose(node)
             for value in (0.0, 1.0):
                 low, high = node.lower.copy(), node.upper.copy()
                 low[column] = high[column] = value
-                self._push(low, high, node.bound, rounds=1, target=target)
-        if self._objective is None:
-            raise _Stop(Status.INFEASIBLE if np.isinf(self._closed_at) else Status.FAILED)
-        self._raise_bound(min(self._closed_at, self._objective))
+                self._push(low, high, node.bound, rounds=1)
+        if self.objective is None:
+            raise Stop(Status.INFEASIBLE if np.isinf(self._closed_at) else Status.FAILED)
+        self.raise_bound(min(self._closed_at, self.objective))
 
-    def _push(self, lower: Floats, upper: Floats, bound: float, *, rounds: int, target: float) -> None:
+    def _push(self, lower: Floats, upper: Floats, bound: float, *, rounds: int) -> None:
         """Solve a node and leave it open, unless it is settled."""
-        if self._recent and sum(map(len, self._learnt)) > MOST_LEARNT:
+        if self._recent and sum(map(len, self.learnt)) > MOST_LEARNT:
             self._forget()
         leaf = np.array_equal(lower, upper)
         if leaf and self._complete(self._place(lower)):
@@ -92,20 +94,20 @@ class BranchLoop(CutLoop):
         self._engine.change_bounds(self._columns, lower, upper)
         point = None
         for _ in range(rounds):
-            result = self._engine.solve(self._remaining())
+            result = self._engine.solve(self.remaining())
             if result.outcome is Outcome.INFEASIBLE:
                 return
             if result.point is None:
                 break
             point, gain = result.point, result.bound - bound
             bound = max(bound, result.bound)
-            if self._is_hopeless(bound, target):
+            if self._is_hopeless(bound):
                 self._closed_at = min(self._closed_at, bound)
                 return
             self._complete(point)
             if not self._tighten(point) or gain < ROOT_GAIN:
                 break
-        self._remaining()
+        self.remaining()
         if leaf:
             self._closed_at = min(self._closed_at, bound)
             return
@@ -115,7 +117,7 @@ class BranchLoop(CutLoop):
         heapq.heappush(self._open, _Node(bound, self._numbers, lower, upper, where[self._columns]))
 
     def _place(self, scores: Floats) -> Floats:
-        point = np.zeros(self._program.column_count)
+        point = np.zeros(self.program.column_count)
         point[self._columns] = scores
         return point
 
@@ -126,7 +128,7 @@ class BranchLoop(CutLoop):
             rows = self._branching.hulls.separate(point)
             if len(rows):
                 self._learn(rows)
-                self._row_count += len(rows)
+                self.row_count += len(rows)
                 found = True
         return found
 
@@ -139,23 +141,23 @@ class BranchLoop(CutLoop):
 
     def _forget(self) -> None:
         """Start the engine again with the rows that recent points touch. Rows of sources may come back."""
-        rows = stack_rows(self._learnt, self._program.column_count)
+        rows = stack_rows(self.learnt, self.program.column_count)
         values = rows.matrix @ np.array(self._recent).T
         slack = np.minimum(values - rows.lower[:, None], rows.upper[:, None] - values).min(axis=1)
         touched = np.flatnonzero(slack <= FEASIBILITY_TOLERANCE)
         kept = Rows(rows.matrix[touched], rows.lower[touched], rows.upper[touched])
-        self._learnt = [kept]
-        for known in self._known:
+        self.learnt = [kept]
+        for known in self.known:
             known[:] = False
-        self._engine = self._build(self._program, self._limits)
+        self._engine = self._build(self.program, self.limits)
         self._engine.add_rows(kept)
 
-    def _is_hopeless(self, bound: float, target: float) -> bool:
-        return bound >= self._value() - target * max(1.0, abs(self._value()))
+    def _is_hopeless(self, bound: float) -> bool:
+        return bound >= self._value() - self.target * max(1.0, abs(self._value()))
 
     def _value(self) -> float:
-        return np.inf if self._objective is None else self._objective
+        return np.inf if self.objective is None else self.objective
 
 
 def choose_loop(program: Program) -> type[CutLoop]:
-    return CutLoop if program.branching is None else BranchLoop
+    return RoundLoop if program.branching is None else BranchLoop

@@ -21,6 +21,7 @@ from critical_neurons.core.solution import Solution, Status, Step
 from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.errors import InvalidSettingError, MissingExtraError, SolverError
 from critical_neurons.solvers.base import Capability, Limits, Report, refuse_settled
+from critical_neurons.solvers.record import count_sizes
 
 ROW_TOLERANCE = 1e-5
 """Largest violation of a row, relative to its largest coefficient, in a point that is called feasible."""
@@ -120,13 +121,7 @@ class ConicSolver:
             bound=None,
             seconds=step.seconds,
             history=(step,),
-            sizes={
-                "columns": program.column_count,
-                "rows": program.row_count,
-                "rows_used": program.row_count,
-                "gates": program.gate_count,
-                "cuts": 0,
-            },
+            sizes={**count_sizes(program, program.row_count), "cuts": 0},
             interrupted=interrupted,
         )
 

@@ -164,7 +164,7 @@ class Elimination:
     """D + A'WA + the sum of R'R, factorised front by front. `check` is called between two of them."""
 
     def __init__(
-        self, tree: Tree, diagonal: Floats, weights: Floats, roots: Sequence[Root], check: Callable[[], None]
+        self, tree: Tree, diagonal: Floats, weights: Floats, roots: Sequence[Root], check: Callable[[], object]
     ) -> None:
         self._tree, self._diagonal, self._weights, self._roots = tree, diagonal, weights, roots
         self._factors: list[_Factor] = []

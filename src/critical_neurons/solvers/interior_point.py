@@ -11,7 +11,6 @@ is a lower bound of the program: F is convex, and rows that are missing would on
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,14 +18,14 @@ import numpy as np
 from scipy import linalg, sparse
 
 from critical_neurons.core.program import SHARED, Origins, Program, Rows, stack_rows
-from critical_neurons.core.solution import Solution, Status, Step, relative_gap
+from critical_neurons.core.solution import Solution, Status
 from critical_neurons.core.structure import Floats
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.solvers.base import Capability, Limits, Report
-from critical_neurons.solvers.cutting_planes import FEASIBILITY_TOLERANCE, TIE_BREAK_SHARE
 from critical_neurons.solvers.implied_bounds import find_least, find_least_cost, imply_bounds
 from critical_neurons.solvers.loss_derivatives import Loss
 from critical_neurons.solvers.newton_steps import State
+from critical_neurons.solvers.record import FEASIBILITY_TOLERANCE, TIE_BREAK_SHARE, Record, Stop
 
 MOST_STEPS = 200
 
@@ -74,69 +73,41 @@ def find_obstacle(program: Program) -> str | None:
     return None if np.isfinite(np.stack(imply_bounds(program))).all() else "columns that nothing bounds"
 
 
-class _OutOfTime(Exception):
-    """Ends the search."""
-
-
-class _Search:
+class _Search(Record):
     """Over the columns that are neither fixed nor the convex term's own."""
 
     def __init__(self, program: Program, limits: Limits, report: Report) -> None:
-        self._program, self._limits, self._report = program, limits, report
-        self._started = time.monotonic()
-        self._history: list[Step] = []
-        self._incumbent, self._objective = program.start, None
+        super().__init__(program, limits, report)
         if program.start is not None:
-            self._objective = program.value(program.start)
+            self.offer(program.start)
         lower, upper = imply_bounds(program)
         self._base = np.where(upper > lower, 0.0, lower)
         self._columns = np.flatnonzero(upper > lower)
         self._lower, self._upper = lower[self._columns], upper[self._columns]
         self._cost = program.cost[self._columns]
-        self._known = [np.zeros(source.count, dtype=bool) for source in program.sources]
-        self._learnt: list[Rows] = []
         self._steps = 0
-        self._bound: float | None = None
-        self._raise_bound(find_least_cost(program))
+        self.raise_bound(find_least_cost(program))
 
     def run(self) -> Solution:
         interrupted = False
         try:
             self._search()
-        except _OutOfTime:
+        except Stop:
             pass
         except KeyboardInterrupt:
             interrupted = True
-        solved = self._gap <= self._limits.gap
-        status = Status.OPTIMAL if solved else Status.TIMED_OUT if self._incumbent is None else Status.FEASIBLE
-        return Solution(
-            status=status,
-            point=self._incumbent,
-            objective=self._objective,
-            bound=self._bound,
-            seconds=time.monotonic() - self._started,
-            history=tuple(self._history),
-            sizes={
-                "columns": self._program.column_count,
-                "rows": self._program.row_count,
-                "rows_used": len(self._program.rows) + sum(map(len, self._learnt)),
-                "gates": self._program.gate_count,
-                "cuts": 0,
-                "steps": self._steps,
-            },
-            interrupted=interrupted,
-            learnt=stack_rows([*self._learnt, *self._find_tangents()], self._program.column_count),
-        )
+        self.learnt += self._find_tangents()
+        return self.finish(Status.TIMED_OUT, interrupted=interrupted, steps=self._steps)
 
     def _search(self) -> None:
-        self._try(self._program.lower)
-        self._tell()
-        if self._gap <= (1.0 - TIE_BREAK_SHARE) * self._limits.gap:
+        self._try(self.program.lower)
+        self.tell()
+        if self.gap <= self.target:
             return
         origins = self._find_origins()
-        loss = Loss(self._program, self._base, self._columns, origins.points)
-        first = [self._program.rows, *(self._build_defining() if np.any(origins.points != SHARED) else ())]
-        rows, limits = self._split(stack_rows(first, self._program.column_count))
+        loss = Loss(self.program, self._base, self._columns, origins.points)
+        first = [self.program.rows, *(self._build_defining() if np.any(origins.points != SHARED) else ())]
+        rows, limits = self._split(stack_rows(first, self.program.column_count))
         start = self._choose_start(loss)
         steepest = float(np.abs(self._cost + loss.differentiate(start).slope).max())
         pattern = sparse.csr_array(sparse.vstack([rows, loss.pattern], format="csr"))
@@ -145,19 +116,19 @@ class _Search:
         tilt = self._tilt()
         precise = TIE_PRECISION * tilt.max() if tilt.any() else np.inf
         short = 0
-        while self._steps < MOST_STEPS and short < MOST_SHORT_STEPS and self._seconds_left() > 0:
+        while self._steps < MOST_STEPS and short < MOST_SHORT_STEPS and self.elapsed < self.limits.time_limit:
             here = loss.differentiate(state.point)
             slope = self._cost + here.slope
             self._bound_below(float(self._cost @ state.point) + here.value, slope, state)
             violated = self._add_violated_rows(state)
-            self._tell()
-            if not violated and self._gap <= (1.0 - TIE_BREAK_SHARE) * self._limits.gap and state.barrier <= precise:
+            self.tell()
+            if not violated and self.gap <= self.target and state.barrier <= precise:
                 return
             try:
-                length = state.step(slope + tilt, here.roots, self._check_time)
+                length = state.step(slope + tilt, here.roots, self.remaining)
             except linalg.LinAlgError:  # nothing more to be had in double precision
                 return
-            if length < SHORTEST_STEP and self._gap <= self._limits.gap:
+            if length < SHORTEST_STEP and self.gap <= self.limits.gap:
                 return
             short = short + 1 if length < SHORTEST_STEP else 0
             self._steps += 1
@@ -174,54 +145,46 @@ class _Search:
         return start
 
     def _find_origins(self) -> Origins:
-        if self._program.origins is not None:
-            return self._program.origins.at(self._columns)
+        if self.program.origins is not None:
+            return self.program.origins.at(self._columns)
         nowhere = np.full(len(self._columns), SHARED)
         return Origins(nowhere, nowhere)
 
     def _build_defining(self) -> Iterator[Rows]:
         """Without these rows the columns that are a data point's own would be free."""
-        for source, known in zip(self._program.sources, self._known, strict=True):
+        for place, source in enumerate(self.program.sources):
             numbers = source.defining
-            known[numbers] = True
             for at in range(0, len(numbers), source.piece):
-                self._check_time()
-                self._learnt.append(source.build(numbers[at : at + source.piece]))
-                yield self._learnt[-1]
+                self.remaining()
+                yield self.learn_from(place, numbers[at : at + source.piece])
 
     def _tilt(self) -> Floats:
         """A cost on top that breaks ties, and in all makes less of a difference than is left to them."""
-        if self._program.tie_break is None:
+        if self.program.tie_break is None:
             return np.zeros(len(self._columns))
-        wanted = self._program.tie_break[self._columns]
+        wanted = self.program.tie_break[self._columns]
         spread = float(np.abs(wanted) @ (self._upper - self._lower))
-        return TIE_BREAK_SHARE * self._limits.gap / max(spread, 1.0) * wanted
+        return TIE_BREAK_SHARE * self.limits.gap / max(spread, 1.0) * wanted
 
     def _bound_below(self, value: float, slope: Floats, state: State) -> None:
         reduced = slope + state.rows.gather(state.multipliers)
         lowest = find_least(reduced, self._lower, self._upper)
-        self._raise_bound(float(value - slope @ state.point + lowest - state.multipliers @ state.limits))
-
-    def _raise_bound(self, bound: float) -> None:
-        if np.isfinite(bound) and (self._bound is None or bound > self._bound):
-            self._bound = bound
+        self.raise_bound(float(value - slope @ state.point + lowest - state.multipliers @ state.limits))
 
     def _add_violated_rows(self, state: State) -> bool:
         """Whether the point violates any row; the worst that are new now have a say."""
         found, all_violations = self._judge(state.point)
-        if found and self._incumbent is None:
+        if found and self.incumbent is None:
             self._judge(self._shrink(state))
         if found:
             self._try(self._complete(state.point))
-        for source, known, violations in zip(self._program.sources, self._known, all_violations, strict=True):
-            violations[known] = 0.0
+        for place, violations in enumerate(all_violations):
+            violations[self.known[place]] = 0.0
             new = np.flatnonzero(violations > FEASIBILITY_TOLERANCE / 2)
             if len(new) > ROWS_PER_STEP:
                 new = np.sort(new[np.argsort(-violations[new], kind="stable")[:ROWS_PER_STEP]])
             if len(new):
-                known[new] = True
-                self._learnt.append(source.build(new))
-                state.add(*self._split(self._learnt[-1]))
+                state.add(*self._split(self.learn_from(place, new)))
         return found
 
     def _try(self, point: Floats) -> None:
@@ -231,10 +194,10 @@ class _Search:
                 return
 
     def _propose(self, point: Floats) -> Iterator[Floats]:
-        if self._program.propose is not None:
-            for proposed in self._program.propose(point):
+        if self.program.propose is not None:
+            for proposed in self.program.propose(point):
                 yield proposed
-                self._check_time()
+                self.remaining()
 
     def _shrink(self, state: State) -> Floats:
         """The point moved towards the lower bounds, as far as it takes to keep within a budget."""
@@ -247,19 +210,16 @@ class _Search:
     def _judge(self, searched: Floats) -> tuple[bool, list[Floats]]:
         """Whether any row is violated, and by how much those of the sources are. If none is, the point is offered as
         the incumbent."""
-        point, rows = self._complete(searched), self._program.rows
+        point, rows = self._complete(searched), self.program.rows
         values = rows.matrix @ point
-        violations = [source.violations(point) for source in self._program.sources]
+        violations = [source.violations(point) for source in self.program.sources]
         worst = max(each.max(initial=0.0) for each in (values - rows.upper, rows.lower - values, *violations))
         if worst <= FEASIBILITY_TOLERANCE:
-            raised = self._program.raise_term(point)
-            value = self._program.value(raised)
-            if self._objective is None or value < self._objective:
-                self._incumbent, self._objective = raised, value
+            self.offer(self.program.raise_term(point))
         return worst > FEASIBILITY_TOLERANCE, violations
 
     def _complete(self, searched: Floats) -> Floats:
-        point = np.zeros(self._program.column_count)
+        point = np.zeros(self.program.column_count)
         point[: len(self._base)] = self._base
         point[self._columns] = searched
         return point
@@ -277,24 +237,6 @@ class _Search:
         return sides[used], limits[used]
 
     def _find_tangents(self) -> list[Rows]:
-        if self._incumbent is None:
+        if self.incumbent is None:
             return []
-        return [self._program.term.cuts(self._incumbent, np.arange(len(self._program.term.values(self._incumbent))))]
-
-    @property
-    def _gap(self) -> float:
-        gap = relative_gap(self._objective, self._bound)
-        return np.inf if gap is None else gap
-
-    def _check_time(self) -> None:
-        if self._seconds_left() <= 0:
-            raise _OutOfTime
-
-    def _seconds_left(self) -> float:
-        return self._limits.time_limit - (time.monotonic() - self._started)
-
-    def _tell(self) -> None:
-        rows = sum(map(len, self._learnt))
-        step = Step(time.monotonic() - self._started, self._objective, self._bound, rows, 0)
-        self._history.append(step)
-        self._report(step)
+        return [self.program.term.cuts(self.incumbent, np.arange(len(self.program.term.values(self.incumbent))))]

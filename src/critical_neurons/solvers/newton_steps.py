@@ -55,7 +55,7 @@ class State:
         self.slacks = np.concatenate([self.slacks, slacks])
         self.multipliers = np.concatenate([self.multipliers, self.barrier / slacks])
 
-    def step(self, slope: Floats, roots: Sequence[Root], check: Callable[[], None]) -> float:
+    def step(self, slope: Floats, roots: Sequence[Root], check: Callable[[], object]) -> float:
         """Mehrotra's predictor and corrector; how far along the corrected direction it went. `check` is called every
         now and then."""
         gaps = np.concatenate([self.slacks, self.point - self._lower, self._upper - self.point])
@@ -84,7 +84,7 @@ class _System:
     upper bounds, one after the other."""
 
     def __init__(
-        self, rows: Tree, roots: Sequence[Root], gaps: Floats, duals: Floats, check: Callable[[], None]
+        self, rows: Tree, roots: Sequence[Root], gaps: Floats, duals: Floats, check: Callable[[], object]
     ) -> None:
         self._rows, self._gaps, self._duals = rows, gaps, duals
         self._count, columns = rows.row_count, rows.column_count

@@ -1,0 +1,161 @@
+"""Coefficients of the values of a network over the columns of a program, by backward passes.
+
+Once every gate and every window is decided, or has a column, all values are affine in the columns: the scores, then
+the explicit values. The coefficients of one value are one backward pass; no matrix is ever formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TypeAlias, assert_never
+
+import numpy as np
+from scipy import sparse
+
+from critical_neurons.core.network import Affine, Concat, Input, MaxPool, Op, Relu, Sum
+from critical_neurons.core.structure import Floats, Ints
+from critical_neurons.formulations.gates import Gate
+from critical_neurons.formulations.max_pooling import Pool
+from critical_neurons.formulations.pooled_columns import Sums
+
+CHUNK_BYTES = 64 * 2**20
+"""Largest array held by a backward pass; more rows than fit are pulled back in several passes."""
+
+Part: TypeAlias = Gate | Pool | Sums
+"""What keeps explicit values."""
+
+
+class ResolvedNetwork:
+    """Ops with what is decided about them, by the index of each op; `depends`: which values depend on the columns."""
+
+    def __init__(self, ops: tuple[Op, ...], unit_count: int) -> None:
+        self.ops = ops
+        self.unit_count = self.column_count = unit_count
+        self.gates: dict[int, Gate] = {}
+        self.pools: dict[int, Pool] = {}
+        self.sums: dict[int, Sums] = {}
+        self.depends = find_dependent(ops)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Numbers in the value of each op, on one data point."""
+        return [int(np.prod(op.shape)) for op in self.ops]
+
+    @cached_property
+    def size(self) -> int:
+        """Numbers in one forward pass of one data point."""
+        return sum(self.sizes)
+
+    @property
+    def parts(self) -> dict[int, Part]:
+        """Whatever keeps explicit values, by op."""
+        return {**self.gates, **self.pools, **self.sums}
+
+    def differentiate(self, index: int, elements: Ints) -> sparse.csr_array:
+        """Coefficients of a value at flat indices (batch, *shape), one row each."""
+        shape = self.ops[index].shape
+        samples, positions = np.divmod(elements, int(np.prod(shape)))
+        parts = [sparse.csr_array((0, self.column_count))]
+        for chunk in self._chunks(len(elements)):
+            seeds = np.zeros((len(elements[chunk]), int(np.prod(shape))))
+            seeds[np.arange(len(seeds)), positions[chunk]] = 1.0
+            parts.append(self.pull_back(index, seeds.reshape(-1, *shape), samples[chunk]))
+        return sparse.csr_array(sparse.vstack(parts, format="csr"))
+
+    def _chunks(self, rows: int) -> Iterator[slice]:
+        widest = max(int(np.prod(op.shape)) for op in self.ops)
+        step = max(1, CHUNK_BYTES // (8 * widest))
+        return (slice(at, at + step) for at in range(0, rows, step))
+
+    def pull_back(
+        self,
+        index: int,
+        seeds: Floats,
+        samples: Ints,
+        slopes: Mapping[int, tuple[Floats, Floats]] | None = None,
+    ) -> sparse.csr_array:
+        """One backward pass: rows of coefficients over the columns. Row r lives on data point samples[r].
+
+        With `slopes`, where the samples are all data points in order, it goes on through explicit activations with
+        the first slope of their ReLU where the coefficient is negative, else the second, and through undecided
+        windows to all their elements alike.
+        """
+        rows = len(samples)
+        scores = np.zeros((rows, self.unit_count))
+        explicit: list[tuple[Ints, Ints, Floats]] = []
+        adjoints: dict[int, Floats] = {index: seeds}
+        for at in range(index, -1, -1):
+            adjoint = adjoints.pop(at, None)
+            if adjoint is None or not self.depends[at]:
+                continue
+            op = self.ops[at]
+            match op:
+                case Affine():
+                    if at in self.sums:
+                        explicit.append(_explicit_entries(self.sums[at], adjoint, samples))
+                    _add_adjoint(adjoints, op.source, op.map.adjoint(adjoint))
+                case Relu():
+                    gate = self.gates[at]
+                    through = np.where(gate.live[samples], adjoint, 0.0)
+                    lost = (through * gate.shrink[samples]).reshape(rows, gate.scatter.shape[0], -1).sum(axis=2)
+                    scores += lost @ gate.scatter
+                    explicit.append(_explicit_entries(gate, adjoint, samples))
+                    if slopes is not None:
+                        onward = adjoint.reshape(-1)[gate.explicit]
+                        through.reshape(-1)[gate.explicit] = onward * np.where(onward < 0, *slopes[at])
+                    if self.depends[op.source]:
+                        _add_adjoint(adjoints, op.source, through)
+                case MaxPool():
+                    pool = self.pools[at]
+                    explicit.append(_explicit_entries(pool, adjoint, samples))
+                    below = pool.adjoint(adjoint, samples).reshape(rows, *self.ops[op.source].shape)
+                    if slopes is not None:
+                        onward = adjoint.reshape(-1)[pool.explicit] / pool.rival_counts
+                        np.add.at(below.reshape(-1), pool.rivals, onward[pool.rivalries])
+                    _add_adjoint(adjoints, op.source, below)
+                case Sum():
+                    for source in op.sources:
+                        _add_adjoint(adjoints, source, adjoint)
+                case Concat():
+                    ends = np.cumsum([self.ops[source].shape[0] for source in op.sources])
+                    for source, part in zip(op.sources, np.split(adjoint, ends[:-1], axis=1), strict=True):
+                        _add_adjoint(adjoints, source, part)
+                case Input():
+                    continue
+                case _:
+                    assert_never(op)
+        return _assemble(scores, explicit, self.column_count)
+
+
+def find_dependent(ops: tuple[Op, ...]) -> list[bool]:
+    """Which values depend on the columns: ReLUs, and everything behind one."""
+    dependent: list[bool] = []
+    for op in ops:
+        dependent.append(isinstance(op, Relu) or any(dependent[source] for source in op.sources))
+    return dependent
+
+
+def _add_adjoint(adjoints: dict[int, Floats], index: int, adjoint: Floats) -> None:
+    adjoints[index] = adjoints[index] + adjoint if index in adjoints else adjoint
+
+
+def _explicit_entries(part: Part, adjoint: Floats, samples: Ints) -> tuple[Ints, Ints, Floats]:
+    """Coefficients on the explicit values of each row's data point."""
+    size = adjoint[0].size
+    firsts = np.searchsorted(part.explicit, samples * size)
+    ends = np.searchsorted(part.explicit, (samples + 1) * size)
+    counts = ends - firsts
+    rows = np.repeat(np.arange(len(samples)), counts)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    numbers = np.repeat(firsts, counts) + within
+    adjoints = adjoint.reshape(len(samples), size)[rows, part.explicit[numbers] % size]
+    read = np.flatnonzero(adjoints)
+    return rows[read], part.first + numbers[read], part.tops[numbers[read]] * adjoints[read]
+
+
+def _assemble(scores: Floats, explicit: list[tuple[Ints, Ints, Floats]], width: int) -> sparse.csr_array:
+    rows, columns = np.nonzero(scores)
+    entries = [(rows, columns, scores[rows, columns]), *explicit]
+    all_rows, all_columns, values = (np.concatenate(parts) for parts in zip(*entries, strict=True))
+    return sparse.csr_array((values, (all_rows, all_columns)), shape=(len(scores), width))

@@ -1,0 +1,96 @@
+"""Integer programs in rounds, by the engine's own branch and bound.
+
+The engine solves the integer program as far as it is written, and as far as its share of the time goes; the integer
+columns of its best point are fixed and the continuous rest is solved to the end, which gives an incumbent and more
+rows and cuts, valid for the whole program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from critical_neurons.core.program import Program
+from critical_neurons.core.solution import Status
+from critical_neurons.core.structure import Floats
+from critical_neurons.solvers.base import Limits, Report
+from critical_neurons.solvers.cutting_planes import CutLoop, accept, find_gap
+from critical_neurons.solvers.lp_engine import LinearEngine, Outcome
+from critical_neurons.solvers.record import FEASIBILITY_TOLERANCE, Stop
+
+INNER_SHARE = 0.1
+"""Share of the gap tolerance to which the parts of a round with integer columns are solved."""
+
+INTEGER_TIME_SHARES = (0.1, 0.3, 0.8)
+"""Shares of the remaining time that integer programs may take, one after the other as they are stopped. The first
+miss rows and cuts, which their best points tell; what is left is for what the last point is worth."""
+
+
+class RoundLoop(CutLoop):
+    def __init__(
+        self, build: Callable[[Program, Limits], LinearEngine], program: Program, limits: Limits, report: Report
+    ) -> None:
+        super().__init__(build, program, limits, report)
+        self._reserve: Floats | None = None
+        self._stops = 0
+
+    def _take_reserve(self) -> None:
+        if self._reserve is not None:
+            self.offer(self._reserve)
+
+    def _solve_integers(self, relaxed: Floats) -> None:
+        self._improve(self.incumbent, relaxed)
+        self._solve_fixed(relaxed)
+        while self.gap > self.target:
+            self._solve_integer_round()
+
+    def _solve_integer_round(self) -> None:
+        learnt = self.row_count + self.cut_count
+        seconds = INTEGER_TIME_SHARES[self._stops] * self.remaining()
+        result = self._engine.solve_integer(seconds, INNER_SHARE * self.target, self.incumbent, self._watch)
+        stopped = result.outcome is Outcome.STOPPED
+        if result.outcome is Outcome.OPTIMAL or stopped:
+            self.raise_bound(result.bound)
+        if result.point is not None:
+            self._complete(result.point)
+        self.tell()
+        if self.gap <= self.target:
+            return
+        last = not stopped or self._stops == len(INTEGER_TIME_SHARES) - 1
+        if result.point is not None or last:
+            self._solve_fixed(accept(result))
+        if last and self.row_count + self.cut_count == learnt and self.gap > self.target:
+            raise Stop(Status.TIMED_OUT if stopped else Status.FAILED)  # the next round would be the same
+        self._stops += stopped and not last
+
+    def _watch(self, bound: float, point: Floats | None) -> None:
+        """A running integer program has come this far. Its point, integers made whole, is kept in reserve if
+        feasible: when it comes depends on the clock, so it counts only where a search that was stopped needs it."""
+        before = self.bound
+        self.raise_bound(bound)
+        if point is not None:
+            whole = self.program.raise_term(np.where(self.program.integer, np.round(point), point))
+            better = self._reserve is None or self.program.value(whole) < self.program.value(self._reserve)
+            if better and self.violation(whole) <= FEASIBILITY_TOLERANCE:
+                self._reserve = whole
+        if self.bound != before:
+            self.tell()
+
+    def _solve_fixed(self, point: Floats) -> None:
+        """What is left when the integer columns take their rounded values: an incumbent, if feasible."""
+        self._fix_integers(point)
+        best = np.inf
+        try:
+            for turn in self._turns():
+                if turn.feasible:
+                    self.offer(turn.point)
+                    best = min(best, turn.value)
+                self.tell()
+                if self.gap <= self.target or find_gap(best, turn.bound) <= INNER_SHARE * self.target:
+                    break
+        except Stop as stop:
+            if stop.status is not Status.INFEASIBLE:
+                raise
+        columns = self._integers
+        self._engine.change_bounds(columns, self.program.lower[columns], self.program.upper[columns])

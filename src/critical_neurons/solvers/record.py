@@ -1,0 +1,132 @@
+"""Record: what a search knows so far: the best point, what bounds it, the rows it has learnt, the time it took."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from critical_neurons.core.program import Program, Rows, stack_rows
+from critical_neurons.core.solution import Solution, Status, Step, relative_gap
+from critical_neurons.core.structure import Floats, Ints
+from critical_neurons.solvers.base import Limits, Report
+
+FEASIBILITY_TOLERANCE = 1e-6
+"""Largest violation of a row, relative to the scale of its ReLU, that still counts as satisfied."""
+
+TIE_BREAK_SHARE = 0.1
+"""Share of the gap tolerance left to the tie-break."""
+
+
+class Stop(Exception):
+    """Ends a search before its time."""
+
+    def __init__(self, status: Status) -> None:
+        self.status = status
+
+
+class Record:
+    def __init__(self, program: Program, limits: Limits, report: Report) -> None:
+        self.program, self.limits = program, limits
+        self.incumbent: Floats | None = None
+        self.objective: float | None = None
+        self.bound: float | None = None
+        self.known = [np.zeros(source.count, dtype=bool) for source in program.sources]
+        """By source: which of its rows are among the learnt."""
+        self.learnt: list[Rows] = []
+        self.row_count = self.cut_count = 0
+        self._started = time.monotonic()
+        self._history: list[Step] = []
+        self._report = report
+
+    def offer(self, point: Floats) -> None:
+        value = self.program.value(point)
+        if self.objective is None or value < self.objective:
+            self.incumbent, self.objective = point, value
+
+    def offer_if_feasible(self, point: Floats) -> bool:
+        """Whether it is, once its convex term is raised to the true value."""
+        raised = self.program.raise_term(point)
+        feasible = self.violation(raised) <= FEASIBILITY_TOLERANCE
+        if feasible:
+            self.offer(raised)
+        return feasible
+
+    def violation(self, point: Floats) -> float:
+        """By how much the point violates a row, those of the sources among them. The convex term can be raised."""
+        rows = self.program.rows
+        values = rows.matrix @ point
+        worst = max((rows.lower - values).max(initial=0.0), (values - rows.upper).max(initial=0.0))
+        if worst > FEASIBILITY_TOLERANCE:
+            return float(worst)
+        return float(max([worst, *(source.violations(point).max(initial=0.0) for source in self.program.sources)]))
+
+    def learn_from(self, place: int, numbers: Ints) -> Rows:
+        """These rows of a source, by its place among the sources."""
+        rows = self.program.sources[place].build(numbers)
+        self.known[place][numbers] = True
+        self.learnt.append(rows)
+        self.row_count += len(rows)
+        return rows
+
+    def raise_bound(self, bound: float) -> None:
+        if np.isfinite(bound) and (self.bound is None or bound > self.bound):
+            self.bound = bound
+
+    @property
+    def gap(self) -> float:
+        gap = relative_gap(self.objective, self.bound)
+        return np.inf if gap is None else gap
+
+    @property
+    def target(self) -> float:
+        """The gap at which only the tie-break is left."""
+        return (1.0 - TIE_BREAK_SHARE) * self.limits.gap
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    def remaining(self) -> float:
+        """Seconds. Raise a `Stop` where there are none."""
+        remaining = self.limits.time_limit - self.elapsed
+        if remaining <= 0:
+            raise Stop(Status.TIMED_OUT)
+        return remaining
+
+    def tell(self) -> None:
+        step = Step(self.elapsed, self.objective, self.bound, self.row_count, self.cut_count)
+        self._history.append(step)
+        self._report(step)
+
+    def finish(self, status: Status, *, interrupted: bool, **sizes: int) -> Solution:
+        """`status` is that of a search without an incumbent; `sizes` are added to those that all searches have."""
+        if self.incumbent is not None:
+            status = Status.FEASIBLE
+        if self.gap <= self.limits.gap:
+            status = Status.OPTIMAL
+        program = self.program
+        return Solution(
+            status=status,
+            point=self.incumbent,
+            objective=self.objective,
+            bound=self.bound,
+            seconds=self.elapsed,
+            history=tuple(self._history),
+            sizes={
+                **count_sizes(program, len(program.rows) + self.row_count),
+                "cuts": self.cut_count,
+                **sizes,
+            },
+            interrupted=interrupted,
+            learnt=stack_rows(self.learnt, program.column_count),
+        )
+
+
+def count_sizes(program: Program, rows_used: int) -> dict[str, int]:
+    return {
+        "columns": program.column_count,
+        "rows": program.row_count,
+        "rows_used": rows_used,
+        "gates": program.gate_count,
+    }
