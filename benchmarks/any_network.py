@@ -12,6 +12,7 @@ is which of them a method can make smaller at all, and whether the result still 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import signal
 import sys
 import tempfile
@@ -64,6 +65,9 @@ DRAWS, EFFORT = 8, "quick"
 TIME_LIMIT = 60.0
 """Processor seconds for an architecture and method."""
 
+WALL_LIMIT = 1800.0
+"""Seconds after which the process of an architecture and method is ended, whatever it waits for."""
+
 Result = dict[str, Any]
 Shrunk = tuple[nn.Module, Result]
 
@@ -91,7 +95,7 @@ def run_cells(store: Store, *, only: list[str], again: bool) -> None:
     chosen = select_cells(list_cells(), only)
     for cell in chosen if again else store.find_missing(chosen):
         name, method = cell.name.split("/")
-        result = METHODS[method](ARCHITECTURES[name])
+        result = run_in_child(METHODS[method], ARCHITECTURES[name])
         store.add(cell, result)
         print(f"{cell.name}: {result}", flush=True)
 
@@ -106,9 +110,28 @@ def list_cells() -> list[Cell]:
     }
     return [
         Cell(TABLE, f"{name}/{method}", {"harness": VERSION, **settings[method]})
-        for method in METHODS
         for name in ARCHITECTURES
+        for method in METHODS
     ]
+
+
+def run_in_child(method: Callable[[Architecture], Result], architecture: Architecture) -> Result:
+    """What a method gives in a process of its own, so that one that dies or runs out of memory stops no other."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=lambda: sender.send(method(architecture)))
+    child.start()
+    sender.close()
+    try:
+        result: Result = (
+            receiver.recv() if receiver.poll(WALL_LIMIT) else {"failed": f"stopped after {WALL_LIMIT:.0f} s"}
+        )
+    except EOFError:
+        child.join()
+        result = {"failed": f"its process ended with exit code {child.exitcode}"}
+    child.kill()
+    child.join()
+    return result
 
 
 def measure_torch_pruning(architecture: Architecture) -> Result:

@@ -368,11 +368,14 @@ IDIOMS: dict[str, Idiom] = {
     ),
     "weight norm": Idiom(
         lambda: mlp(lambda m, x: m.w(x), w=parametrizations.weight_norm(nn.Linear(6, 6))),
-        *(ROWS, 0),
-        reasons={"w": "computed from others", "a": "computed from others"},
+        *(ROWS, 12),
     ),
     "spectral norm": Idiom(
         lambda: mlp(lambda m, x: m.w(x), w=parametrizations.spectral_norm(nn.Linear(6, 6))),
+        *(ROWS, 12),
+    ),
+    "orthogonal weight": Idiom(
+        lambda: mlp(lambda m, x: m.w(x), w=parametrizations.orthogonal(nn.Linear(6, 6))),
         *(ROWS, 0),
         reasons={"w": "computed from others", "a": "computed from others"},
     ),

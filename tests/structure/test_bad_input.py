@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 import pytest
@@ -150,9 +151,13 @@ def test_ignored_layers_stay():
 
 
 def test_activations_kept_as_attributes():
-    model = Written(lambda m, x: m.a(x), a=nn.Linear(4, 2).double())
-    model.seen = model(ROWS)
-    with pytest.raises(UnreadableModelError, match=r"it cannot be copied.*as attributes"):
+    """Results of an earlier run are copied without their history. What cannot be copied at all is named."""
+    model = build().double()
+    model.seen = [model(ROWS)]
+    assert find_structure(model, ROWS).unit_count == 6
+    assert model.seen[0].grad_fn is not None
+    model.lock = threading.Lock()
+    with pytest.raises(UnreadableModelError, match=r"it cannot be copied.*lock.*attributes"):
         find_structure(model, ROWS)
 
 

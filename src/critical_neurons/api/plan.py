@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -22,6 +21,7 @@ from critical_neurons.core.settings import Compensation
 from critical_neurons.core.structure import Measure
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.readers import on_cpu
+from critical_neurons.removal.copies import copy_whole
 from critical_neurons.removal.rows import digest_inputs, gather_inputs
 from critical_neurons.selection.rules import Threshold, select_units
 from critical_neurons.structure import unwrap
@@ -150,7 +150,7 @@ def find_most(
     def judge(chosen: Plan) -> float:
         return _evaluate(evaluate, make(chosen).eval(), chosen.rule)
 
-    reference = _evaluate(evaluate, copy.deepcopy(unwrap(model)).eval(), "nothing removed")
+    reference = _evaluate(evaluate, copy_whole(unwrap(model)).eval(), "nothing removed")
     found = _Bisection(choose(1.0), judge, reference, float(max_drop), progress)
     ending = ""
     try:

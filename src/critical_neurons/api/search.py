@@ -29,6 +29,7 @@ from critical_neurons.core.span import Span
 from critical_neurons.core.structure import Bools, Floats, Ints, Structure
 from critical_neurons.errors import InvalidInputError
 from critical_neurons.readers import on_cpu
+from critical_neurons.removal.parametrised import make_plain
 from critical_neurons.removal.refit.stream import check_inputs
 from critical_neurons.removal.rows import (
     call_model,
@@ -156,7 +157,7 @@ class Search:
         check_inputs(rows)
         found = find_structure(source, rows, ignore=self._ignore) if structure is None else structure
         self.structure = select_span(found, start, stop)
-        self._model = copy_model(source).requires_grad_(False)
+        self._model = make_plain(copy_model(source).requires_grad_(False))
         self._rows = join_rows(self._model, match_model(rows, self._model))
         with torch.no_grad():
             few = take_rows(self._rows, torch.arange(min(FEW_ROWS, count_rows(self._rows))))

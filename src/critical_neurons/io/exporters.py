@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import io
 import os
@@ -19,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from critical_neurons.core.files import check_writable, write_atomically
 from critical_neurons.errors import ExportError, InvalidInputError, InvalidSettingError
 from critical_neurons.io.onnx_runtime import Runner, open_onnx, quiet, reporting, require_onnx
+from critical_neurons.removal.copies import copy_whole
 from critical_neurons.removal.rows import (
     Inputs,
     call_model,
@@ -205,7 +205,7 @@ def _free_batch(model: nn.Module, rows: Inputs, batch: Any) -> dict[str, Any]:
 
 def _copy(model: nn.Module) -> nn.Module:
     """On the CPU, in evaluation mode."""
-    return copy.deepcopy(model).to("cpu").eval()
+    return copy_whole(model).to("cpu").eval()
 
 
 def _cycle(example: Inputs, count: int, model: nn.Module) -> Inputs:

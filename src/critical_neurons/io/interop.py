@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from critical_neurons.core.scores import Scores
 from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Group, Layer
 from critical_neurons.errors import InvalidSettingError, MissingExtraError, PlanMismatchError, PruningError
 from critical_neurons.readers import check_architecture, on_cpu
+from critical_neurons.removal.copies import copy_whole
 from critical_neurons.removal.remove import zero_units
 from critical_neurons.structure import unwrap
 
@@ -67,7 +67,7 @@ def as_masks(plan: Plan, model: nn.Module) -> dict[tuple[str, str], Tensor]:
 
 def ones_like(model: nn.Module) -> nn.Module:
     """A copy with ones in place of all parameters."""
-    ones = copy.deepcopy(model)
+    ones = copy_whole(model)
     with torch.no_grad():
         for values in ones.parameters():
             values.fill_(1)

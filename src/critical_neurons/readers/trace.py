@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection
 from typing import Any
 
@@ -24,6 +23,7 @@ from critical_neurons.readers.device import on_cpu
 from critical_neurons.readers.interpreter import Walk, refuse_hooked_weights
 from critical_neurons.readers.registry import NO_PROGRAM, SPAN_ADVICE, find_module_reader, overrides_readable
 from critical_neurons.readers.subgraph import Cut, cut_out
+from critical_neurons.removal.copies import copy_whole
 from critical_neurons.structure import OUTPUT, find_structure, fingerprint, unwrap
 
 READING_TOLERANCE = 1e-9
@@ -94,7 +94,7 @@ def read_network(
 def copy_for_reading(model: nn.Module) -> nn.Module:
     """A float64 copy on the CPU in evaluation mode."""
     try:
-        return copy.deepcopy(model).to("cpu", torch.float64).eval()
+        return copy_whole(model).to("cpu", torch.float64).eval()
     except (RuntimeError, TypeError) as error:
         raise UnreadableModelError(
             f"{type(model).__name__}: it cannot be copied ({first_line(error)}). Does it keep activations or other "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from critical_neurons.core.structure import Bools, Structure
+from critical_neurons.removal.copies import copy_whole
 from critical_neurons.removal.refit.im2col import find_channel_axis
 from critical_neurons.removal.refit.least_squares import is_refittable
 from critical_neurons.removal.rows import Inputs, call_model, map_inputs
@@ -52,7 +52,7 @@ class Imitation:
     """Copies of both models, in evaluation mode; the weights of the smaller one are to be trained."""
 
     def __init__(self, original: nn.Module, smaller: nn.Module, aim: Aim) -> None:
-        self.original, self.smaller = (_widen(copy.deepcopy(each)).eval() for each in (original, smaller))
+        self.original, self.smaller = (_widen(copy_whole(each)).eval() for each in (original, smaller))
         self.original.requires_grad_(False)
         self.weights = [each for each in self.smaller.parameters() if each.is_floating_point()]
         for each in self.weights:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from critical_neurons.core.structure import SIZE, Bools, Slice, Structure, Wiring
 from critical_neurons.errors import PruningError, first_line
+from critical_neurons.removal.copies import copy_sharing
+from critical_neurons.removal.parametrised import Parametrised, find_parametrised, list_parametrised
 from critical_neurons.removal.rows import Inputs, call_model, find_tensors, map_inputs
 
 REMOVAL_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
@@ -32,7 +34,8 @@ def remove_units(model: nn.Module, structure: Structure, stays: Bools) -> nn.Mod
     """
     smaller = copy_sharing(model)
     added = _fold_constants(smaller, structure.wirings, stays)
-    _change(smaller, (*structure.slices, *added), stays, _take)
+    with _keeping_factors(smaller, structure.slices, stays):
+        _change(smaller, (*structure.slices, *added), stays, _take)
     for each in structure.slices:
         if each.axis == SIZE:
             owner, _, name = each.tensor.rpartition(".")
@@ -50,7 +53,8 @@ def zero_units(model: nn.Module, structure: Structure, stays: Bools) -> nn.Modul
     """
     masked = copy_sharing(model)
     _fold_constants(masked, structure.wirings, stays)
-    _change(masked, structure.slices, stays, _zero)
+    with _keeping_factors(masked, structure.slices, stays):
+        _change(masked, structure.slices, stays, _zero)
     return masked
 
 
@@ -145,12 +149,6 @@ def _compare(one: Tensor, other: Tensor) -> tuple[float, float]:
     return float(difference.max()), max(1.0, float(finite.max())) if len(finite) else 1.0
 
 
-def copy_sharing(model: nn.Module) -> nn.Module:
-    """A copy with the same parameters: what is not changed need not be copied. Buffers are: a forward may write to
-    them."""
-    return copy.deepcopy(model, {id(values): values for values in model.parameters()})
-
-
 def _fold_constants(model: nn.Module, wirings: tuple[Wiring, ...], stays: Bools) -> list[Slice]:
     """Add to biases what removed inputs still carry: the same number at every position. The biases that are new."""
     added: list[Slice] = []
@@ -159,7 +157,8 @@ def _fold_constants(model: nn.Module, wirings: tuple[Wiring, ...], stays: Bools)
         if not constants.any():
             continue
         module = model.get_submodule(wiring.module)
-        weight = module.get_parameter("weight")
+        computed = find_parametrised(module)
+        weight = module.get_parameter("weight") if computed is None else computed.compute()
         exact = weight.detach().double()
         carried = torch.from_numpy(constants).to(exact)
         kernel = exact.flatten(2).sum(2) if exact.ndim > 2 else exact
@@ -171,6 +170,21 @@ def _fold_constants(model: nn.Module, wirings: tuple[Wiring, ...], stays: Bools)
             bias = bias + module.get_parameter("bias").detach()
         module.bias = nn.Parameter(bias.to(weight.dtype), requires_grad=weight.requires_grad)
     return added
+
+
+@contextmanager
+def _keeping_factors(model: nn.Module, slices: Iterable[Slice], stays: Bools) -> Iterator[None]:
+    """Weights that are computed by norms must be the slices of what they were."""
+    changed = {each.tensor for each in slices if each.axis != SIZE and not stays[each.units].all()}
+    held: list[Parametrised] = []
+    for name, each in list_parametrised(model).items():
+        prefix = f"{name}." if name else ""
+        if any(prefix + tensor in changed for tensor in (each.original, *each.others)):
+            each.hold()
+            held.append(each)
+    yield
+    for each in held:
+        each.settle()
 
 
 def _take(values: Tensor, each: Slice, stays: Bools) -> Tensor:
@@ -243,9 +257,9 @@ def _resize(module: nn.Module) -> None:
     """Sizes that a module keeps beside its tensors."""
     match module:
         case nn.Linear():
-            module.out_features, module.in_features = module.weight.shape
+            module.out_features, module.in_features = _read_shape(module)
         case nn.modules.conv._ConvNd():
-            first, second = module.weight.shape[:2]
+            first, second = _read_shape(module)[:2]
             old = module.in_channels if module.transposed else module.out_channels
             if module.groups == module.in_channels > 1 and first != old:
                 module.groups = module.groups * first // old
@@ -257,3 +271,10 @@ def _resize(module: nn.Module) -> None:
             module.num_parameters = module.weight.numel()
         case nn.Embedding() | nn.EmbeddingBag():
             module.embedding_dim = module.weight.shape[1]
+
+
+def _read_shape(module: nn.Module) -> torch.Size:
+    computed = find_parametrised(module)
+    weight = module.weight if computed is None else computed.get(computed.original)
+    assert isinstance(weight, Tensor)
+    return weight.shape

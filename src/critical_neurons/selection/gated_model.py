@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from critical_neurons.core.structure import NO_UNIT, SIZE, Ints, Slice, Structure, Wiring
+from critical_neurons.removal.copies import copy_whole
 from critical_neurons.removal.rows import Inputs, split_arguments
 from critical_neurons.selection.distance import list_outputs
 
@@ -33,7 +33,7 @@ class GatedModel:
 
     def __init__(self, model: nn.Module, structure: Structure) -> None:
         self.unit_count = structure.unit_count
-        self.module = copy.deepcopy(model).eval().requires_grad_(False)
+        self.module = copy_whole(model).eval().requires_grad_(False)
         readers = [wiring for wiring in structure.wirings if wiring.kernel and not wiring.depthwise]
         self._leaving = [wiring for wiring in readers if wiring.constants.any()]
         for wiring in self._leaving:

@@ -96,7 +96,7 @@ def _list_wirings(run: LabelledRun, numbered: Numbered, classes: Classes) -> lis
     """In the order of the calls. A module that is called again is not alone."""
     calls: dict[str, list[Multiplication]] = {}
     for each in run.multiplications:
-        if each.kernel == 0 or isinstance(_find_owner(run.model, each.tensor), nn.Linear | nn.modules.conv._ConvNd):
+        if each.kernel == 0 or _is_weighted(run, each):
             calls.setdefault(each.name, []).append(each)
     wirings = []
     for name, several in calls.items():
@@ -120,8 +120,10 @@ def _list_wirings(run: LabelledRun, numbered: Numbered, classes: Classes) -> lis
     return wirings
 
 
-def _find_owner(model: nn.Module, tensor: str) -> nn.Module:
-    return model.get_submodule(tensor.rpartition(".")[0])
+def _is_weighted(run: LabelledRun, each: Multiplication) -> bool:
+    """Whether a linear layer or convolution owns the weight."""
+    owner = run.parameters.find_module(each.tensor)
+    return owner is not None and isinstance(run.model.get_submodule(owner), nn.Linear | nn.modules.conv._ConvNd)
 
 
 def _count_parameters(model: nn.Module, slices: Sequence[Slice]) -> list[Product]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
@@ -16,6 +15,7 @@ from critical_neurons.errors import (
     UnreadableModelError,
     first_line,
 )
+from critical_neurons.removal.copies import copy_whole
 from critical_neurons.removal.remove import FAILURES, run_evenly
 from critical_neurons.removal.rows import (
     Inputs,
@@ -142,7 +142,7 @@ def convert_to_double(model: nn.Module, rows: Inputs) -> tuple[nn.Module, Inputs
     def convert(values: Tensor) -> Tensor:
         return values.double() if values.is_floating_point() else values
 
-    exact, example = copy.deepcopy(model).double(), map_inputs(rows, convert)
+    exact, example = copy_whole(model).double(), map_inputs(rows, convert)
     try:
         with _seeded(), torch.no_grad():
             call_model(exact, map_inputs(example, Tensor.clone))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from critical_neurons.removal.parametrised import list_parametrised
 from critical_neurons.structure.labels import Labels
 from critical_neurons.structure.tags import Tag, blank
 
@@ -46,6 +47,11 @@ class Parameters:
 
     def __init__(self, model: nn.Module, labels: Labels) -> None:
         self._labels = labels
+        self.computed = {
+            f"{name}.{each.original}" if name else each.original: (name, each)
+            for name, each in list_parametrised(model).items()
+        }
+        """By the tensor of the same shape that a weight is computed from: the module it belongs to, and how."""
         self.named: dict[str, Tensor] = dict([*model.named_parameters(), *model.named_buffers()])
         self._memories: dict[int, list[_Memory]] = {}
         for name, values in self.named.items():
@@ -73,6 +79,41 @@ class Parameters:
         assert source is not None
         axes = tuple(self.locate(view, axis) for axis in range(view.ndim))
         self._add(_Memory(source.name, copied, axes, view))
+
+    def find_module(self, tensor: str) -> str | None:
+        """The module whose weight it is, or is computed from."""
+        if tensor in self.computed:
+            return self.computed[tensor][0]
+        owner, _, key = tensor.rpartition(".")
+        return owner if key == "weight" else None
+
+    def link_computed(self) -> None:
+        """What else a weight is computed from has slices for those of the weight."""
+        for tensor, (name, each) in self.computed.items():
+            prefix = f"{name}." if name else ""
+            shared = {"weight norm": (each.dim,), "spectral norm": (0, 1), "mask": ()}[each.kind]
+            for axis in shared:
+                labels = self.axes.get((tensor, axis))
+                if labels is not None and labels.ndim > 1:  # groups: one entry answers for all of them
+                    self.axes[tensor, axis] = self._labels.unite_along(labels, 0).expand_as(labels)
+            axes = [self._first_row(self.axes.get((tensor, axis))) for axis in range(2)]
+            match each.kind:
+                case "weight norm":
+                    linked = {(each.others[0], each.dim): axes[each.dim] if each.dim >= 0 else None}
+                case "spectral norm":
+                    kernel = self.named[tensor][0, 0].numel()
+                    other = axes[1 - each.dim]
+                    spread = None if other is None else other.repeat_interleave(kernel)
+                    linked = {(each.others[0], 0): axes[each.dim], (each.others[1], 0): spread}
+                case "mask":
+                    linked = {(each.others[0], axis): self.axes.get((tensor, axis)) for axis in range(2)}
+            self.axes |= {
+                (prefix + key, axis): labels for (key, axis), labels in linked.items() if labels is not None
+            }
+
+    @staticmethod
+    def _first_row(labels: Tensor | None) -> Tensor | None:
+        return labels[0] if labels is not None and labels.ndim > 1 else labels
 
     def forget(self, values: Tensor) -> None:
         """A copy that is written to is a copy no longer."""

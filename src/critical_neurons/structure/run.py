@@ -72,6 +72,7 @@ class LabelledRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._tags[values] = blank(values.ndim)
         with torch.no_grad(), self._watch_modules(), self:
             outputs = self.model(*args, **kwargs)
+        self.parameters.link_computed()
         for values in find_tensors(outputs):
             self.labels.keep(self.tag(values).labels, OUTPUT, foremost=True)
         return outputs
@@ -199,6 +200,15 @@ class LabelledRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for name, module in self.model.named_modules():
             handles.append(module.register_forward_pre_hook(self._enter(name), with_kwargs=True, prepend=True))
             handles.append(module.register_forward_hook(self._leave, with_kwargs=True, always_call=True))
+        for tensor, (name, each) in self.parameters.computed.items():
+            module = self.model.get_submodule(name)
+            if each.hook is None:
+                lists = module.get_submodule("parametrizations.weight")
+                handles.append(lists.register_forward_pre_hook(self._hide, prepend=True))
+                handles.append(lists.register_forward_hook(self._show(tensor)))
+            else:
+                handles.append(module.register_forward_pre_hook(self._hide, prepend=True))
+                handles.append(module.register_forward_pre_hook(self._show(tensor)))
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # a fused call hides what happens inside
         try:
@@ -221,6 +231,20 @@ class LabelledRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.keep(self.tag(values).labels, f"it feeds {type(module).__name__}, left as it is,")
                 self.costs.append(Cost(name, _count_recurrent_macs(module, given) // self.rows, ()))
             self._opaque += isinstance(module, OPAQUE)
+
+        return note
+
+    def _hide(self, module: nn.Module, args: Any) -> None:
+        """What computes a weight is about to run."""
+        self._opaque += 1
+
+    def _show(self, tensor: str) -> Callable[..., None]:
+        """The weight is there: as good as the tensor it is computed from."""
+
+        def note(module: nn.Module, args: Any, outputs: Any = None) -> None:
+            self._opaque -= 1
+            weight = vars(module)["weight"] if outputs is None else outputs
+            self.parameters.add_copy(weight, self.parameters.named[tensor])
 
         return note
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from critical_neurons.core.structure import Fingerprint
 from critical_neurons.errors import InvalidInputError, UnreadableModelError, first_line
+from critical_neurons.removal.copies import copy_whole
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -65,11 +65,11 @@ def _is_finite(values: Tensor, buffer: bool) -> bool:
 def copy_model(model: nn.Module) -> nn.Module:
     """A copy in evaluation mode."""
     try:
-        return copy.deepcopy(model).eval()
+        return copy_whole(model).eval()
     except (RuntimeError, TypeError) as error:
         raise UnreadableModelError(
-            f"{type(model).__name__}: it cannot be copied ({first_line(error)}). Does it keep activations or other "
-            "results of a run as attributes?"
+            f"{type(model).__name__}: it cannot be copied ({first_line(error)}). Does it keep open files, locks or "
+            "generators as attributes? Take them off first."
         ) from error
 
 

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from critical_neurons.core.structure import Bools, Group, Structure
 from critical_neurons.errors import PruningError
+from critical_neurons.removal.copies import copy_sharing
+from critical_neurons.removal.parametrised import list_parametrised
 from critical_neurons.removal.remove import (
     FAILURES,
     compare_outputs,
-    copy_sharing,
     double_tensors,
     remove_units,
     run_evenly,
@@ -92,6 +93,9 @@ class Trial:
 
     def _choose_way(self) -> None:
         self._rows, self._exact = self._ways[0]
+        self._tried = self._model
+        if self._exact and list_parametrised(self._model):  # their factors are computed anew: in double precision
+            self._tried = double_tensors(copy_sharing(self._model))
         if self._exact:
             self._rows = map_inputs(
                 self._rows, lambda values: values.double() if values.is_floating_point() else values
@@ -121,12 +125,12 @@ class Trial:
         stays: Bools = np.ones(structure.unit_count + 1, dtype=bool)
         for group in groups:
             stays[group.units] = _draw_kept(group, draw)
-        smaller = self._as_tried(remove_units(self._model, structure, stays))
+        smaller = self._as_tried(remove_units(self._tried, structure, stays))
         try:
             with _noting_layers(smaller, structure) as entered:
                 found = run_smaller(smaller, self._rows)
             del smaller  # large models take much memory
-            masked = self._as_tried(zero_units(self._model, structure, stays))
+            masked = self._as_tried(zero_units(self._tried, structure, stays))
             compare_outputs(run_evenly(masked, self._rows), found)
         except PruningError as error:
             failed = error.__cause__ is not None

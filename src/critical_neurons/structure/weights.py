@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from critical_neurons.structure.channels import MEETS, link, pair, read_axis
 from critical_neurons.structure.labels import NONE
@@ -189,13 +190,13 @@ def _record(
     biased: bool,
     axes: tuple[Tensor, ...],
 ) -> None:
-    owner = tensor.rpartition(".")[0]
-    module = run.model.get_submodule(owner)
-    own = getattr(module, "weight", None) is run.parameters.named[tensor]
+    owner = run.parameters.find_module(tensor)
+    own = owner is not None
+    module = run.model.get_submodule(owner or "")
     biased = biased or (own and getattr(module, "bias", None) is not None)  # which may be added by another call
-    name = owner if own and owner else tensor
+    name = owner or tensor
     running, _ = run.module
-    kind = type(module).__name__ if own else "Parameter"
+    kind = type_before_parametrizations(module).__name__ if own else "Parameter"
     alone = own and running == owner and isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
     macs = kernel * positions * len(inputs) * len(outputs) // groups
     run.multiplications.append(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +9,8 @@ import torch
 from torch import nn
 
 from critical_neurons.core.structure import Bools, Structure
+from critical_neurons.removal.copies import copy_whole
+from critical_neurons.removal.parametrised import plain_weights
 from critical_neurons.removal.refit.least_squares import Refit
 from critical_neurons.removal.refit.stream import Stop, refit_modules
 from critical_neurons.removal.rows import Inputs
@@ -27,8 +28,9 @@ def refit_behind(
     """A copy of the smaller model in which the modules that read, directly or not, what is no longer there give what
     they give in the original, as nearly as they can."""
     stops = list_stops(structure, stays)
-    fitted = copy.deepcopy(smaller)
-    refit_modules(copy.deepcopy(original), fitted, stops, inputs, method, progress)
+    fitted = copy_whole(smaller)
+    with plain_weights(fitted):
+        refit_modules(copy_whole(original), fitted, stops, inputs, method, progress)
     return fitted
 
 
