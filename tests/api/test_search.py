@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -318,15 +317,6 @@ def test_a_share_may_be_a_number_of_numpy(tmp_path):
     scores.save(tmp_path / "scores.json")
 
 
-@contextmanager
-def default_to_double():
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
 @pytest.mark.parametrize("compensate", ["none", "least_squares"])
 @pytest.mark.parametrize("budget", [{"macs": 1e-3}, {"params": 1e-3}, {"units": 1e-3, "scope": "global"}], ids=str)
 def test_a_budget_out_of_reach_names_one_that_is_met_before_anything_is_run(compensate, budget):
@@ -337,17 +327,6 @@ def test_a_budget_out_of_reach_names_one_that_is_met_before_anything_is_run(comp
     name, share = re.search(r"Give (\w+)=(\S+) or more\.$", str(caught.value)).groups()
     plan = cn.plan(quick(build(), draw(), **{**budget, name: float(share)}, compensate=compensate))
     assert [len(plan.kept[layer]) for layer in ("0", "2")] == [1, 1]
-
-
-@pytest.mark.parametrize("compensate", ["none", "least_squares"])
-@pytest.mark.parametrize("surroundings", [default_to_double, torch.inference_mode], ids=lambda each: each.__name__)
-def test_what_torch_is_set_to_changes_nothing(compensate, surroundings):
-    model, inputs = build(), draw()
-    expected = quick(model, inputs, macs=0.5, compensate=compensate)
-    with surroundings():
-        found = quick(model, inputs, macs=0.5, compensate=compensate)
-    assert np.array_equal(found.per_unit, expected.per_unit)
-    assert found.objective == expected.objective
 
 
 @pytest.mark.parametrize(("compensate", "scale"), [("none", 1e60), ("least_squares", 1e60), ("least_squares", 1e30)])

@@ -18,7 +18,7 @@ from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.io.onnx_port import measure_port
 from critical_neurons.io.onnx_runtime import Runner
 from critical_neurons.parallel.threads import on_threads
-from critical_neurons.readers import on_cpu
+from critical_neurons.readers import isolated
 from critical_neurons.removal.differences import OutputComparison, compare_outputs
 from critical_neurons.removal.metrics import (
     count_bytes,
@@ -51,7 +51,7 @@ MOST_BYTES, MOST_ROWS = 2**28, 512
 """Of activations: as many inputs are run at once as fit, and no more than the most."""
 
 
-@on_cpu
+@isolated
 def compare(
     model: nn.Module,
     smaller: nn.Module,

@@ -30,7 +30,7 @@ from critical_neurons.core.solver import Solver, as_solver
 from critical_neurons.core.span import Span
 from critical_neurons.core.structure import Bools, Ints, Structure
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
-from critical_neurons.readers import on_cpu
+from critical_neurons.readers import isolated
 from critical_neurons.removal.metrics import count_classes, measure_accuracy, predict
 from critical_neurons.removal.refit.stream import check_inputs
 from critical_neurons.removal.rows import Inputs, count_rows, find_tensors, gather_labelled, take_rows
@@ -54,7 +54,7 @@ SCORED_NUMBERS = 10**7
 LOOKING = "Looking for the most that can go"
 
 
-@on_cpu
+@isolated
 def compress(
     model: nn.Module,
     inputs: Any,

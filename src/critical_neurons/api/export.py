@@ -9,12 +9,12 @@ from typing import Any
 from torch import nn
 
 from critical_neurons.io.exporters import EXPORTERS, Export, check_format
-from critical_neurons.readers import on_cpu
+from critical_neurons.readers import isolated
 from critical_neurons.removal.rows import gather_inputs, match_model
 from critical_neurons.structure import copy_model, join_rows, unwrap
 
 
-@on_cpu
+@isolated
 def export(model: nn.Module, path: str | os.PathLike[str], example: Any) -> Export:
     """Write the model as ONNX (`.onnx`, extra `onnx`) or with `torch.export` (`.pt2`), for batches of any size.
 

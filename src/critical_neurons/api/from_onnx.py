@@ -7,10 +7,10 @@ import os
 from torch import nn
 
 from critical_neurons.io.onnx_import import import_onnx
-from critical_neurons.readers import on_cpu
+from critical_neurons.readers import isolated
 
 
-@on_cpu
+@isolated
 def from_onnx(path: str | os.PathLike[str], *, input_shape: tuple[int, ...] | None = None) -> nn.Module:
     """The network in an ONNX file, made of torch's layers, on the CPU in evaluation mode (extra `onnx`).
 

@@ -9,12 +9,12 @@ from torch import nn
 
 from critical_neurons.core.settings import as_names
 from critical_neurons.core.structure import Structure
-from critical_neurons.readers import on_cpu
+from critical_neurons.readers import isolated
 from critical_neurons.removal.rows import gather_inputs
 from critical_neurons.structure import find_structure, select_span
 
 
-@on_cpu
+@isolated
 def inspect(
     model: nn.Module,
     example: Any,

@@ -25,11 +25,11 @@ from critical_neurons.io.checkpoint import (
     read_part,
     share_tensors,
 )
-from critical_neurons.readers import on_cpu
+from critical_neurons.readers import isolated
 from critical_neurons.structure import fingerprint
 
 
-@on_cpu
+@isolated
 def load(folder: str | os.PathLike[str], factory: Callable[[], nn.Module] | nn.Module) -> nn.Module:
     """The network that `save` wrote, on the CPU in evaluation mode.
 

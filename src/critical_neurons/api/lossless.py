@@ -29,7 +29,7 @@ from critical_neurons.core.workers import HERE, Workers, check_workers
 from critical_neurons.errors import WorkersError
 from critical_neurons.formulations.bound_propagation import bound_values
 from critical_neurons.parallel import Piece, Tell, hire
-from critical_neurons.readers import copy_for_reading, on_cpu, read_network
+from critical_neurons.readers import copy_for_reading, isolated, read_network
 from critical_neurons.removal.fold import Folding
 from critical_neurons.removal.metrics import count_parameters
 from critical_neurons.removal.remove import check_removal, own_tensors, remove_units
@@ -74,7 +74,7 @@ class Lossless:
         return f"Lossless({self.stability!r}, {before} to {after} parameters)"
 
 
-@on_cpu
+@isolated
 def lossless(
     model: nn.Module,
     box: Any = None,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import nn
 
 from critical_neurons.core.plan import Plan, check_plan
-from critical_neurons.readers import check_architecture, on_cpu
+from critical_neurons.readers import check_architecture, isolated
 from critical_neurons.removal.remove import own_tensors, zero_units
 from critical_neurons.structure import unwrap
 
 
-@on_cpu
+@isolated
 def mask(model: nn.Module, plan: Plan) -> nn.Module:
     """A copy of `model` in which all weights that belong to the units the plan removes are zero.
 

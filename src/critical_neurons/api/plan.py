@@ -20,7 +20,7 @@ from critical_neurons.core.scores import Scores
 from critical_neurons.core.settings import Compensation
 from critical_neurons.core.structure import Measure
 from critical_neurons.errors import InvalidSettingError
-from critical_neurons.readers import on_cpu
+from critical_neurons.readers import isolated
 from critical_neurons.removal.copies import copy_whole
 from critical_neurons.removal.rows import digest_inputs, gather_inputs
 from critical_neurons.selection.rules import Threshold, select_units
@@ -41,7 +41,7 @@ ROUNDING = 1e-9
 """By which a drop may exceed what is allowed: accuracies are quotients."""
 
 
-@on_cpu
+@isolated
 def plan(
     scores: Scores,
     *,

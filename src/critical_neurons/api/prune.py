@@ -13,7 +13,7 @@ from critical_neurons.core.distillation import Distillation, split_compensation
 from critical_neurons.core.plan import Plan, check_plan
 from critical_neurons.core.settings import Compensation, DistanceName, check_seed
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
-from critical_neurons.readers import check_architecture, on_cpu
+from critical_neurons.readers import check_architecture, isolated
 from critical_neurons.removal.augmentation import choose_augmentation
 from critical_neurons.removal.distil import distil
 from critical_neurons.removal.imitation import Aim, LastLayer, find_last_layer
@@ -42,7 +42,7 @@ FEW_ROWS = 64
 """Inputs whose outputs tell how outputs are compared."""
 
 
-@on_cpu
+@isolated
 def prune(
     model: nn.Module,
     plan: Plan,

@@ -16,6 +16,7 @@ from critical_neurons.core.files import check_writable, write_atomically
 from critical_neurons.core.plan import Plan
 from critical_neurons.core.scores import Scores
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
+from critical_neurons.readers import isolated
 from critical_neurons.removal.rows import count_rows, find_tensors, gather_inputs, take_rows
 from critical_neurons.reports import assemble, render_page
 from critical_neurons.reports.assembly import TITLE
@@ -26,6 +27,7 @@ FEWEST_PIXELS = 4
 """Along either side: what is smaller is no image."""
 
 
+@isolated
 def report(
     path: str | os.PathLike[str],
     *,

@@ -29,11 +29,11 @@ from critical_neurons.io.checkpoint import (
     find_shared,
 )
 from critical_neurons.io.model_card import write_card
-from critical_neurons.readers import on_cpu
+from critical_neurons.readers import isolated
 from critical_neurons.structure import unwrap
 
 
-@on_cpu
+@isolated
 def save(
     smaller: nn.Module,
     folder: str | os.PathLike[str],

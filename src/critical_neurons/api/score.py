@@ -49,7 +49,7 @@ from critical_neurons.errors import (
 from critical_neurons.formulations import Goal, Objective, budget_network, encode, encode_literal, find_floor
 from critical_neurons.formulations.bound_propagation import bound_network
 from critical_neurons.parallel import Piece, Tell, find_allowed_threads, hire
-from critical_neurons.readers import LEFT_OUT, Passage, on_cpu, read_network, run_model
+from critical_neurons.readers import LEFT_OUT, Passage, isolated, read_network, run_model
 from critical_neurons.selection.warm_start import Proposal, propose_mask
 from critical_neurons.solvers import Backend, Capability, Limits, find_solver, ignore_progress, maximise_dual
 
@@ -72,7 +72,7 @@ ROUNDING = 1e-9
 """By which one objective must be below another to be called better."""
 
 
-@on_cpu
+@isolated
 def score(
     model: nn.Module,
     inputs: Any,

@@ -28,7 +28,7 @@ from critical_neurons.core.solution import Status
 from critical_neurons.core.span import Span
 from critical_neurons.core.structure import Bools, Floats, Ints, Structure
 from critical_neurons.errors import InvalidInputError
-from critical_neurons.readers import on_cpu
+from critical_neurons.readers import isolated
 from critical_neurons.removal.parametrised import make_plain
 from critical_neurons.removal.refit.stream import check_inputs
 from critical_neurons.removal.rows import (
@@ -66,7 +66,7 @@ HALFWAY = "sketched: units chosen for a budget halfway down"
 UNFITTED = "not all units are read by layers that could be refitted; units chosen as if none were"
 
 
-@on_cpu
+@isolated
 def search(
     model: nn.Module,
     inputs: Any,
@@ -131,10 +131,9 @@ def search(
 class Search:
     """A model and inputs, read and looked into once, and scores for one budget after another.
 
-    Settings as for `search`; a budget as for `score`. Gradients are needed, so that inference mode is left meanwhile.
+    Settings as for `search`; a budget as for `score`.
     """
 
-    @torch.inference_mode(False)
     def __init__(
         self,
         model: nn.Module,
@@ -169,13 +168,11 @@ class Search:
         self._eliminates = self._compensate == "least_squares" and self.refits
         self.effort = choose_effort(effort)
 
-    @torch.inference_mode(False)
     def find(self, budget: Budget) -> Scores:
         """The units to keep under the budget, and the loss of what is left as `objective`."""
         task = self._begin(budget)
         return self._finish(task, task.eliminate() if self._eliminates else task.descend())
 
-    @torch.inference_mode(False)
     def sketch(self, budget: Budget) -> Scores:
         """Scores to look for the right budget with: from what was done for all budgets, and not as good."""
         if self._eliminates:

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from critical_neurons.core.program import Program
 from critical_neurons.core.solution import Solution, Step
 from critical_neurons.core.solver import Solver, as_solver
+from critical_neurons.readers import isolated
 from critical_neurons.solvers import Limits, find_solver, ignore_progress
 
 
+@isolated
 def solve(
     program: Program, solver: Solver | str = "auto", *, progress: Callable[[Step], None] | None = None
 ) -> Solution:

@@ -38,7 +38,7 @@ from critical_neurons.core.structure import Measure
 from critical_neurons.core.workers import HERE, Workers
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.parallel import Tell, hire
-from critical_neurons.readers import on_cpu
+from critical_neurons.readers import isolated
 from critical_neurons.removal.metrics import predict
 from critical_neurons.removal.rows import digest_inputs
 from critical_neurons.selection.norms import score_norms
@@ -68,7 +68,7 @@ class Sweep:
         return self.networks[wanted]
 
 
-@on_cpu
+@isolated
 def sweep(
     model: nn.Module,
     inputs: Any,

@@ -16,7 +16,7 @@ from critical_neurons.core.plan import Plan
 from critical_neurons.core.scores import Scores
 from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Group, Layer
 from critical_neurons.errors import InvalidSettingError, MissingExtraError, PlanMismatchError, PruningError
-from critical_neurons.readers import check_architecture, on_cpu
+from critical_neurons.readers import check_architecture, isolated
 from critical_neurons.removal.copies import copy_whole
 from critical_neurons.removal.remove import zero_units
 from critical_neurons.structure import unwrap
@@ -33,7 +33,7 @@ ROUNDING = 1e-9
 INSTEAD = "Use cn.mask or cn.prune instead."
 
 
-@on_cpu
+@isolated
 def as_masks(plan: Plan, model: nn.Module) -> dict[tuple[str, str], Tensor]:
     """Masks for `torch.nn.utils.prune`, by the names of module and parameter: 0 for removed units, 1 for the others.
 
@@ -74,7 +74,7 @@ def ones_like(model: nn.Module) -> nn.Module:
     return ones
 
 
-@on_cpu
+@isolated
 def as_torch_pruning(
     scores: Scores, model: nn.Module | None = None, *, max_pruning_ratio: float = 1.0
 ) -> TorchPruningImportance | LateImportance:

@@ -1,8 +1,8 @@
 """Readers: nn.Module to Network."""
 
-from critical_neurons.readers.device import on_cpu
 from critical_neurons.readers.forward_pass import Passage, run_model
 from critical_neurons.readers.interpreter import are_probabilities, take_logarithms
+from critical_neurons.readers.isolation import isolated
 from critical_neurons.readers.layers import activations as _activations  # noqa: F401  registers built-in readers
 from critical_neurons.readers.layers import arithmetic as _arithmetic  # noqa: F401  so do these
 from critical_neurons.readers.layers import pooling as _pools  # noqa: F401  so do these
@@ -56,7 +56,7 @@ __all__ = [
     "are_probabilities",
     "check_architecture",
     "copy_for_reading",
-    "on_cpu",
+    "isolated",
     "read_network",
     "reads",
     "run_model",

@@ -19,8 +19,8 @@ from critical_neurons.errors import (
     UnreadableModelError,
     first_line,
 )
-from critical_neurons.readers.device import on_cpu
 from critical_neurons.readers.interpreter import Walk, refuse_hooked_weights
+from critical_neurons.readers.isolation import isolated
 from critical_neurons.readers.registry import NO_PROGRAM, SPAN_ADVICE, find_module_reader, overrides_readable
 from critical_neurons.readers.subgraph import Cut, cut_out
 from critical_neurons.removal.copies import copy_whole
@@ -35,7 +35,7 @@ EXAMPLE_SIZE = 3
 """Data points in the tracing run: more than one, so that a forward that touches the batch axis shows."""
 
 
-@on_cpu
+@isolated
 def read_network(
     model: nn.Module,
     example: Tensor,

@@ -1,0 +1,93 @@
+"""Isolation: public calls compute the same in any surroundings, and leave those as they were."""
+
+from __future__ import annotations
+
+import random
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+import torch
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+SEED = 0
+"""Of the process's random numbers, which a model may draw; those of the package have seeds of their own."""
+
+
+def isolated(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """The same function, computed as in a fresh process whatever the caller has set: on the CPU in float32 unless the
+    tensors say otherwise, without autocast, gradients possible, warnings no errors, random numbers from one seed.
+    Afterwards everything is as it was.
+
+    The number of threads stays the caller's, and with it the rounding of sums.
+    """
+
+    @wraps(function)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with _in_this_process, _in_this_thread():
+            return function(*args, **kwargs)
+
+    return run
+
+
+@contextmanager
+def _in_this_thread() -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
+        for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device().type != "cpu":  # within torch.device(...) every call of torch takes longer
+            stack.enter_context(torch.device("cpu"))
+        yield
+
+
+class _Process:
+    """What a process has one of: set when the first isolated call begins, given back when the last one ends."""
+
+    def __init__(self) -> None:
+        self._lock, self._calls, self._before = threading.Lock(), 0, ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._calls == 0:
+                self._before = _set_process()
+            self._calls += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._calls -= 1
+            if self._calls == 0:
+                self._before.close()
+
+
+def _set_process() -> ExitStack:
+    """Gives what undoes it."""
+    stack = ExitStack()
+    stack.enter_context(warnings.catch_warnings())
+    if any(action == "error" for action, *_ in warnings.filters):
+        warnings.simplefilter("default")
+    if torch.get_default_dtype() != torch.float32:
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+    if torch.get_float32_matmul_precision() != "highest":
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision("highest")
+    stack.callback(torch.default_generator.set_state, torch.default_generator.get_state())
+    stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002  a model may draw from it
+    stack.callback(random.setstate, random.getstate())
+    torch.default_generator.manual_seed(SEED)
+    np.random.seed(SEED)  # noqa: NPY002
+    random.seed(SEED)
+    return stack
+
+
+_in_this_process = _Process()
