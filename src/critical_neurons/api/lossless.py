@@ -32,7 +32,7 @@ from critical_neurons.parallel import Piece, Tell, hire
 from critical_neurons.readers import copy_for_reading, isolated, read_network
 from critical_neurons.removal.fold import Folding
 from critical_neurons.removal.metrics import count_parameters
-from critical_neurons.removal.remove import check_removal, own_tensors, remove_units
+from critical_neurons.removal.remove import check_removal, keep_attributes, own_tensors, remove_units
 from critical_neurons.stability.decide import Decision
 from critical_neurons.stability.inquiry import Inquiry, Reply
 from critical_neurons.stability.points import Points
@@ -230,6 +230,7 @@ def _build(
         folding.collapse(smaller)
     check_removal(exact, smaller, torch.from_numpy(_draw(boxes)))
     _bring_back(smaller, source)
+    keep_attributes(smaller, source)
     reasons = {change.name: change.sentence for change in folding.changes}
     plan = Plan(network.structure, folding.stays, reasons, "lossless", {"weights": network.fingerprint.weights})
     found = stability.changed(folding.changes, time.monotonic() - started)

@@ -6,7 +6,7 @@ from torch import nn
 
 from critical_neurons.core.plan import Plan, check_plan
 from critical_neurons.readers import check_architecture, isolated
-from critical_neurons.removal.remove import own_tensors, zero_units
+from critical_neurons.removal.remove import keep_attributes, own_tensors, zero_units
 from critical_neurons.structure import unwrap
 
 
@@ -23,4 +23,5 @@ def mask(model: nn.Module, plan: Plan) -> nn.Module:
     check_plan(plan, removes=False)
     source = unwrap(model)
     check_architecture(source, plan.architecture, "the plan was")
-    return own_tensors(zero_units(source, plan.structure, plan.stays), source)
+    masked = own_tensors(zero_units(source, plan.structure, plan.stays), source)
+    return keep_attributes(masked, source)

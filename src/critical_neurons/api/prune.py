@@ -18,7 +18,7 @@ from critical_neurons.removal.augmentation import choose_augmentation
 from critical_neurons.removal.distil import distil
 from critical_neurons.removal.imitation import Aim, LastLayer, find_last_layer
 from critical_neurons.removal.refit.behind import refit_behind
-from critical_neurons.removal.remove import check_removal, own_tensors, remove_units, zero_units
+from critical_neurons.removal.remove import check_removal, keep_attributes, own_tensors, remove_units, zero_units
 from critical_neurons.removal.rows import (
     Inputs,
     call_model,
@@ -117,7 +117,7 @@ def prune(
             )
         seen |= set(digest_inputs(inputs))
     setattr(smaller, CALIBRATED_ON, seen)
-    return smaller
+    return keep_attributes(smaller, source)
 
 
 def _check_alike(example: Any, calibration: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,17 @@ def own_tensors(model: nn.Module, other: nn.Module) -> nn.Module:
     """The same module, with copies of the parameters and buffers it shares with another."""
     shared = {id(values) for values in (*other.parameters(), *other.buffers())}
     return _replace(model, lambda values: values.clone() if id(values) in shared else values)
+
+
+def keep_attributes(model: nn.Module, other: nn.Module) -> nn.Module:
+    """The same module; whether parameters take gradients, and what hangs on tensors, are as in another."""
+    known = dict(chain(other.named_parameters(), other.named_buffers()))
+    for name, values in chain(model.named_parameters(), model.named_buffers()):
+        if (old := known.get(name)) is not None:
+            values.__dict__.update(old.__dict__)
+            if values.is_leaf and old.is_leaf:
+                values.requires_grad_(old.requires_grad)
+    return model
 
 
 def double_tensors(model: nn.Module) -> nn.Module:

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from critical_neurons.selection.factorisation import decompose, factorise
+
 NONE = -1
 """In place of a unit: a column that stays."""
 
@@ -77,7 +79,7 @@ def refit(squares: Tensor, weight: Tensor, stays: Tensor) -> Tensor:
     inside, outside = stays.nonzero().flatten(), (~stays).nonzero().flatten()
     fitted = torch.zeros_like(weight)
     if len(inside):
-        factor = torch.linalg.cholesky(squares[inside[:, None], inside])
+        factor = factorise(squares[inside[:, None], inside])
         moved = squares[inside[:, None], outside] @ weight[outside]
         fitted[inside] = weight[inside] + torch.cholesky_solve(moved, factor)
     return fitted
@@ -102,7 +104,7 @@ class _System:
     def __init__(self, consumer: Consumer) -> None:
         order = _sort_columns(consumer.units)
         self._units = consumer.units[order]
-        self._inverse = torch.cholesky_inverse(torch.linalg.cholesky(consumer.squares[order[:, None], order]))
+        self._inverse = torch.cholesky_inverse(factorise(consumer.squares[order[:, None], order]))
         self._weight = consumer.weight[order] @ take_root(consumer.metric)
         self._begin()
 
@@ -123,7 +125,7 @@ class _System:
         if len(gone) == 0:
             return
         across = (self._inverse[gone] - self._held[:, gone].T @ self._held) * self._left
-        factor = torch.linalg.cholesky(across[:, gone])
+        factor = factorise(across[:, gone])
         rows, weight = (
             torch.linalg.solve_triangular(factor, each, upper=False) for each in (across, self._weight[gone])
         )
@@ -177,7 +179,7 @@ def _list_kinds(units: Tensor, inverse: Tensor) -> list[_Kind]:
 
 def take_root(metric: Tensor) -> Tensor:
     """L (outputs, rank) with M = L L'. Directions that are noise beside the largest are left out."""
-    values, vectors = torch.linalg.eigh(metric)
+    values, vectors = decompose(metric)
     used = values > torch.finfo(values.dtype).eps * len(values) * values[-1].clamp(min=0.0)
     root: Tensor = vectors[:, used] * values[used].sqrt()
     return root

@@ -28,6 +28,7 @@ from critical_neurons.removal.rows import Inputs, call_model, count_rows, take_r
 from critical_neurons.selection.consumers import list_consumers, split_module
 from critical_neurons.selection.distance import Distance, list_outputs
 from critical_neurons.selection.elimination import NONE, Consumer, Elimination, eliminate, measure_error, refit
+from critical_neurons.selection.factorisation import factorise
 from critical_neurons.selection.lower_bound import bound_error
 from critical_neurons.selection.statistics import gather_metrics, gather_moments
 from critical_neurons.selection.swaps import exchange
@@ -215,7 +216,7 @@ class LayerwiseSearch:
                     wrong = None if missing is None else missing[inside] - own[:, gone] @ weight[gone]
                     add_ridge(own)
                     if wrong is not None:
-                        weight = weight + torch.cholesky_solve(wrong, torch.linalg.cholesky(own))
+                        weight = weight + torch.cholesky_solve(wrong, factorise(own))
                     metric = metrics[name][part.outputs][:, part.outputs]
                     maps.append(Consumer(own, weight, metric, units))
         return maps

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from critical_neurons.selection.elimination import NONE, Consumer, take_root
+from critical_neurons.selection.factorisation import factorise
 
 MOST_COLUMNS = 1024
 """Of all consumers together. With more a bound would take longer than the choice."""
@@ -70,14 +71,14 @@ class _Form:
     def __init__(self, consumer: Consumer) -> None:
         free = (consumer.units != NONE).nonzero().flatten()
         self._units = consumer.units[free]
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(consumer.squares))[free[:, None], free]
+        inverse = torch.cholesky_inverse(factorise(consumer.squares))[free[:, None], free]
         weight = consumer.weight[free] @ take_root(consumer.metric)
-        scale = torch.linalg.cholesky(torch.where(self._units[:, None] == self._units, inverse, 0.0))
+        scale = factorise(torch.where(self._units[:, None] == self._units, inverse, 0.0))
         self._weight = torch.linalg.solve_triangular(scale, weight, upper=False)
         half = torch.linalg.solve_triangular(scale, inverse, upper=False)
         even = torch.linalg.solve_triangular(scale, half.T, upper=False)
         self._own = (1 - ROUNDING) / torch.linalg.eigvalsh(even)[-1]
-        self._rest = torch.cholesky_inverse(torch.linalg.cholesky(even))
+        self._rest = torch.cholesky_inverse(factorise(even))
         self._products = self._rest @ self._weight
         self.size = float((self._weight * self._products).sum())
         self._rest.diagonal().sub_(self._own)
@@ -87,7 +88,7 @@ class _Form:
         root = shares[self._units].sqrt()[:, None]
         squares = root * self._rest * root.T
         squares.diagonal().add_(self._own)
-        return root * torch.cholesky_solve(root * self._products, torch.linalg.cholesky(squares))
+        return root * torch.cholesky_solve(root * self._products, factorise(squares))
 
     def add_terms(self, gone: Tensor, stays: Tensor, fitted: Tensor) -> float:
         """What units that go add to the bound and units that stay take from it; and what is taken from it anyway."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from critical_neurons.selection.elimination import NONE, Consumer, take_root
+from critical_neurons.selection.factorisation import factorise
 
 SHORTLIST = 32
 """Units that may leave in an exchange: those whose removal adds least."""
@@ -67,7 +68,7 @@ class _Tableau:
         kept = stays[consumer.units] | (consumer.units == NONE)
         inside, outside = kept.nonzero().flatten(), (~kept).nonzero().flatten()
         across = squares[inside[:, None], outside]
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(squares[inside[:, None], inside]))
+        inverse = torch.cholesky_inverse(factorise(squares[inside[:, None], inside]))
         moved = inverse @ across
         self._squares = torch.empty_like(squares)
         self._squares[inside[:, None], inside] = -inverse
