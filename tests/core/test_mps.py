@@ -1,4 +1,4 @@
-"""Writing: a program as an MPS file that other solvers read."""
+"""Writing: a program as an MPS or LP file that other solvers read."""
 
 from __future__ import annotations
 
@@ -138,21 +138,58 @@ def test_the_text(tmp_path):
     ]
 
 
+def test_the_text_of_lp_files(tmp_path):
+    program = make_program(
+        [1, -0.5],
+        [0, -INFINITE],
+        [1, INFINITE],
+        rows=[([1, 2], -1, 4), ([0, 1], 0.1, INFINITE)],
+        integer=[True, False],
+    )
+    program.write(tmp_path / "model.LP")
+    assert (tmp_path / "model.LP").read_text().splitlines() == [
+        *("\\ critical_neurons", "Minimize", " objective: + 1.0 gate(0) - 0.5 gate(1)", "Subject To"),
+        *(" row(0)_low: + 1.0 gate(0) + 2.0 gate(1) >= -1.0", " row(0)_high: + 1.0 gate(0) + 2.0 gate(1) <= 4.0"),
+        *(" row(1): + 1.0 gate(1) >= 0.1", "Bounds", " 0.0 <= gate(0) <= 1.0", " gate(1) free"),
+        *("General", " gate(0)", "End"),
+    ]
+
+
+def test_lp_files_keep_every_number(tmp_path):
+    program = mixed()
+    program.write(tmp_path / "model.lp")
+    lp = read_with_highs(tmp_path / "model.lp").getLp()
+    places = [list(lp.col_names_).index(name.replace("[", "(").replace("]", ")")) for name in program.column_names()]
+    for read, given in ((lp.col_cost_, program.cost), (lp.col_lower_, program.lower), (lp.col_upper_, program.upper)):
+        assert np.array_equal(np.array(read)[places], given)
+    assert sorted(np.unique(lp.a_matrix_.value_)) == sorted(
+        np.unique(program.rows.matrix.toarray()[program.rows.matrix.toarray() != 0])
+    )
+
+
+@pytest.mark.parametrize("name", ["model.txt", "model", "model.mps.gz"])
+def test_other_endings_are_refused(name, tmp_path):
+    with pytest.raises(OutputError, match=r"\.mps or \.lp"):
+        knapsack().write(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", ["mps", "lp"])
 @pytest.mark.parametrize("reader", READERS)
-def test_an_integer_program_keeps_its_optimum(reader, tmp_path):
-    knapsack().write(tmp_path / "model.mps")
-    assert READERS[reader](tmp_path / "model.mps") == pytest.approx(-21.0, abs=SAME_OPTIMUM)
+def test_an_integer_program_keeps_its_optimum(reader, suffix, tmp_path):
+    knapsack().write(tmp_path / f"model.{suffix}")
+    assert READERS[reader](tmp_path / f"model.{suffix}") == pytest.approx(-21.0, abs=SAME_OPTIMUM)
 
 
 @pytest.mark.parametrize("integer", [True, False])
 @pytest.mark.parametrize("name", ["mlp", "nest", "mlp without biases"])
-@pytest.mark.parametrize("reader", READERS)
-def test_with_what_was_learnt_the_optimum_is_the_bound(reader, name, integer, tmp_path):
+@pytest.mark.parametrize(("reader", "suffix"), [("highs", "mps"), ("highs", "lp"), ("scip", "mps")])
+def test_with_what_was_learnt_the_optimum_is_the_bound(reader, suffix, name, integer, tmp_path):
     program = encode(name, integer=integer)
     solution = find_solver("highs").solve(program, LIMITS, ignore_progress)
     assert solution.status is Status.OPTIMAL
-    program.write(tmp_path / "model.mps", rows=solution.learnt)
-    value = READERS[reader](tmp_path / "model.mps")
+    program.write(tmp_path / f"model.{suffix}", rows=solution.learnt)
+    value = READERS[reader](tmp_path / f"model.{suffix}")
     slack = SAME_OPTIMUM * max(1.0, abs(solution.objective))
     assert solution.bound - slack <= value <= solution.objective + slack
 
@@ -177,5 +214,6 @@ def test_large_programs_are_written_in_seconds(tmp_path):
 def test_what_was_there_stays_when_writing_fails(tmp_path):
     with pytest.raises(OutputError, match="does not exist"):
         knapsack().write(tmp_path / "nowhere" / "model.mps")
+    (tmp_path / "model.mps").mkdir()
     with pytest.raises(OutputError, match="is a directory"):
-        knapsack().write(tmp_path)
+        knapsack().write(tmp_path / "model.mps")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -19,8 +20,13 @@ from scipy import sparse
 
 from critical_neurons.core.files import write_atomically
 from critical_neurons.core.loss import Loss
+from critical_neurons.core.lp import format_lp
 from critical_neurons.core.mps import format_mps
 from critical_neurons.core.structure import Bools, Floats, Ints
+from critical_neurons.errors import OutputError
+
+FORMATS = {".mps": format_mps, ".lp": format_lp}
+"""By the ending of a file."""
 
 SHARED = -1
 """In the place of a data point: a column that is about all of them."""
@@ -231,16 +237,20 @@ class Program:
         return names
 
     def write(self, path: str | os.PathLike[str], rows: Rows | None = None) -> None:
-        """The linear part as a file in free MPS format: columns, fixed rows (`row[…]`), integrality.
+        """The linear part as a file in free MPS format (`.mps`) or in LP format (`.lp`, with parentheses in names):
+        columns, fixed rows (`row[…]`), integrality.
 
         The convex term and the sources are not linear parts. What a solve has learnt of them, `solution.learnt`, can
         be given as `rows` (`learnt[…]`): then the optimum of the file is a lower bound of the program, and what the
         solve ended with. `program.write_out().write(path)` has every row of every source.
         """
+        suffix = Path(path).suffix.lower()
+        if suffix not in FORMATS:
+            raise OutputError(f"{path}: programs are written as {' or '.join(FORMATS)}, by the ending of the file.")
         more = stack_rows([] if rows is None else [rows], self.column_count)
         whole = stack_rows([self.rows, more], self.column_count)
         row_names = [f"row[{row}]" for row in range(len(self.rows))] + [f"learnt[{row}]" for row in range(len(more))]
-        text = format_mps(
+        text = FORMATS[suffix](
             (self.column_names(), self.cost, self.lower, self.upper, self.integer),
             (row_names, whole.matrix, whole.lower, whole.upper),
         )
