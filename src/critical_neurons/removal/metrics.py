@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from critical_neurons.errors import CriticalNeuronsError, InvalidInputError, first_line
+from critical_neurons.removal.dispatch import DispatchMode
 from critical_neurons.removal.rows import (
     Inputs,
     call_model,
@@ -173,7 +173,7 @@ def _unfused() -> Iterator[None]:
         library.enabled = enabled
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watch(DispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the memory of tensors while they live, and keeps the highest sum."""
 
     def __init__(self, inputs: Iterable[Tensor], known: Iterable[Tensor]) -> None:

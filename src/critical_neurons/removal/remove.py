@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from critical_neurons.core.structure import SIZE, Bools, Slice, Structure, Wiring
 from critical_neurons.errors import PruningError, first_line
 from critical_neurons.removal.copies import copy_sharing
+from critical_neurons.removal.dispatch import DispatchMode
 from critical_neurons.removal.parametrised import Parametrised, find_parametrised, list_parametrised
 from critical_neurons.removal.rows import Inputs, call_model, find_tensors, map_inputs
 
@@ -131,7 +131,7 @@ def run_evenly(model: nn.Module, inputs: Inputs) -> list[Tensor]:
         return list(find_tensors(call_model(model, map_inputs(inputs, Tensor.clone))))
 
 
-class _EvenNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _EvenNoise(DispatchMode):  # type: ignore[no-untyped-call]
     """What draws random numbers out of a shape gives `LEVEL` everywhere; around a mean, that many deviations off."""
 
     LEVEL = 0.5

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from critical_neurons.removal.dispatch import DispatchMode
 from critical_neurons.removal.rows import find_tensors
 from critical_neurons.structure.labels import FILL, NONE, Labels
 from critical_neurons.structure.parameters import Parameters
@@ -43,7 +43,7 @@ OWN = os.path.dirname(os.path.dirname(__file__))
 TORCH = os.path.dirname(torch.__file__)
 
 
-class LabelledRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
     """`model` is a copy: it is run, and its hooks are used. `follows`: whether what a forward makes out of a shape is
     taken to shrink along with what it meets."""
 
