@@ -16,10 +16,17 @@ from scipy.optimize import linprog
 from torch import nn
 
 import critical_neurons as cn
-from critical_neurons.core.solution import relative_gap
-from critical_neurons.errors import CriticalNeuronsError, InvalidInputError, InvalidSettingError, UnreadableModelError
+from critical_neurons.core.deadline import TimeIsUp, until
+from critical_neurons.core.solution import Status, relative_gap
+from critical_neurons.errors import (
+    CriticalNeuronsError,
+    InvalidInputError,
+    InvalidSettingError,
+    SolverError,
+    UnreadableModelError,
+)
 from tests.settings import settle
-from tests.zoo import first_or_slow
+from tests.zoo import first_or_slow, share_case
 
 RECOMPUTED = 1e-5
 """Largest relative difference between the optimum found here or by the solver and the objective of rounded scores."""
@@ -662,3 +669,31 @@ def test_settings_are_checked_before_the_data():
         cn.score(MODEL, loader(), formulation=cn.Paper(loss_weight=-1.0))
     with pytest.raises(InvalidSettingError):
         cn.score(MODEL, loader(), solver="nobody")
+
+
+def test_a_time_limit_that_ends_before_the_program_is_ready(tmp_path):
+    case = share_case("mlp")
+    scores = cn.score(case.model, case.inputs, case.labels, solver=cn.Solver(time_limit=1e-9))
+    solved = cn.score(case.model, case.inputs, case.labels)
+    assert scores.status is Status.FEASIBLE
+    assert (scores.per_unit == 1).all()
+    assert scores.bound <= solved.bound <= solved.objective <= scores.objective
+    assert "time limit" in scores.notes[-1]
+    scores.save(tmp_path / "scores.json")
+    with pytest.raises(SolverError, match="time limit"):
+        cn.score(case.model, case.inputs, budget=cn.Budget(units=0.5), solver=cn.Solver(time_limit=1e-9))
+
+
+def test_a_time_limit_of_classes_that_ends_before_programs_are_ready():
+    case = share_case("mlp")
+    scores = cn.score(case.model, case.inputs, [0, 1, 1], formulation=cn.ByClass(), solver=cn.Solver(time_limit=1e-9))
+    assert scores.status is Status.FEASIBLE
+    assert (scores.per_unit == 1).all()
+
+
+def test_bounding_stops_in_time():
+    case = share_case("groups")
+    network = cn.read_network(case.model, torch.from_numpy(case.inputs))
+    with pytest.raises(TimeIsUp), until(time.monotonic() + 1e-3):
+        list(iter(lambda: cn.bound_network(network, case.inputs), None))  # a large network would take as long
+    cn.bound_network(network, case.inputs)

@@ -17,6 +17,7 @@ from torch import nn
 from critical_neurons.core.batch import digest_rows, gather_batch
 from critical_neurons.core.bounds import Bounds
 from critical_neurons.core.budget import Budget
+from critical_neurons.core.deadline import TimeIsUp, until
 from critical_neurons.core.environment import describe_versions
 from critical_neurons.core.formulation import (
     Bisection,
@@ -46,7 +47,14 @@ from critical_neurons.errors import (
     SolverError,
     WorkersError,
 )
-from critical_neurons.formulations import Goal, Objective, budget_network, encode, encode_literal, find_floor
+from critical_neurons.formulations import (
+    Goal,
+    Objective,
+    budget_network,
+    encode_literal,
+    encode_unchecked,
+    find_floor,
+)
 from critical_neurons.formulations.bound_propagation import bound_network
 from critical_neurons.parallel import Piece, Tell, find_allowed_threads, hire
 from critical_neurons.readers import LEFT_OUT, Passage, isolated, read_network, run_model
@@ -64,6 +72,8 @@ PATTERN_ADVICE = (
 
 INTERRUPTED = "interrupted"
 """What a note begins with where Ctrl-C ended the search."""
+
+NO_TIME = "time limit: it was over before the program was ready"
 
 SCORE_DECIMALS = 6
 """The solver's tolerance: what lies below it is noise, which must not decide between equal scores."""
@@ -292,8 +302,12 @@ class _Task:
         """The scores, and whether the search was interrupted by the user."""
         network, formulation = self.network, self.formulation
         goal = self._set_goal()
-        bounds = self._bound(points)
-        program = self._encode(points, bounds, goal)
+        try:
+            with until(deadline if self.proposal is None else math.inf):  # what was given is not lost
+                bounds = self._bound(points)
+                program = self._encode(points, bounds, goal)
+        except TimeIsUp:
+            return self._keep_all(points, goal, started), False
         if self.proposal is not None:
             program = replace(program, given=_place(program, self.proposal.mask))
         assert program.unpruned is not None
@@ -369,6 +383,32 @@ class _Task:
         )
         return scores, solution.interrupted
 
+    def _keep_all(self, points: _Points, goal: Goal, started: float) -> Scores:
+        """What is known without a program: the unpruned network, and that no loss is below zero."""
+        if self.budget is not None:
+            raise SolverError(f"{NO_TIME}, and scores within {self.budget} have to be looked for. Allow more time.")
+        network = self.network
+        kept = np.ones(network.unit_count)
+        objective = goal.compute(network, kept, points.loss.values(points.passage.logits))
+        bound = None if isinstance(self.formulation, Linearised) else find_floor(goal, network)
+        return Scores(
+            values_by_layer=spread_scores(network.structure, kept),
+            structure=network.structure,
+            status=Status.FEASIBLE,
+            objective=objective,
+            bound=bound,
+            gap=relative_gap(objective, bound),
+            seconds=time.monotonic() - started,
+            settings=self._describe(points),
+            history=(),
+            sizes={},
+            logit_error=0.0,  # the model itself was run
+            notes=(*network.notes, f"{NO_TIME}: every unit has a score of 1"),
+            budget=self.budget,
+            span=network.span,
+            inputs=tuple(points.digests.tolist()),
+        )
+
     def _weigh(self, loss_weight: float) -> _Task:
         return replace(self, formulation=replace(self.formulation, loss_weight=loss_weight))
 
@@ -398,11 +438,11 @@ class _Task:
             case Paper(integer=integer) if Capability.SOURCES not in self.backend.capabilities:
                 return encode_literal(*common, integer=integer, tail=tail)
             case Paper(integer=integer):
-                return encode(*common, formulation="paper", integer=integer, tail=tail)
+                return encode_unchecked(*common, formulation="paper", integer=integer, tail=tail)
             case Exact(integer=integer, binary=binary):
-                return encode(*common, formulation="exact", integer=integer, binary=binary, tail=tail)
+                return encode_unchecked(*common, formulation="exact", integer=integer, binary=binary, tail=tail)
             case Linearised():
-                return encode(*common, formulation="linearised", tail=tail)
+                return encode_unchecked(*common, formulation="linearised", tail=tail)
             case _:
                 assert_never(self.formulation)
 

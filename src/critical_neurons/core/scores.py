@@ -232,7 +232,7 @@ def average_scores(
         settings=settings,
         inputs=tuple(each for part in parts for each in part.inputs),
         history=(),
-        sizes={key: sum(part.sizes[key] for part in parts) for key in parts[0].sizes},
+        sizes={key: sum(each.sizes.get(key, 0) for each in parts) for part in parts for key in part.sizes},
         logit_error=max(part.logit_error for part in parts),
         notes=(*(note for note in told if not any(more.startswith(note) for more in notes)), *notes),
         parts=tuple(parts),

@@ -23,6 +23,7 @@ __all__ = [
     "budget_network",
     "encode",
     "encode_literal",
+    "encode_unchecked",
     "find_floor",
 ]
 
@@ -52,6 +53,24 @@ def encode(
     >>> program.column_count
     64
     """
+    bounds.check(network)
+    return encode_unchecked(
+        network, bounds, labels, goal, formulation=formulation, integer=integer, binary=binary, tail=tail
+    )
+
+
+def encode_unchecked(
+    network: Network,
+    bounds: Bounds,
+    labels: Ints | Loss,
+    goal: Goal | None = None,
+    *,
+    formulation: FormulationName,
+    integer: bool = True,
+    binary: bool = False,
+    tail: Tail | None = None,
+) -> Program:
+    """As `encode`, for bounds that `bound_network` has just made for this network."""
     wanted = goal or Objective()
     _check_tail(network, tail, formulation)
     check_outputs(as_loss(labels), network.class_count if tail is None else tail.class_count)
@@ -60,7 +79,6 @@ def encode(
             f"bounds: found radius={bounds.radius}, pruned={bounds.pruned}. bound_network(..., pruned=True) goes "
             "with 'exact' and with it alone, a radius above 0 with 'paper' alone."
         )
-    bounds.check(network)
     if formulation == "linearised" and not all(interval.is_point for interval in bounds.before_relu.values()):
         raise InvalidSettingError("bounds: 'linearised' takes points, the gates as they are at the inputs.")
     match formulation:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from scipy import sparse
 from torch import Tensor
 
+from critical_neurons.core.deadline import check_time
 from critical_neurons.core.network import NO_POSITION, Shape
 from critical_neurons.core.structure import Floats, Ints
 
@@ -128,6 +129,7 @@ class ConvolutionMap:
 
     def adjoint(self, values: Floats) -> Floats:
         """The transposed convolution, which gives back the padded input; the padding is cut off."""
+        check_time()
         padded = [
             size + before + after
             for size, before, after in zip(self.input_shape[1:], self.before, self.after, strict=True)
@@ -146,6 +148,7 @@ class ConvolutionMap:
         return result.numpy()
 
     def _convolve(self, values: Floats, weight: Tensor) -> Floats:
+        check_time()
         padding, given = self.before, _tensor(values)
         if self.before != self.after:
             ends = [end for pair in zip(self.before, self.after, strict=True) for end in reversed(pair)]

@@ -9,6 +9,7 @@ from typing import TypeAlias, assert_never, get_args
 import numpy as np
 
 from critical_neurons.core.bounds import Bounds, Interval
+from critical_neurons.core.deadline import check_time
 from critical_neurons.core.formulation import BoundsName
 from critical_neurons.core.network import (
     Affine,
@@ -81,6 +82,7 @@ def bound_values(
     """The interval of every value, by its index in `network.ops`. `tighten` is asked before ReLUs and max pools."""
     values: dict[int, Interval] = {}
     for index, op in enumerate(network.ops):
+        check_time()
         if tighten is not None and isinstance(op, Relu | MaxPool):
             values[op.source] = tighten(op.source, values)
         match op:
