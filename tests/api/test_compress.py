@@ -287,7 +287,7 @@ def test_a_program_is_under_the_budget_asked_for(model, digits):
 
 def test_what_a_user_may_get_wrong(model, digits):
     inputs, labels = digits[0]
-    with pytest.raises(InvalidSettingError, match="give one of units=, params=, macs= and max_drop="):
+    with pytest.raises(InvalidSettingError, match="give one of units=, params=, macs=, latency= and max_drop="):
         compress(model, inputs, labels)
     with pytest.raises(InvalidSettingError, match="give one of"):
         compress(model, inputs, labels, macs=0.5, units=0.5)

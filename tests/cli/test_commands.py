@@ -906,7 +906,7 @@ class TestCompress:
             (("--macs", 0.5, "--output", "smaller/model.onnx"), "lies in the folder of --save"),
             (("--macs", 0.5, "--output", "smaller"), "lies in the folder of --save"),
             (("--macs", 0.5, "--output", "a.pt2", "--output", "./a.pt2"), "given to --output twice"),
-            ((), "Give one of --macs, --params, --units and --max-drop"),
+            ((), "Give one of --macs, --params, --units, --latency and --max-drop"),
             (("--macs", 0.5, "--max-drop", 0.1), "Give one of --macs"),
             (("--macs", 0.5, "--time-limit", 9, "--threads", 1), "--time-limit, --threads: of a program"),
         ],

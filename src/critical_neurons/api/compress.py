@@ -30,6 +30,7 @@ from critical_neurons.core.solver import Solver, as_solver
 from critical_neurons.core.span import Span
 from critical_neurons.core.structure import Bools, Ints, Structure
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
+from critical_neurons.io.latency import Stopwatch, meet_latency
 from critical_neurons.readers import isolated
 from critical_neurons.removal.metrics import count_classes, measure_accuracy, predict
 from critical_neurons.removal.refit.stream import check_inputs
@@ -63,6 +64,7 @@ def compress(
     units: float | None = None,
     params: float | None = None,
     macs: float | None = None,
+    latency: float | None = None,
     max_drop: float | None = None,
     evaluate: Callable[[nn.Module], float] | None = None,
     compensate: Compensation | Distillation | None = None,
@@ -88,9 +90,11 @@ def compress(
     `inputs` are a tensor or array, a tuple or dict of them for a model of several inputs, or an iterable of batches,
     with labels beside or in them if there are any: regression, segmentation, detection and autoencoders need none.
 
-    Give one of `units`, `params`, `macs`, the share kept at most, and `max_drop`, the accuracy that may be lost: then
-    as many multiply-adds as possible go. A drop is judged by `evaluate`, a function of a model, or by the accuracy on
-    a part of the inputs that is held out for it.
+    Give one of `units`, `params`, `macs`, `latency`, the share kept at most, and `max_drop`, the accuracy that may be
+    lost: then as many multiply-adds as possible go. `latency` is the time of one input on one thread, in onnxruntime
+    where the model can be exported, unless `onnx=False`, else in torch: layers are timed at several widths, and the
+    smaller model is timed beside the model until it meets the share. A drop is judged by `evaluate`, a function of a
+    model, or by the accuracy on a part of the inputs that is held out for it.
 
     The units to keep come from `search`, and the refitted weights from `compensate="least_squares"`, both on all of
     the inputs, with `effort` and `distance` as for `search`. `compensate="distil"` then trains the smaller model for
@@ -119,11 +123,11 @@ def compress(
     True
     """
     given = dict(locals())  # before anything is added to it
-    if sum(value is not None for value in (units, params, macs, max_drop)) != 1:
-        raise InvalidSettingError("compress: give one of units=, params=, macs= and max_drop=.")
+    if sum(value is not None for value in (units, params, macs, latency, max_drop)) != 1:
+        raise InvalidSettingError("compress: give one of units=, params=, macs=, latency= and max_drop=.")
     budget = None
     if max_drop is None:
-        budget = Budget(units=units, params=params, macs=macs)
+        budget = Budget(units=units, params=params, macs=macs, latency=latency)
     else:
         check_drop(max_drop)
     if compensate is None:
@@ -134,6 +138,10 @@ def compress(
     if program is None and solver is not None:
         raise InvalidSettingError(
             "solver: of a program, but units are searched for. Give paper=True or a formulation, or leave it out."
+        )
+    if program is not None and latency is not None:
+        raise InvalidSettingError(
+            "latency: units are searched for then. Leave out paper= and formulation=, or give macs=."
         )
     if program is not None:
         check_together(program, None if paper else budget, Span(start, stop))
@@ -156,6 +164,7 @@ def compress(
     for each in (data, tested):
         if each is not None and each.labels is not None:
             check_classes(each.labels, count_classes(model, each.inputs))
+    stopwatch = None if latency is None else Stopwatch(model, used.inputs, onnx=onnx)
     task = _Task(
         model,
         structure,
@@ -167,6 +176,7 @@ def compress(
         drop={"max_drop": max_drop, "evaluate": judge, "judged_on": judged_on},
         seed=seed,
         looked={"effort": effort, "distance": distance},
+        stopwatch=stopwatch,
         progress=progress,
         detail=detail,
     )
@@ -213,22 +223,31 @@ class _Task:
     drop: dict[str, Any]
     seed: int
     looked: dict[str, Any]
+    stopwatch: Stopwatch | None
     progress: Callable[[str], None]
     detail: Callable[[str], None]
 
     def search(self) -> tuple[Plan, Scores]:
         self.progress("Searching" if self.budget else LOOKING)
         ignored = (*self.read["ignore"], *self.planned["keep"])  # what must stay takes no part in the search
+        structure = self.structure
+        if self.planned["keep"]:
+            structure = find_structure(self.model, self.data.inputs, ignore=ignored)
+        if self.stopwatch is not None:
+            self.detail("timing layers")
+            structure = self.stopwatch.add_table(structure)
         search = Search(
             self.model,
             self.data.inputs,
             compensate=self.compensate,
             seed=self.seed,
             progress=self.detail,
-            structure=None if self.planned["keep"] else self.structure,
+            structure=structure,
             **self.looked,
             **{**self.read, "ignore": ignored},
         )
+        if self.budget is not None and self.stopwatch is not None:
+            return self._meet_latency(search, self.budget, self.stopwatch)
         if self.budget is not None:
             return self._plan(search.find(self.budget))
 
@@ -244,6 +263,18 @@ class _Task:
             progress=self.detail,
             **self.drop,
         )
+
+    def _meet_latency(self, search: Search, budget: Budget, stopwatch: Stopwatch) -> tuple[Plan, Scores]:
+        def choose(find: Callable[[Budget], Scores], share: float) -> tuple[Plan, Scores]:
+            scores = find(budget.with_share(share))
+            return plan(scores, compensate=self.compensate, **self.planned), scores
+
+        def measure(found: tuple[Plan, Scores]) -> float:
+            taken = stopwatch.compare(prune(self.model, found[0]))
+            self.detail(f"{taken:.3f} of the time in {stopwatch.runtime}")
+            return taken
+
+        return meet_latency(budget.share, partial(choose, search.sketch), partial(choose, search.find), measure)
 
     def score(self, program: Formulation, solver: Solver, *, paper: bool) -> tuple[Plan, Scores]:
         self.progress("Scoring")

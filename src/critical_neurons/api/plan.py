@@ -18,7 +18,7 @@ from critical_neurons.core.distillation import Distillation
 from critical_neurons.core.plan import Plan
 from critical_neurons.core.scores import Scores
 from critical_neurons.core.settings import Compensation
-from critical_neurons.core.structure import Measure
+from critical_neurons.core.structure import Counted
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.readers import isolated
 from critical_neurons.removal.copies import copy_whole
@@ -60,7 +60,7 @@ def plan(
     compensate: Compensation | Distillation = "none",
     calibration: Any = None,
     judged_on: Any = None,
-    measure: Measure = "macs",
+    measure: Counted = "macs",
     progress: Callable[[str], None] = lambda text: None,
 ) -> Plan:
     """Keep the units that score high.
@@ -106,8 +106,8 @@ def plan(
     if any(value is not None for value in (threshold, units, params, macs)):
         raise InvalidSettingError("plan: max_drop= finds the share kept itself; leave out the others.")
     check_drop(max_drop)
-    if measure not in get_args(Measure):
-        raise InvalidSettingError(f"plan: measure={measure!r}. Accepted: {', '.join(map(repr, get_args(Measure)))}.")
+    if measure not in get_args(Counted):
+        raise InvalidSettingError(f"plan: measure={measure!r}. Accepted: {', '.join(map(repr, get_args(Counted)))}.")
     if model is None or evaluate is None:
         raise InvalidSettingError("plan: max_drop= needs model= and evaluate=, a function of a model.")
     inputs = None if calibration is None else gather_inputs(calibration)

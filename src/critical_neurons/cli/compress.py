@@ -19,6 +19,7 @@ from critical_neurons.cli.options import (
     Ignore,
     Json,
     Keep,
+    Latency,
     Macs,
     Mean,
     MinUnits,
@@ -63,6 +64,7 @@ def compress(
     macs: Macs = None,
     params: Params = None,
     units: Units = None,
+    latency: Latency = None,
     max_drop: Annotated[
         float | None,
         typer.Option(
@@ -122,10 +124,10 @@ def compress(
 ) -> None:
     """Make MODEL smaller with labelled inputs from DATA: search, plan, remove, refit, compare, save.
 
-    Give one of --macs, --params, --units and --max-drop, and --save or --output. The units to keep are searched for,
-    unless --paper or --formulation asks for a program's scores. Files are written when everything has succeeded.
-    Ctrl-C while the solver works or --max-drop is looked for takes the best so far and goes on; at any other time it
-    ends the command.
+    Give one of --macs, --params, --units, --latency and --max-drop, and --save or --output. The units to keep are
+    searched for, unless --paper or --formulation asks for a program's scores. Files are written when everything has
+    succeeded. Ctrl-C while the solver works or --max-drop is looked for takes the best so far and goes on; at any
+    other time it ends the command.
 
     \b
     Examples:
@@ -144,8 +146,8 @@ def compress(
         ("--weights", weights),
     ]
     check_exports(paths, save, read=read, overwrite=overwrite, report=report)
-    if sum(value is not None for value in (macs, params, units, max_drop)) != 1:
-        raise InvalidSettingError("Give one of --macs, --params, --units and --max-drop.")
+    if sum(value is not None for value in (macs, params, units, latency, max_drop)) != 1:
+        raise InvalidSettingError("Give one of --macs, --params, --units, --latency and --max-drop.")
     by_program, unused = paper or formulation is not None, Solver(seed=solver.seed)
     if solver != unused and not by_program:
         told = [each for each in list_settings(Solver) if getattr(solver, each.name) != getattr(unused, each.name)]
@@ -177,6 +179,7 @@ def compress(
             units=units,
             params=params,
             macs=macs,
+            latency=latency,
             max_drop=max_drop,
             compensate=compensation,
             effort=effort,

@@ -58,6 +58,10 @@ Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help=help_of(Solver, "s
 Units = Annotated[float | None, typer.Option(help=help_of(Budget, "units"))]
 Params = Annotated[float | None, typer.Option(help=help_of(Budget, "params"))]
 Macs = Annotated[float | None, typer.Option(help=help_of(Budget, "macs"))]
+Latency = Annotated[
+    float | None,
+    typer.Option(help="Take at most this share of the measured time of one input, such as 0.5."),
+]
 MinUnits = Annotated[int, typer.Option(help="Units that stay in every layer.")]
 RoundTo = Annotated[int, typer.Option(help="Keep a multiple of so many units per layer.")]
 Keep = Annotated[list[str] | None, typer.Option(help="A layer that loses nothing; repeat for more.")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from critical_neurons.core.settings import Plain, check_choice, check_share, explained, setting
+from critical_neurons.core.settings import Plain, check_choice, check_share, data, explained, setting
 from critical_neurons.errors import InvalidSettingError
 
 if TYPE_CHECKING:  # it needs numpy, which `--help` has no time for
@@ -13,13 +13,13 @@ if TYPE_CHECKING:  # it needs numpy, which `--help` has no time for
 
 Scope: TypeAlias = Literal["layer", "global"]
 
-MEASURES: tuple[Measure, ...] = ("units", "params", "macs")
+MEASURES: tuple[Measure, ...] = ("units", "params", "macs", "latency")
 
 
 @explained
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Budget(Plain):
-    """The share kept at most: one of `units`, `params` and `macs`, above 0 and up to 1.
+    """The share kept at most: one of `units`, `params`, `macs` and `latency`, above 0 and up to 1.
 
     >>> cn.Budget(macs=0.5)
     Budget(macs=0.5)
@@ -30,13 +30,16 @@ class Budget(Plain):
     units: float | None = setting(None, "Keep at most this share of the units, such as 0.5.")
     params: float | None = setting(None, "Keep at most this share of the parameters.")
     macs: float | None = setting(None, "Keep at most this share of the multiply-adds.")
+    latency: float | None = data(
+        "Take at most this share of the time. For `compress`, which measures how long layers take.", compare=True
+    )
     scope: Scope = setting("layer", "Whether units are counted in each layer or over all.")
 
     def __post_init__(self) -> None:
         given = [name for name in MEASURES if getattr(self, name) is not None]
         if len(given) != 1:
             raise InvalidSettingError(
-                f"budget: found {', '.join(given) or 'none'}. Accepted: one of units, params and macs."
+                f"budget: found {', '.join(given) or 'none'}. Accepted: one of units, params, macs and latency."
             )
         share = getattr(self, given[0])
         object.__setattr__(self, given[0], check_share(given[0], share))

@@ -1,8 +1,9 @@
-"""Costs: parameters and multiply-adds of a model of which only a part is kept."""
+"""Costs: parameters, multiply-adds and measured time of a model of which only a part is kept."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from critical_neurons.core.structure import Floats, Measure, Product, Structure,
 
 
 def count_cost(structure: Structure, kept: Floats, measure: Measure) -> float:
-    """Units, parameters or multiply-adds of what is left when so much of every unit is kept.
+    """Units, parameters, multiply-adds or nanoseconds of what is left when so much of every unit is kept.
 
     `kept` has one entry per unit and a last one, 1, that answers for NO_UNIT.
     """
@@ -57,5 +58,5 @@ def halve_macs(structure: Structure) -> float:
     return (1 + count_cost(structure, least, "macs") / count_cost(structure, whole, "macs")) / 2
 
 
-def _products(structure: Structure, measure: Measure) -> tuple[Product, ...]:
-    return structure.macs if measure == "macs" else structure.params
+def _products(structure: Structure, measure: Literal["params", "macs", "latency"]) -> tuple[Product, ...]:
+    return {"macs": structure.macs, "params": structure.params, "latency": structure.latency}[measure]

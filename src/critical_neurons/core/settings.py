@@ -34,9 +34,9 @@ def setting(default: Any, text: str, *, option: str | None = None) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def data(text: str) -> Any:
+def data(text: str, *, compare: bool = False) -> Any:
     """A field for what is too large to be a setting: no option of a command, and not recorded in files."""
-    return field(default=None, compare=False, metadata={"help": text, "data": True})
+    return field(default=None, compare=compare, metadata={"help": text, "data": True})
 
 
 def list_settings(kind: Any) -> list[Field[Any]]:

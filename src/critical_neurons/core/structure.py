@@ -21,7 +21,8 @@ Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 Bools: TypeAlias = NDArray[np.bool_]
 
-Measure: TypeAlias = Literal["units", "params", "macs"]
+Counted: TypeAlias = Literal["units", "params", "macs"]
+Measure: TypeAlias = Literal[Counted, "latency"]
 
 NO_UNIT = -1
 
@@ -143,7 +144,7 @@ class Group:
 @dataclass(frozen=True, repr=False, eq=False)
 class Structure:
     """`group_sizes`: units of a group are numbered one after the other, group by group. `params` and `macs` are the
-    costs of the whole model."""
+    costs of the whole model; `latency` too, in nanoseconds, where it was measured."""
 
     layers: tuple[Layer, ...]
     group_sizes: tuple[Number, ...]
@@ -153,6 +154,7 @@ class Structure:
     macs: tuple[Product, ...]
     fingerprint: Fingerprint
     notes: tuple[str, ...] = ()
+    latency: tuple[Product, ...] = ()
 
     @property
     def unit_count(self) -> int:
@@ -224,6 +226,7 @@ class Structure:
             wirings=tuple(replace(w, inputs=number[w.inputs], outputs=number[w.outputs]) for w in self.wirings),
             params=_renumber(self.params, number),
             macs=_renumber(self.macs, number),
+            latency=_renumber(self.latency, number),
         )
         return found, number
 
@@ -262,7 +265,7 @@ class Structure:
             raise ValueError("a layer whose units do not fall into its blocks")
         arrays = [layer.units for layer in self.layers] + [each.units for each in self.slices]
         arrays += [axis for wiring in self.wirings for axis in (wiring.inputs, wiring.outputs)]
-        arrays += [axis for product in (*self.params, *self.macs) for axis in product.axes]
+        arrays += [axis for product in (*self.params, *self.macs, *self.latency) for axis in product.axes]
         if any(((units < NO_UNIT) | (units >= self.unit_count)).any() for units in arrays):
             raise ValueError(f"a unit outside 0 to {self.unit_count - 1}")
         covered = np.zeros(self.unit_count + 1, dtype=bool)

@@ -99,6 +99,9 @@ def budget_network(network: Network, budget: Budget) -> BudgetRows:
         rows = np.eye(len(network.group_sizes))[:, starts] if budget.by_layer else np.ones((1, units))
         return BudgetRows(rows, np.floor(share * rows.sum(axis=1) + 1e-9))
 
+    if measure == "latency":
+        raise InvalidSettingError("budget: latency is for compress, which measures it. Give units, params or macs.")
+
     def cost(part: float) -> float:
         return count_cost(network.structure, _keep(part, units), measure)
 

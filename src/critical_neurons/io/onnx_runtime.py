@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from critical_neurons.errors import ExportError, InvalidInputError, MissingExtraError, first_line
 from critical_neurons.removal.rows import Inputs, find_tensors
@@ -81,6 +81,42 @@ def quantise_onnx(content: bytes, calibration: Tensor) -> bytes:
             str(source), str(target), Reader(), quant_format=quantization.QuantFormat.QDQ, per_channel=True
         )
         return target.read_bytes()
+
+
+def convert_layer(module: nn.Module, example: Tensor) -> bytes | None:
+    """A linear layer or convolution as an ONNX file of one node, without its bias; None of any other."""
+    require_onnx()
+    from onnx import TensorProto, helper, numpy_helper
+
+    weight = module.weight
+    if example.dtype != torch.float32 or not isinstance(weight, Tensor):
+        return None
+    if isinstance(module, nn.Linear):
+        values, node = weight.T, helper.make_node("MatMul", ["x", "w"], ["y"])
+    elif isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and not isinstance(module.padding, str):
+        values = weight
+        node = helper.make_node(
+            "Conv",
+            ["x", "w"],
+            ["y"],
+            kernel_shape=list(module.kernel_size),
+            strides=list(module.stride),
+            dilations=list(module.dilation),
+            pads=list(module.padding) * 2,
+        )
+    else:
+        return None
+    ends = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", list(example.shape)), ("y", None))
+    )
+    read, given = ends
+    stored = numpy_helper.from_array(values.detach().contiguous().numpy(), "w")
+    graph = helper.make_graph([node], "layer", [read], [given], [stored])
+    content: bytes = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    ).SerializeToString()
+    return content
 
 
 @contextmanager

@@ -42,7 +42,9 @@ class Spending:
             kept[group.units] = group.least / len(group)
         least = self._cost(kept)
         if self._limit(0.0) == 0:
-            raise InvalidSettingError(f"{self._measure}: the network has none to count. Give units= or params=.")
+            raise InvalidSettingError(
+                f"{self._measure}: the network has none that was counted. Give units= or params=."
+            )
         if not self.by_layer and least > limit + ROUNDING:
             share = math.ceil(least / self._limit(0.0) / NAMED_STEP) * NAMED_STEP
             raise InvalidSettingError(

@@ -95,7 +95,7 @@ def _choose(
             rule = _by_threshold(groups, structure, value)
         case "units":
             rule = _by_share(groups, value, scope)
-        case "params" | "macs" as measure:
+        case "params" | "macs" | "latency" as measure:
             try:  # multiples for all layers
                 whole = _list_groups(structure, per_unit, keep, max(min_units, round_to))
                 rule = _by_cost(whole, structure, measure, value, round_to, biases_added=biases_added)
@@ -242,7 +242,7 @@ def _by_share(groups: list[_Group], share: float, scope: Scope) -> _Rule:
 def _by_cost(
     groups: list[_Group], structure: Structure, measure: Measure, share: float, round_to: int, *, biases_added: bool
 ) -> _Rule:
-    """The most of the highest-scored units of all layers whose parameters or multiply-adds are within the share."""
+    """The most of the highest-scored units of all layers whose cost is within the share."""
     if not isinstance(share, Real) or not 0 < share <= 1:
         raise InvalidSettingError(f"plan: {measure}={share!r}. Accepted: a share above 0 and up to 1.")
     total = structure.unit_count
