@@ -1,19 +1,24 @@
-"""What distillation adds to least squares, by network, share of the multiply-adds and processor seconds.
+"""Networks that others trained, made smaller by several methods, each with the same refitting and distillation.
 
-python benchmarks/distillation.py run --data FOLDER --checkpoints FOLDER --plans FOLDER [--network NAME]
-    [--macs SHARE] [--test] [--setting steps=600]
+python benchmarks/distillation.py run --data FOLDER --checkpoints FOLDER --cache FOLDER --part test
+    [--network NAME] [--macs SHARE] [--method NAME] [--draw NUMBER] [--images COUNT] [--setting steps=600]
 python benchmarks/distillation.py page                                docs/distillation.md from the stored results
 
-Plans, of `search` with effort="quick", are kept in the folder of plans: settings are compared on the same units.
+A cell is a network, a share of the multiply-adds, a method and a draw of the calibration images. It is one line of
+benchmarks/results/distillation.jsonl as soon as it is done, and what is stored is skipped: a run that was stopped
+goes on. Settings are chosen on validation images; test images are for the final ones.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,67 +27,116 @@ from torch import Tensor, nn
 
 import critical_neurons as cn
 from architectures.residual import CifarResNet
+from critical_neurons.core.scores import spread_scores
 from critical_neurons.io.models import load_model
 from critical_neurons.removal.metrics import measure_accuracy
-from critical_neurons_reproduction.datasets import load_stored
-from storing import SEED, store_line
+from critical_neurons.selection.norms import score_norms
+from critical_neurons_reproduction.datasets import Part, load_stored
+from preferring import METHODS, Subject, prefer
+from storing import store_line
 
 RESULTS = Path(__file__).parent / "results" / "distillation.jsonl"
-PAGE = Path(__file__).parent.parent / "docs" / "distillation.md"
-SHARES = (0.73, 0.5, 0.3)
+HARNESS = 2
+"""Raised when the same settings would give another result."""
+
+OURS = "search"
+PEERS = tuple(name for name in METHODS if name != "paper's program")
+SHARES, DRAWS = (0.73, 0.5, 0.3), (0, 1, 2, 3, 4)
 CALIBRATION, TRAINED = 1000, 45_000
 """Images to calibrate on, from the first of the training split; the others are for validation."""
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 DEPTHS = {"resnet20": 3, "resnet56": 9}
 NETWORKS = (*DEPTHS, "vgg16")
+KEY = ("harness", "network", "macs", "method", "draw", "images", "part", "settings")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    run = commands.add_parser("run", help="measure and store")
+    run = commands.add_parser("run", help="measure the cells that are not stored yet")
     run.add_argument("--data", required=True, help="folder or id of CIFAR-10")
     run.add_argument("--checkpoints", type=Path, required=True, help="folder with the trained weights")
-    run.add_argument("--plans", type=Path, required=True, help="folder that keeps plans and decoded images")
+    run.add_argument("--cache", type=Path, required=True, help="folder that keeps decoded images")
+    run.add_argument("--part", choices=("validation", "test"), default="validation", help="what is measured on")
     run.add_argument("--network", choices=NETWORKS, action="append", help="all by default; repeat for more")
     run.add_argument("--macs", type=float, action="append", help="shares kept, 0.73, 0.5 and 0.3 by default")
-    run.add_argument("--test", action="store_true", help="on test images too: once, for the final settings")
+    run.add_argument("--method", choices=(OURS, *PEERS), action="append", help="all by default; repeat for more")
+    run.add_argument("--draw", type=int, action="append", help="draws of the calibration images, 0 to 4 by default")
+    run.add_argument("--images", type=int, default=CALIBRATION, help="calibration images")
     run.add_argument("--setting", action="append", default=[], help="of cn.Distillation, as steps=600")
-    run.set_defaults(work=measure)
-    commands.add_parser("page", help="write docs/distillation.md").set_defaults(work=lambda _: write_page())
+    run.set_defaults(work=run_cells)
+    commands.add_parser("page", help="write docs/distillation.md").set_defaults(work=_write_page)
     arguments = parser.parse_args()
     arguments.work(arguments)
 
 
-def measure(arguments: argparse.Namespace) -> None:
+def run_cells(arguments: argparse.Namespace) -> None:
     pairs = (text.partition("=") for text in arguments.setting)
     settings = cn.Distillation(**{name: _read(value) for name, _, value in pairs})
-    training, test = load_stored(arguments.data, cache=arguments.plans)
-    rows = torch.randperm(TRAINED, generator=torch.Generator().manual_seed(SEED))[:CALIBRATION]
-    validation = training.select(torch.arange(TRAINED, len(training)))
-    parts = {"validation": validation, **({"test": test} if arguments.test else {})}
-    for network in arguments.network or NETWORKS:
+    training, test = load_stored(arguments.data, cache=arguments.cache)
+    part = test if arguments.part == "test" else training.select(torch.arange(TRAINED, len(training)))
+    done = {_name_cell(line) for line in read_lines()}
+    for network, draw in product(arguments.network or NETWORKS, arguments.draw or DRAWS):
         model, look = load_network(network, arguments.checkpoints)
-        inputs = look(training.inputs[rows])
-        for macs in arguments.macs or SHARES:
-            plan = make_plan(model, inputs, macs, arguments.plans / f"{network}-{macs}.json")
-            make = partial(cn.prune, model, plan, inputs, seed=SEED)
-            fitted, fitting = clock(partial(make, compensate="least_squares"))
-            both, distilling = clock(partial(make, compensate=settings))
-            models = {"before": model, "least_squares": fitted, "distil": both}
-            for name, part in parts.items():
-                seen = look(part.inputs)
-                result = {
-                    "network": network,
-                    "macs": macs,
-                    "searched_on": len(plan.seen),
-                    "part": name,
-                    "settings": settings.to_dict(),
-                    **{what: measure_accuracy(each, seen, part.labels) for what, each in models.items()},
-                    "processor_seconds": {"least_squares": fitting, "distil": round(distilling - fitting, 1)},
-                }
-                store_line(RESULTS, result)
+        rows = torch.randperm(TRAINED, generator=torch.Generator().manual_seed(draw))[: arguments.images]
+        subject = Subject(model, look(training.inputs[rows]).contiguous(), training.labels[rows], {})
+        seen = Part(look(part.inputs), part.labels)
+        for macs, method in product(arguments.macs or SHARES, arguments.method or (OURS, *PEERS)):
+            cell = {
+                "harness": HARNESS,
+                "network": network,
+                "macs": macs,
+                "method": method,
+                "draw": draw,
+                "images": arguments.images,
+                "part": arguments.part,
+                "settings": settings.to_dict(),
+            }
+            if _name_cell(cell) not in done:
+                store_line(RESULTS, {**cell, **measure(subject, macs, method, seen, settings, draw)})
+
+
+def measure(
+    subject: Subject, macs: float, method: str, part: Part, settings: cn.Distillation, seed: int
+) -> dict[str, Any]:
+    """Accuracies before, with batch norms re-estimated alone, refitted, and distilled; processor seconds of each."""
+    plan, choosing = clock(partial(choose, subject, macs, method, seed))
+    accuracy = {"before": measure_accuracy(subject.model, part.inputs, part.labels)}
+    seconds = {"choosing": choosing}
+    make = partial(cn.prune, subject.model, plan, subject.inputs, seed=seed)
+    for name, work in (
+        ("batch_norm", lambda: reestimate(make(), subject.inputs)),
+        ("least_squares", partial(make, compensate="least_squares")),
+        ("distil", partial(make, compensate=settings)),
+    ):
+        smaller, seconds[name] = clock(work)
+        accuracy[name] = measure_accuracy(smaller, part.inputs, part.labels)
+    kept = {name: len(units) for name, units in plan.kept.items()}
+    return {"accuracy": accuracy, "processor_seconds": seconds, "kept": kept}
+
+
+def choose(subject: Subject, macs: float, method: str, seed: int) -> cn.Plan:
+    """By the search, which refits; or the units that a method of others prefers, of all layers together."""
+    if method == OURS:
+        return cn.plan(cn.search(subject.model, subject.inputs, macs=macs, seed=seed))
+    frame = score_norms(subject.model, subject.structure)
+    values = spread_scores(frame.structure, prefer(method, subject))
+    return cn.plan(replace(frame, values_by_layer=values, settings={"method": method}), macs=macs)
+
+
+def reestimate(model: nn.Module, inputs: Tensor) -> nn.Module:
+    """With the statistics of batch norms of these inputs."""
+    found = copy.deepcopy(model)
+    norms = [each for each in found.modules() if isinstance(each, nn.BatchNorm1d | nn.BatchNorm2d)]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the plain mean over batches
+        norm.train()
+    with torch.no_grad():
+        for rows in torch.split(inputs, 250):
+            found(rows)
+    return found.eval()
 
 
 def load_network(name: str, folder: Path) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
@@ -96,55 +150,25 @@ def load_network(name: str, folder: Path) -> tuple[nn.Module, Callable[[Tensor],
     return model.eval(), lambda images: (images - mean) / deviation
 
 
-def make_plan(model: nn.Module, inputs: Tensor, macs: float, path: Path) -> cn.Plan:
-    """Searched for once."""
-    if not path.exists():
-        cn.plan(cn.search(model, inputs, macs=macs, effort="quick", seed=SEED)).save(path)
-    return cn.Plan.load(path)
-
-
 def clock(work: Callable[[], Any]) -> tuple[Any, float]:
     """With processor seconds: others may use the machine too."""
     started = time.process_time()
     return work(), round(time.process_time() - started, 1)
 
 
-def write_page() -> None:
-    records = [json.loads(line) for line in RESULTS.read_text().splitlines()]
-    last = records[-1]
-    lines = [
-        "# What distillation adds to least squares",
-        "",
-        "Generated by `python benchmarks/distillation.py page` from `benchmarks/results/distillation.jsonl`;",
-        f"last measured on {last['date']}, {last['machine']}, one thread, torch {last['versions']['torch']}.",
-        "",
-        f'CIFAR-10, {CALIBRATION} calibration images without labels, units by `search` with `effort="quick"` on as',
-        "many of them as the table says. Accuracies in per cent, processor seconds, settings other than the default.",
-        "Settings were chosen on validation images, the last 5 000 of the training split. The public ResNets were",
-        "trained on these too: only test images say what is lost, and they were read once, for the final settings.",
-        "The units were searched for before the search of 0.2.0 took its present form; both columns have the same.",
-    ]
-    for part in ("test", "validation"):
-        found = [record for record in records if record["part"] == part]
-        if found:
-            lines += ["", f"## {part.capitalize()} images", "", *_tabulate(found)]
-    PAGE.write_text("\n".join(lines) + "\n")
+def read_lines() -> list[dict[str, Any]]:
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    return [line for line in map(json.loads, lines) if line.get("harness") == HARNESS]
 
 
-def _tabulate(records: list[dict[str, Any]]) -> list[str]:
-    defaults = cn.Distillation().to_dict()
-    lines = [
-        "| network | MACs | searched on | before | least squares | distilled | s | distilling s | settings |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---|",
-    ]
-    for record in sorted(records, key=lambda each: (NETWORKS.index(each["network"]), -each["macs"])):
-        accuracies = (f"{100 * record[name]:.2f}" for name in ("before", "least_squares", "distil"))
-        seconds = (f"{record['processor_seconds'][name]:.0f}" for name in ("least_squares", "distil"))
-        told = [f"{name} {value}" for name, value in record["settings"].items() if value != defaults[name]]
-        sizes = f"{record['macs']:.2f}", str(record["searched_on"])
-        cells = (record["network"], *sizes, *accuracies, *seconds, ", ".join(told))
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+def _name_cell(line: Mapping[str, Any]) -> str:
+    return json.dumps([line[name] for name in KEY], sort_keys=True)
+
+
+def _write_page(arguments: argparse.Namespace) -> None:
+    from distillation_page import write_page
+
+    write_page(read_lines())
 
 
 def _read(text: str) -> Any:

@@ -20,8 +20,7 @@ from torch.nn import functional
 from torch_pruning.pruner import importance as tp
 
 import critical_neurons as cn
-from critical_neurons.core.network import Network
-from critical_neurons.core.structure import Floats, Ints, Wiring
+from critical_neurons.core.structure import Floats, Ints, Structure, Wiring
 from critical_neurons.removal.metrics import predict
 from critical_neurons.removal.refit.ridge import add_ridge
 from critical_neurons.selection.consumers import split_module
@@ -43,8 +42,8 @@ class Subject:
     program: Mapping[str, Any]
 
     @cached_property
-    def network(self) -> Network:
-        return cn.read_network(self.model, self.inputs[:4])
+    def structure(self) -> Structure:
+        return cn.inspect(self.model, self.inputs[:4])
 
     @cached_property
     def moments(self) -> Mapping[str, Sequence[Moments]]:
@@ -55,7 +54,7 @@ class Subject:
 
     @property
     def consumers(self) -> list[Wiring]:
-        return [wiring for wiring in self.network.structure.wirings if wiring.reads_units]
+        return [wiring for wiring in self.structure.wirings if wiring.reads_units]
 
     def copy_model(self) -> nn.Module:
         """To be changed, with gradients."""
@@ -78,7 +77,7 @@ def prefer(name: str, subject: Subject) -> Floats:
 
 
 def draw_random(subject: Subject, seed: int) -> Floats:
-    return np.random.default_rng(seed).random(subject.network.unit_count)
+    return np.random.default_rng(seed).random(subject.structure.unit_count)
 
 
 def by_weights(subject: Subject, build: Callable[[], Any]) -> Floats:
@@ -120,8 +119,8 @@ def by_read_values(subject: Subject) -> Floats:
 def by_sensitivity(subject: Subject) -> Floats:
     """SNIP by unit: the summed sensitivity of incoming weights."""
     sensitivity = measure_sensitivity(subject.model, subject.inputs, subject.labels)
-    values = np.zeros(subject.network.unit_count)
-    for layer in subject.network.removable:
+    values = np.zeros(subject.structure.unit_count)
+    for layer in subject.structure.removable:
         np.add.at(values, layer.units, sensitivity[layer.name].flatten(1).sum(1).numpy())
     return _normalise(subject, values)
 
@@ -144,10 +143,10 @@ def by_outgoing(subject: Subject, measure: Callable[[Sequence[Moments]], Floats]
 def by_elimination(subject: Subject) -> Floats:
     """Greedy backward elimination, layer by layer in the whole network: the error of what consumers compute, once the
     unit has gone. Every output of theirs counts alike; in what `cn.search` does the loss decides."""
-    values = np.zeros(subject.network.unit_count)
-    for group in subject.network.structure.groups:
+    values = np.zeros(subject.structure.unit_count)
+    for group in subject.structure.groups:
         units = group.units
-        numbers = np.full(subject.network.unit_count + 1, NONE)
+        numbers = np.full(subject.structure.unit_count + 1, NONE)
         numbers[units] = np.arange(len(units))
         consumers = []
         for wiring in subject.consumers:
@@ -211,8 +210,8 @@ def _ask(subject: Subject, model: nn.Module, importance: Any) -> Floats:
     """What Torch-Pruning's importance says, group by group of its own graph. Of groups that it has nothing to say of
     (BN scale, where there is no batch norm), their L1."""
     graph = torch_pruning.DependencyGraph().build_dependency(model, example_inputs=subject.inputs[:2])
-    units = {model.get_submodule(layer.name): layer.units for layer in subject.network.removable}
-    values = np.full(subject.network.unit_count, np.nan)
+    units = {model.get_submodule(layer.name): layer.units for layer in subject.structure.removable}
+    values = np.full(subject.structure.unit_count, np.nan)
     for group in graph.get_all_groups(root_module_types=(nn.Conv2d, nn.Linear)):
         if not any(
             item.dep.target.module in units for item in group if graph.is_out_channel_pruning_fn(item.dep.handler)
@@ -230,7 +229,7 @@ def _ask(subject: Subject, model: nn.Module, importance: Any) -> Floats:
 
 def _average(subject: Subject, measure: Callable[[Wiring, Sequence[Moments]], Floats]) -> Floats:
     """Over the columns of all consumers, a number for every column."""
-    totals, counts = np.zeros(subject.network.unit_count + 1), np.zeros(subject.network.unit_count + 1)
+    totals, counts = np.zeros(subject.structure.unit_count + 1), np.zeros(subject.structure.unit_count + 1)
     for wiring in subject.consumers:
         columns = _list_columns(subject, wiring)
         np.add.at(totals, columns, measure(wiring, subject.moments[wiring.module]))
@@ -245,7 +244,7 @@ def _list_columns(subject: Subject, wiring: Wiring) -> Ints:
 
 def _normalise(subject: Subject, values: Floats) -> Floats:
     shares = values.copy()
-    for group in subject.network.structure.groups:
+    for group in subject.structure.groups:
         mean = values[group.units].mean()
         if mean > 0:
             shares[group.units] /= mean

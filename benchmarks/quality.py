@@ -427,7 +427,7 @@ def _list_ours(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _share_of_macs(subject: Subject, plan: cn.Plan) -> float:
-    stays, structure = plan.stays.astype(float), subject.network.structure
+    stays, structure = plan.stays.astype(float), subject.structure
     return round(count_cost(structure, stays, "macs") / count_cost(structure, stays * 0 + 1, "macs"), 6)
 
 

@@ -59,7 +59,7 @@ def test_every_method_has_a_number_for_every_unit(deep, method):
     subject = deep
     before = {name: values.clone() for name, values in subject.model.state_dict().items()}
     values = prefer(method, subject)
-    assert values.shape == (subject.network.unit_count,)
+    assert values.shape == (subject.structure.unit_count,)
     assert np.isfinite(values).all()
     assert (values >= 0).all()
     assert all(torch.equal(before[name], now) for name, now in subject.model.state_dict().items())

@@ -129,7 +129,7 @@ ILLEGAL = {
     "binary by a number": (lambda: cn.Exact(binary=1), "binary: found 1"),
     "unknown bounds": (lambda: cn.Paper(bounds="crown"), "'interval', 'backward', or Bounds of your own"),
     "bounds of another type": (lambda: cn.Exact(bounds=np.ones(3)), "bounds: found array"),
-    "no budget": (lambda: cn.Budget(), "budget: found none. Accepted: one of units, params and macs"),
+    "no budget": (lambda: cn.Budget(), "budget: found none. Accepted: one of units, params, macs and latency"),
     "two budgets": (lambda: cn.Budget(units=0.5, macs=0.5), "budget: found units, macs"),
     "budget above one": (lambda: cn.Budget(params=1.5), "params: found 1.5. Accepted: a share above 0 and up to 1"),
     "true budget": (lambda: cn.Budget(macs=True), "macs: found True"),

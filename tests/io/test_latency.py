@@ -12,6 +12,7 @@ from critical_neurons.core.costs import count_cost
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.io import latency
 from critical_neurons.io.latency import Stopwatch, meet_latency
+from critical_neurons.io.onnx_runtime import convert_layer, open_onnx
 from critical_neurons.removal.metrics import count_macs
 from critical_neurons.structure import find_structure
 
@@ -36,7 +37,7 @@ def clock(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("onnx", [False, True])
+@pytest.mark.parametrize("onnx", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_table_gives_the_time_at_every_width(clock, onnx):
     model = build()
     structure = Stopwatch(model, INPUTS, onnx=onnx).add_table(find_structure(model, INPUTS))
@@ -63,6 +64,19 @@ def test_layers_are_really_timed():
     structure = watch.add_table(find_structure(model, INPUTS))
     assert count_cost(structure, np.ones(structure.unit_count + 1), "latency") > 0
     assert 0.2 < watch.compare(model) < 5
+
+
+@pytest.mark.parametrize(
+    ("module", "example"),
+    [
+        (nn.Conv2d(3, 4, 3, stride=2, padding=1, bias=False), torch.rand(1, 3, 8, 8)),
+        (nn.Conv1d(3, 4, 3, dilation=2, bias=False), torch.rand(1, 3, 9)),
+        (nn.Linear(5, 3, bias=False), torch.rand(1, 2, 5)),
+    ],
+)
+def test_a_layer_computes_the_same_in_onnxruntime(module, example):
+    run = open_onnx(convert_layer(module, example))
+    torch.testing.assert_close(run(example), module(example).detach())
 
 
 def test_a_missed_share_is_corrected():

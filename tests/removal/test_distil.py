@@ -12,9 +12,9 @@ from torch import nn
 
 import critical_neurons as cn
 from critical_neurons.errors import InvalidSettingError
-from critical_neurons.removal.augmentation import choose_augmentation, flip, shift
+from critical_neurons.removal.augmentation import blend, choose_augmentation, flip, paste, shift
 from critical_neurons.removal.distil import distil
-from critical_neurons.removal.imitation import Aim
+from critical_neurons.removal.imitation import LAST_LAYER, STREAMS, Aim, Imitation, Reader, find_readers
 from critical_neurons.removal.rows import find_tensors
 from tests.any_models import ANY, build_any, halve, make_inputs, run
 
@@ -169,6 +169,62 @@ def test_images_are_flipped_and_shifted():
     corners = {float(each[0, 5, 5] - original[0, 5, 5]) for each, original in zip(shifted, images, strict=True)}
     assert len(corners) > 3
     assert corners <= {16.0 * down + across for down in range(-2, 3) for across in range(-2, 3)}
+
+
+def test_inputs_are_mixed_with_others_of_the_batch():
+    rows = torch.eye(8)[:, :, None, None].expand(8, 8, 16, 16)
+    for mixed in (blend(rows), paste(rows)):
+        torch.testing.assert_close(mixed.sum(1), torch.ones(8, 16, 16))
+    assert ((blend(rows)[:, :, 0, 0] > 0).sum(1) <= 2).all()
+    pasted = paste(rows)
+    assert set(pasted.unique().tolist()) == {0.0, 1.0}
+    assert not torch.equal(pasted, rows)
+    table = torch.rand(8, 3)
+    assert choose_augmentation(table, "mixtures")(table).shape == table.shape
+    with pytest.raises(InvalidSettingError, match="floating-point"):
+        choose_augmentation(table.long(), "mixtures")
+
+
+def test_what_layers_read_is_to_agree_as_well():
+    """Of the channels that are left; the input, which nothing changes, does not count."""
+    original = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 3))
+    smaller, kept = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 2), nn.Linear(2, 3)), torch.tensor([1, 3])
+    readers, inputs = (
+        (Reader("0", torch.arange(6)), Reader("1", torch.arange(5)), Reader("2", kept)),
+        torch.randn(9, 6),
+    )
+    pair = Imitation(original, smaller, Aim(lambda found, wanted: 0 * found.sum(), square, readers))
+    with torch.no_grad():
+        stream, last = (
+            square(found, wanted) / wanted.var(correction=0)
+            for found, wanted in (
+                (smaller[0](inputs), original[0](inputs)),
+                (smaller[:2](inputs), original[:2](inputs)[:, kept]),
+            )
+        )
+    expected = STREAMS * stream + LAST_LAYER * last
+    torch.testing.assert_close(pair.miss(inputs).detach(), expected)
+    pair.miss(inputs).backward()
+    assert pair.smaller[0].weight.grad.abs().sum() > 0
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.inner, self.outer, self.head = (
+            nn.Linear(*sizes) for sizes in ((6, 8), (8, 4), (4, 8), (8, 3))
+        )
+
+    def forward(self, x):
+        stream = self.stem(x).relu()
+        return self.head(stream + self.outer(self.inner(stream).relu()))
+
+
+def test_readers_are_those_of_streams_and_the_last_layer():
+    model, inputs = Residual(), torch.randn(40, 6)
+    plan = cn.plan(cn.search(model, inputs, units=0.5, ignore=["stem", "outer"], effort="quick"))
+    readers = find_readers(cn.prune(model, plan), plan.structure, plan.stays)
+    assert [(each.module, len(each.kept)) for each in readers] == [("stem", 6), ("inner", 8), ("head", 8)]
 
 
 def test_only_colour_images_are_augmented_unasked():

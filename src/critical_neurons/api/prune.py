@@ -16,7 +16,7 @@ from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.readers import check_architecture, isolated
 from critical_neurons.removal.augmentation import choose_augmentation
 from critical_neurons.removal.distil import distil
-from critical_neurons.removal.imitation import Aim, LastLayer, find_last_layer
+from critical_neurons.removal.imitation import Aim, Reader, find_readers
 from critical_neurons.removal.refit.behind import refit_behind
 from critical_neurons.removal.remove import check_removal, keep_attributes, own_tensors, remove_units, zero_units
 from critical_neurons.removal.rows import (
@@ -104,12 +104,12 @@ def prune(
         rows = join_rows(copy_model(source), match_model(inputs, source))
         smaller = refit_behind(source, smaller, plan.structure, plan.stays, rows, refitted, progress)
         if distillation is not None:
-            last = find_last_layer(smaller, plan.structure, plan.stays)
+            readers = find_readers(smaller, plan.structure, plan.stays)
             smaller = distil(
                 source,
                 smaller,
                 rows,
-                _choose_aim(source, rows, distillation, distance, last),
+                _choose_aim(source, rows, distillation, distance, readers),
                 augment=distillation.augmentation or choose_augmentation(rows, distillation.augment),
                 settings=distillation,
                 seed=seed,
@@ -130,7 +130,7 @@ def _check_alike(example: Any, calibration: Any) -> None:
 
 
 def _choose_aim(
-    model: nn.Module, inputs: Inputs, settings: Distillation, name: DistanceName, last: LastLayer | None
+    model: nn.Module, inputs: Inputs, settings: Distillation, name: DistanceName, readers: tuple[Reader, ...]
 ) -> Aim:
     """The distance by which `search` compares outputs, of classes at the temperature at which all of them count; what
     is taken is judged by decisions, as in `search`."""
@@ -145,5 +145,5 @@ def _choose_aim(
     return Aim(
         lambda found, wanted: distance.measure(list_outputs(found), list_outputs(wanted), temperature),
         lambda found, wanted: distance.miss(list_outputs(found), list_outputs(wanted)),
-        last,
+        readers,
     )

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from critical_neurons.core.settings import Compensation, Plain, check_choice, data, explained, setting
 from critical_neurons.errors import InvalidSettingError
 
-AugmentationName: TypeAlias = Literal["auto", "none", "images"]
+AugmentationName: TypeAlias = Literal["auto", "none", "images", "mixtures"]
 Refitted: TypeAlias = Literal["none", "bias", "least_squares"]
 
 
@@ -39,7 +39,8 @@ class Distillation(Plain):
     )
     augment: AugmentationName = setting(
         "auto",
-        "How inputs of distillation are varied. images: flipped and shifted; auto: so if inputs are colour images.",
+        "How inputs of distillation are varied. images: flipped, shifted and mixed; mixtures: mixed; auto: images if "
+        "inputs are colour images, else none.",
         option="distil_augment",
     )
     augmentation: Callable[[Any], Any] | None = data(

@@ -24,7 +24,14 @@ SHIFT_SHARE = 8
 
 
 def choose_augmentation(inputs: Inputs, name: AugmentationName) -> Augmentation:
-    """ "auto": of colour images (batch, 3, height, width), and of nothing else."""
+    """ "auto": of colour images (batch, 3, height, width), and of nothing else. "mixtures" are of any one tensor."""
+    if name == "mixtures":
+        if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+            raise InvalidSettingError(
+                "augment: 'mixtures' is for one input of floating-point numbers. Give a function as augmentation=, "
+                "or augment='none'."
+            )
+        return _blend_inputs
     images = isinstance(inputs, Tensor) and inputs.ndim == 4 and inputs.is_floating_point()
     if name == "images" and not images:
         raise InvalidSettingError(
@@ -43,7 +50,31 @@ def _look_coloured(inputs: Inputs) -> bool:
 
 def _move_images(images: Inputs) -> Inputs:
     assert isinstance(images, Tensor)
-    return shift(flip(images))
+    moved = shift(flip(images))
+    return blend(moved) if torch.rand(()) < 0.5 else paste(moved)
+
+
+def _blend_inputs(inputs: Inputs) -> Inputs:
+    assert isinstance(inputs, Tensor)
+    return blend(inputs)
+
+
+def blend(values: Tensor) -> Tensor:
+    """Every row mixed with another, by a share drawn evenly."""
+    share = torch.rand(len(values), *[1] * (values.ndim - 1)).to(values)
+    return share * values + (1 - share) * values[torch.randperm(len(values))]
+
+
+def paste(images: Tensor) -> Tensor:
+    """Into every one a rectangle of another, at the same place, of an area drawn evenly."""
+    count, _, *sides = images.shape
+    length = torch.rand(count, 1).sqrt()
+    inside = []
+    for side in sides:
+        centre = torch.randint(0, side, (count, 1))
+        inside.append((torch.arange(side) - centre).abs() * 2 <= (length * side).long())
+    rectangle = (inside[0][:, None, :, None] & inside[1][:, None, None, :]).to(images.device)
+    return torch.where(rectangle, images[torch.randperm(count)], images)
 
 
 def flip(images: Tensor) -> Tensor:

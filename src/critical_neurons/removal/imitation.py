@@ -1,4 +1,4 @@
-"""Imitation: how far what the smaller model gives, and what its last layer reads, is from the original's."""
+"""Imitation: how far what the smaller model gives, and what its layers read, is from the original's."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from critical_neurons.removal.rows import Inputs, call_model, map_inputs
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
 
-FEATURES = 0.5
-"""The weight of what the last layer reads: squared differences relative to its variance."""
+LAST_LAYER, STREAMS = 0.5, 3.0
+"""Weights of what the last layer reads, and of the mean over other readers: squared differences relative to the
+variance."""
 
 
 @dataclass(frozen=True)
-class LastLayer:
-    """The last module that multiplies with weights, and which of the original's input channels it still has."""
+class Reader:
+    """A module that multiplies with weights, and which of the original's input channels it still has."""
 
     module: str
     kept: Tensor
@@ -33,19 +34,24 @@ class LastLayer:
 @dataclass(frozen=True)
 class Aim:
     """Functions of what the smaller model and the original give: `loss` is followed downwards, `judge` decides which
-    weights are taken. With `last`, what that layer reads is to agree as well."""
+    weights are taken. What the `readers`, the last layer last, read is to agree as well."""
 
     loss: Loss
     judge: Callable[[Any, Any], float | Tensor]
-    last: LastLayer | None = None
+    readers: tuple[Reader, ...] = ()
 
 
-def find_last_layer(smaller: nn.Module, structure: Structure, stays: Bools) -> LastLayer | None:
-    """None where hooks would not see what it reads, or nothing is to be seen."""
-    wiring = next((each for each in reversed(structure.wirings) if each.kernel), None)
-    if wiring is None or not wiring.alone or not is_refittable(smaller.get_submodule(wiring.module)):
-        return None
-    return LastLayer(wiring.module, torch.from_numpy(np.flatnonzero(stays[wiring.inputs])))
+def find_readers(smaller: nn.Module, structure: Structure, stays: Bools) -> tuple[Reader, ...]:
+    """The last layer, and before it those that have lost none of what they read, as the streams of residual networks:
+    there the next block makes up for what a branch has lost. Only those of which hooks see what they read."""
+    wirings = [each for each in structure.wirings if each.kernel]
+    return tuple(
+        Reader(each.module, torch.from_numpy(np.flatnonzero(stays[each.inputs])))
+        for each in wirings
+        if (each is wirings[-1] or stays[each.inputs].all())
+        and each.alone
+        and is_refittable(smaller.get_submodule(each.module))
+    )
 
 
 class Imitation:
@@ -59,9 +65,9 @@ class Imitation:
             each.requires_grad_(True)
         self._aim = aim
         self._read: dict[nn.Module, Tensor] = {}
-        if aim.last is not None:
+        for reader in aim.readers:
             for model in (self.original, self.smaller):
-                model.get_submodule(aim.last.module).register_forward_pre_hook(self._remember, with_kwargs=True)
+                model.get_submodule(reader.module).register_forward_pre_hook(self._remember, with_kwargs=True)
 
     def lay_out(self, layout: torch.memory_format) -> None:
         """Weights of convolutions, and so what these give."""
@@ -71,14 +77,12 @@ class Imitation:
     def miss(self, inputs: Inputs) -> Tensor:
         """What training makes small, the mean over inputs."""
         missed = self._aim.loss(*self._run(inputs))
-        if self._aim.last is not None:
-            wanted, found = (
-                self._read.pop(model.get_submodule(self._aim.last.module), None)
-                for model in (self.original, self.smaller)
-            )
-            if wanted is not None and found is not None:
-                missed = missed + FEATURES * self._compare_features(wanted, found, self._aim.last)
-        return missed
+        *others, last = [self._compare_read(reader) for reader in self._aim.readers] or [None]
+        streams = [each for each in others if each is not None]
+        self._read.clear()
+        if last is not None:
+            missed = missed + LAST_LAYER * last
+        return missed + STREAMS * torch.stack(streams).mean() if streams else missed
 
     def judge(self, inputs: Inputs) -> float:
         with torch.no_grad():
@@ -98,11 +102,17 @@ class Imitation:
     def _remember(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._read[module] = args[0] if args else kwargs["input"]
 
-    def _compare_features(self, wanted: Tensor, found: Tensor, last: LastLayer) -> Tensor:
-        axis = find_channel_axis(self.smaller.get_submodule(last.module), wanted)
-        wanted = wanted.index_select(axis, last.kept.to(wanted.device))
-        if wanted.shape != found.shape:  # a model may go other ways when it is smaller
-            return found.new_zeros(())
+    def _compare_read(self, reader: Reader) -> Tensor | None:
+        """None where nothing is to be changed, as of the input, or a model goes other ways when it is smaller."""
+        module = self.smaller.get_submodule(reader.module)
+        wanted = self._read.get(self.original.get_submodule(reader.module))
+        found = self._read.get(module)
+        if wanted is None or found is None or not found.requires_grad:
+            return None
+        axis = find_channel_axis(module, wanted)
+        wanted = wanted.index_select(axis, reader.kept.to(wanted.device))
+        if wanted.shape != found.shape:
+            return None
         return (found - wanted).square().mean() / wanted.var(correction=0).clamp(min=torch.finfo(wanted.dtype).tiny)
 
 

@@ -1,0 +1,134 @@
+"""Distillation page: stored cells of networks that others trained, as one figure and one table."""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+PAGE = Path(__file__).parent.parent / "docs" / "distillation.md"
+PICTURE = PAGE.parent / "quality" / "public-weights.svg"
+OURS = "search"
+STEPS = {"batch_norm": "batch norms re-estimated", "least_squares": "refitted", "distil": "distilled"}
+BARS = {
+    ("resnet20", 0.73): 0.5,
+    ("resnet20", 0.5): 2.0,
+    ("resnet20", 0.3): 6.0,
+    ("resnet56", 0.5): 1.0,
+    ("resnet56", 0.3): 3.5,
+    ("vgg16", 0.5): 0.3,
+}
+"""Points of test accuracy that may be lost, distilled."""
+
+TITLES = {"resnet20": "ResNet-20", "resnet56": "ResNet-56", "vgg16": "VGG-16"}
+
+Lines = Sequence[Mapping[str, Any]]
+
+
+def write_page(lines: Lines) -> None:
+    PAGE.write_text("\n".join(["# Networks that others trained", "", *describe(lines, "quality/")]) + "\n")
+    PICTURE.write_bytes(draw(lines))
+
+
+def describe(lines: Lines, folder: str) -> list[str]:
+    """The figure, the table and how it was measured."""
+    tested = [line for line in lines if line["part"] == "test"]
+    if not tested:
+        return ["Nothing has been measured on test images yet."]
+    last = tested[-1]
+    return [
+        f"![Points of test accuracy lost, by method and share of the multiply-adds]({folder}{PICTURE.name})",
+        "",
+        "CIFAR-10, ResNets of a public repository (akamaster/pytorch_resnet_cifar10). Points of accuracy lost on the",
+        "10 000 test images, mean over draws of the calibration images; less is better. Every method has the same",
+        "calibration images, without labels where it needs none, the same multiply-adds, the same refitting and the",
+        "same distillation. *bar*: what ours may lose, distilled.",
+        "",
+        *tabulate(tested),
+        "",
+        "`python benchmarks/distillation.py run --part test` measures what is missing, and goes on where it stopped;",
+        f"last on {last['date']}, {last['machine']}, one thread, torch {last['versions']['torch']}. Seconds are of the",
+        "processor. Settings of distillation were chosen on validation images, the last 5 000 of the training split, on",
+        "which the public ResNets were trained too. *search* is `cn.search`; *greedy elimination* goes layer by layer,",
+        "with shares of layers from one ranking of all units; other methods are those of [quality.md](quality.md).",
+    ]
+
+
+def tabulate(tested: Lines) -> list[str]:
+    cells = defaultdict(list)
+    for line in tested:
+        cells[line["network"], line["macs"], line["method"], line["images"], _tell(line)].append(line)
+    rows = [
+        "| network | MACs | method | images | draws | before | "
+        + " | ".join(STEPS.values())
+        + " | bar | choosing s | refitting s | distilling s | settings |",
+        "|---|---:|---|---:|---:|---:|" + "---:|" * (len(STEPS) + 4) + "---|",
+    ]
+    order = sorted(cells, key=lambda key: (list(TITLES).index(key[0]), -key[1], key[2] != OURS, key[2:]))
+    for network, macs, method, images, settings in order:
+        same = cells[network, macs, method, images, settings]
+        lost = [_summarise([100 * (a["before"] - a[step]) for a in _accuracies(same)]) for step in STEPS]
+        bar = BARS.get((network, macs)) if method == OURS else None
+        seconds = {
+            name: fmean(line["processor_seconds"][name] for line in same)
+            for name in ("choosing", "least_squares", "distil")
+        }
+        seconds["distil"] -= seconds["least_squares"]
+        figures = [
+            f"{100 * fmean(a['before'] for a in _accuracies(same)):.2f}",
+            *lost,
+            "" if bar is None else f"{bar}",
+        ]
+        texts = [TITLES[network], f"{macs:g}", method, str(images), str(len(same)), *figures]
+        rows.append(f"| {' | '.join([*texts, *(f'{each:.0f}' for each in seconds.values()), settings])} |")
+    return rows
+
+
+def draw(lines: Lines) -> bytes:
+    """Points lost distilled and, paler, refitted, for every method with the usual settings."""
+    tested = [line for line in lines if line["part"] == "test"]
+    cases = sorted({(line["network"], -line["macs"]) for line in tested})
+    with rc_context({"svg.hashsalt": "critical_neurons", "font.size": 9}):
+        picture = Figure(figsize=(8, 0.6 + 0.9 * max(len(cases), 1)), layout="constrained")
+        chart = picture.subplots()
+        places, names = [], []
+        for network, negative in cases:
+            found = defaultdict(list)
+            for line in tested:
+                if (line["network"], -line["macs"]) == (network, negative):
+                    found[line["method"]].append(line)
+            for method, same in sorted(found.items(), key=lambda item: (item[0] != OURS, item[0])):
+                lost = {
+                    step: fmean(100 * (a["before"] - a[step]) for a in _accuracies(same))
+                    for step in ("least_squares", "distil")
+                }
+                colour = "black" if method == OURS else "C0"
+                chart.barh(len(places), lost["least_squares"], color=colour, alpha=0.25)
+                chart.barh(len(places), lost["distil"], color=colour)
+                places.append(len(places))
+                names.append(f"{TITLES[network]}, {-negative:g} of the MACs, {method}")
+        chart.set_yticks(places, names)
+        chart.invert_yaxis()
+        chart.set_xlabel("points of test accuracy lost: refitted (pale), distilled (full)")
+        content = io.BytesIO()
+        picture.savefig(content, format="svg", metadata={"Date": None})
+    return content.getvalue()
+
+
+def _accuracies(lines: Lines) -> list[Mapping[str, float]]:
+    return [line["accuracy"] for line in lines]
+
+
+def _summarise(values: Sequence[float]) -> str:
+    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def _tell(line: Mapping[str, Any]) -> str:
+    settings = line["settings"]
+    return f"{settings['steps']} steps of {settings['batch_size']}"
