@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
+from textwrap import wrap
 from typing import Any
 
 from matplotlib import rc_context
@@ -28,6 +29,19 @@ BARS = {
 
 TITLES = {"resnet20": "ResNet-20", "resnet56": "ResNet-56", "vgg16": "VGG-16"}
 
+ABOUT = """\
+CIFAR-10, ResNets of a public repository (akamaster/pytorch_resnet_cifar10). Points of accuracy lost on 10 000 test
+images, mean over draws of the calibration images; less is better. Every method has the same calibration images, the
+same multiply-adds, refitting and distillation, without labels. *bar*: what ours may lose, distilled.
+"""
+METHOD = """\
+`python benchmarks/distillation.py run --part test` measures what is missing, and goes on where it stopped. Seconds
+are of the processor. Settings of distillation were chosen on validation images, the last 5 000 of the training split,
+on which the public ResNets were trained too. *search* is `cn.search`; *greedy elimination* goes layer by layer, with
+shares of layers from one ranking of all units; other methods are those of [quality.md](quality.md).
+"""
+WIDTH = 118
+
 Lines = Sequence[Mapping[str, Any]]
 
 
@@ -45,18 +59,14 @@ def describe(lines: Lines, folder: str) -> list[str]:
     return [
         f"![Points of test accuracy lost, by method and share of the multiply-adds]({folder}{PICTURE.name})",
         "",
-        "CIFAR-10, ResNets of a public repository (akamaster/pytorch_resnet_cifar10). Points of accuracy lost on the",
-        "10 000 test images, mean over draws of the calibration images; less is better. Every method has the same",
-        "calibration images, without labels where it needs none, the same multiply-adds, the same refitting and the",
-        "same distillation. *bar*: what ours may lose, distilled.",
+        *wrap(ABOUT, WIDTH),
         "",
         *tabulate(tested),
         "",
-        "`python benchmarks/distillation.py run --part test` measures what is missing, and goes on where it stopped;",
-        f"last on {last['date']}, {last['machine']}, one thread, torch {last['versions']['torch']}. Seconds are of the",
-        "processor. Settings of distillation were chosen on validation images, the last 5 000 of the training split, on",
-        "which the public ResNets were trained too. *search* is `cn.search`; *greedy elimination* goes layer by layer,",
-        "with shares of layers from one ranking of all units; other methods are those of [quality.md](quality.md).",
+        *wrap(
+            f"{METHOD} Last on {last['date']}, {last['machine']}, one thread, torch {last['versions']['torch']}.",
+            WIDTH,
+        ),
     ]
 
 
