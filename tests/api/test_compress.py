@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import critical_neurons as cn
+from critical_neurons.api import prune as prune_module
 from critical_neurons.api.compress import HELD_OUT_SHARE, PAPER
 from critical_neurons.api.plan import FINE_STEPS, ROUGH_STEPS
 from critical_neurons.cli.digits import small_network, split_digits, train_small_network
@@ -283,6 +284,17 @@ def test_a_program_is_under_the_budget_asked_for(model, digits):
     assert (settings["formulation"], found.scores.budget) == (cn.Linearised(), cn.Budget(units=0.8))
     assert settings["solver"] == cn.Solver(seed=3)
     assert found.plan.rule.startswith("at most 0.8 of the units kept")
+
+
+@pytest.mark.parametrize(
+    ("settings", "distilled"),
+    [({"effort": "thorough"}, True), ({"effort": "thorough", "compensate": "least_squares"}, False), ({}, False)],
+)
+def test_what_is_thorough_is_distilled(model, digits, monkeypatch, settings, distilled):
+    calls = []
+    monkeypatch.setattr(prune_module, "distil", lambda original, smaller, *rest, **told: calls.append(1) or smaller)
+    compress(model, digits[0][0][:100], macs=0.5, onnx=False, **settings)
+    assert bool(calls) is distilled
 
 
 def test_what_a_user_may_get_wrong(model, digits):

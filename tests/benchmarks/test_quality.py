@@ -262,12 +262,6 @@ def test_differences_are_paired_over_seeds():
     assert found.lose(OURS, "none") == pytest.approx([10.0, 20.0])
 
 
-def test_a_single_seed_is_no_surer_than_its_images():
-    """Half of 100 images, drawn anew: a standard error of 5 points each, of their difference 5 √2 at most."""
-    (found,) = collect([make_record(0, 0.5, 0.5)])
-    assert found.bound_draw("none") == pytest.approx(50**0.5)
-
-
 @pytest.mark.parametrize(
     ("ours", "best", "verdict"),
     [((0.7, 0.7), (0.71, 0.69), "ties"), ((0.7, 0.7), (0.71, 0.72), "loses"), ((0.7,), (0.71,), "loses")],

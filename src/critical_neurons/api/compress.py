@@ -98,7 +98,8 @@ def compress(
 
     The units to keep come from `search`, and the refitted weights from `compensate="least_squares"`, both on all of
     the inputs, with `effort` and `distance` as for `search`. `compensate="distil"` then trains the smaller model for
-    some minutes, as `prune` says; with `max_drop`, every one that is judged. Two other ways to choose units:
+    some minutes, as `prune` says; with `max_drop`, every one that is judged. It is the default with
+    `effort="thorough"`, unless there is a `max_drop`. Two other ways to choose units:
 
     * `paper=True`: by the paper's scores, `score` with gates relaxed, input_radius=1e-5, the authors' objective and
       λ = 5, on one input of every class, one that the model classifies correctly where there is one. The best-scored
@@ -131,7 +132,8 @@ def compress(
     else:
         check_drop(max_drop)
     if compensate is None:
-        compensate = "none" if paper else "least_squares"
+        distilled = effort == "thorough" and max_drop is None
+        compensate = "none" if paper else "distil" if distilled else "least_squares"
     split_compensation(compensate)
     check_counts(min_units, round_to)
     program = _choose_program(formulation, paper=paper)

@@ -74,7 +74,10 @@ def compress(
     ] = None,
     compensate: Annotated[
         Compensation | None,
-        typer.Option(help=f"{COMPENSATE_HELP} Default: least_squares, none with --paper."),
+        typer.Option(
+            help=f"{COMPENSATE_HELP} Default: least_squares; distil with --effort thorough, unless there is a "
+            "--max-drop; none with --paper."
+        ),
     ] = None,
     distillation: Distillation | None,
     effort: Annotated[EffortName, typer.Option(help="How much the search may spend.")] = "standard",
