@@ -119,6 +119,26 @@ def step_lstm(m: nn.Module, x: Tensor) -> Tensor:
     return m.head(hidden)
 
 
+def attend_in_groups(m: Any, x: Tensor) -> Tensor:
+    """Two heads for every key."""
+    q = m.q(x).view(*x.shape[:2], m.heads, 3).transpose(1, 2)
+    k, v = (each(x).view(*x.shape[:2], -1, 3).transpose(1, 2) for each in (m.k, m.v))
+    k, v = (each.repeat_interleave(2, 1) for each in (k, v))
+    return m.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+def attend_by_distance(m: Any, x: Tensor) -> Tensor:
+    q, k, v = m.qkv(x).view(*x.shape[:2], 3, m.heads, 2).permute(2, 0, 3, 1, 4)
+    q, k = (each * (each.square().mean(-1, keepdim=True) + 0.1).rsqrt() for each in (q, k))
+    found = (q @ k.transpose(-2, -1) + m.far).softmax(-1) @ F.layer_norm(v, [2])
+    return m.out(found.transpose(1, 2).flatten(2))
+
+
+def attend_as_wide(m: Any, x: Tensor) -> Tensor:
+    q, k, v = m.qkv(x).view(*x.shape[:2], 3, m.heads, x.shape[2] // m.heads).permute(2, 0, 3, 1, 4)
+    return m.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape))
+
+
 def attend_by_hand(m: nn.Module, x: Tensor) -> Tensor:
     batch, time, _ = x.shape
     q, k, v = (part(x).view(batch, time, m.heads, -1).transpose(1, 2) for part in (m.q, m.k, m.v))
@@ -346,8 +366,25 @@ IDIOMS: dict[str, Idiom] = {
         lambda: Written(
             attend_by_hand, q=nn.Linear(4, 6), k=nn.Linear(4, 6), v=nn.Linear(4, 6), out=nn.Linear(6, 2), heads=2
         ),
-        *(SERIES, 6),
+        *(SERIES, 2),
         {"q": 6, "k": 6, "v": 6},
+    ),
+    "heads that share keys": Idiom(
+        lambda: Written(
+            attend_in_groups, q=nn.Linear(4, 12), k=nn.Linear(4, 6), v=nn.Linear(4, 6), out=nn.Linear(12, 2), heads=4
+        ),
+        *(SERIES, 2),
+        {"q": 12, "k": 6, "v": 6},
+    ),
+    "heads with a bias, each normalised": Idiom(
+        lambda: Written(attend_by_distance, qkv=nn.Linear(4, 18), out=nn.Linear(6, 2), heads=3, far=weight(3, 3, 3)),
+        *(SERIES, 3),
+        {"qkv": 18},
+    ),
+    "width of heads from the input": Idiom(
+        lambda: Written(attend_as_wide, qkv=nn.Linear(4, 12), out=nn.Linear(4, 2), heads=2),
+        *(SERIES, 0),
+        reasons={"qkv": "Is a size written into its forward? (idioms.py"},
     ),
     "attention by module": Idiom(
         lambda: Written(
@@ -355,16 +392,24 @@ IDIOMS: dict[str, Idiom] = {
             t=nn.MultiheadAttention(4, 2, batch_first=True),
             b=nn.Linear(4, 2),
         ),
+        *(SERIES, 6),
+        {"t.out_proj": 4, "t.in_proj_weight": 4},
+    ),
+    "attention with weights in use": Idiom(
+        lambda: Written(
+            lambda m, x: m.b(torch.cat(m.t(x, x, x), -1)),
+            t=nn.MultiheadAttention(4, 2, batch_first=True),
+            b=nn.Linear(7, 2),
+        ),
         *(SERIES, 4),
-        {"t.out_proj": 4},
-        {"t.in_proj_weight": "attention divides by the root"},
+        reasons={"t.in_proj_weight": "mean runs over its channels"},
     ),
     "encoder layer": Idiom(
         lambda: Written(
             lambda m, x: m.b(m.t(x)), t=nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), b=nn.Linear(4, 2)
         ),
-        *(SERIES, 8),
-        {"t.linear1": 8},
+        *(SERIES, 10),
+        {"t.linear1": 8, "t.self_attn.in_proj_weight": 4},
     ),
     "weight norm": Idiom(
         lambda: mlp(lambda m, x: m.w(x), w=parametrizations.weight_norm(nn.Linear(6, 6))),

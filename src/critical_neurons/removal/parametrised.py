@@ -19,6 +19,8 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from critical_neurons.removal.attention import convert_attention
+
 Kind: TypeAlias = Literal["weight norm", "spectral norm", "mask"]
 
 WEIGHT = "weight"
@@ -181,17 +183,28 @@ def list_parametrised(model: nn.Module) -> dict[str, Parametrised]:
 
 
 def make_plain(model: nn.Module) -> nn.Module:
-    """The same model, with parameters in the place of parametrised weights."""
+    """The same model, with parameters in the place of parametrised weights, and attention whose layers are called."""
     for each in list_parametrised(model).values():
         each.expose()
+    return open_attention(model)
+
+
+def open_attention(model: nn.Module) -> nn.Module:
+    for module in _list_attention(model):
+        convert_attention(module)
     return model
 
 
+def _list_attention(model: nn.Module) -> list[nn.MultiheadAttention]:
+    return [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
+
+
 @contextmanager
-def plain_weights(*models: nn.Module) -> Iterator[None]:
-    """Models whose norms of weights are parameters meanwhile; what these are set to becomes the weight."""
-    found = [each for model in models for each in list_parametrised(model).values() if each.kind != "mask"]
-    restored = [each.expose() for each in found]
+def plain_weights(model: nn.Module) -> Iterator[None]:
+    """A model whose norms of weights are parameters meanwhile, and what these are set to becomes the weight; its
+    attention calls its layers."""
+    restored = [each.expose() for each in list_parametrised(model).values() if each.kind != "mask"]
+    restored += [convert_attention(module) for module in _list_attention(model)]
     try:
         yield
     finally:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from critical_neurons.core.structure import SIZE, Bools, Slice, Structure, Wiring
 from critical_neurons.errors import PruningError, first_line
+from critical_neurons.removal.attention import FewerHeads, convert_attention
 from critical_neurons.removal.copies import copy_sharing
 from critical_neurons.removal.dispatch import DispatchMode
 from critical_neurons.removal.parametrised import Parametrised, find_parametrised, list_parametrised
@@ -41,7 +42,7 @@ def remove_units(model: nn.Module, structure: Structure, stays: Bools) -> nn.Mod
         if each.axis == SIZE:
             owner, _, name = each.tensor.rpartition(".")
             setattr(smaller.get_submodule(owner), name, int(stays[each.units].sum()))
-    for module in smaller.modules():
+    for module in reversed(list(smaller.modules())):  # what is inside comes first
         _resize(module)
     return smaller
 
@@ -281,6 +282,10 @@ def _resize(module: nn.Module) -> None:
             module.num_features = len(module.weight if module.weight is not None else module.running_mean)
         case nn.PReLU():
             module.num_parameters = module.weight.numel()
+        case nn.MultiheadAttention() if module.num_heads * module.head_dim != module.embed_dim:
+            convert_attention(module)
+        case nn.TransformerEncoder() if any(isinstance(each, FewerHeads) for each in module.modules()):
+            module.use_nested_tensor = False
         case nn.Embedding() | nn.EmbeddingBag():
             module.embedding_dim = module.weight.shape[1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +39,10 @@ def combine(run: LabelledRun, call: Call) -> Tags:
             return [run.fill(ndim)]
         return [blank(ndim, constant=constant)]
     axes = {axis for labels in leading for axis, size in enumerate(labels.shape) if size > 1}
+    narrow = _find_narrow(operands, axes, shape)
+    if narrow:  # one for all channels of a head: these go together
+        tags = [_tie(run, tag, [axis - ndim for axis in axes - narrow]) for tag in tags]
+        operands, axes = [(values, tag) for (values, _), tag in zip(operands, tags, strict=True)], narrow
     tied: set[int] = set()
     result: Tensor | None = None
     for values, tag in operands:
@@ -57,6 +62,24 @@ def combine(run: LabelledRun, call: Call) -> Tags:
     for axis in tied:  # what has other channels along another axis: along this one nothing shrinks
         result = run.labels.unite_along(result, axis)
     return [Tag(compact(result), *_rest(call, tags, shape), constant)]
+
+
+def _find_narrow(operands: list[tuple[Tensor, Tag]], axes: set[int], shape: torch.Size) -> set[int]:
+    """Of the axes along which labels change, those along which the labels of a value of size 1 along others do."""
+    for values, tag in operands:
+        sizes = (1,) * (len(shape) - values.ndim) + tuple(values.shape)
+        own = {axis + len(shape) - values.ndim for axis in tag.varying}
+        if not tag.constant and own and own < axes and all(sizes[axis] == 1 < shape[axis] for axis in axes - own):
+            return own
+    return set()
+
+
+def _tie(run: LabelledRun, tag: Tag, axes: list[int]) -> Tag:
+    labels = tag.labels
+    for axis in axes:
+        if -axis <= labels.ndim and labels.shape[axis] > 1 and not tag.constant:
+            labels = run.labels.unite_along(labels, axis)
+    return replace(tag, labels=labels)
 
 
 def _meet(run: LabelledRun, call: Call, one: Tensor, other: Tensor) -> Tensor:
@@ -167,6 +190,8 @@ def reduce(run: LabelledRun, call: Call) -> Tags:
     joined = axes & set(tag.varying)
     labels, rest = tag.labels, None
     if joined and set(tag.varying) <= axes:
+        if call.name == "mean" and not tag.constant:  # as attention gives its weights along, often in vain
+            return [run.keep_if_used(labels, f"{call.name} runs over its channels", call.output)]
         if call.name not in SUMS or tag.rest is not None:
             kept = keep_all(run, call, f"{call.name} runs over its channels")
             return [Tag(labels, None, True, tag.constant)] if "softmax" in call.name else kept

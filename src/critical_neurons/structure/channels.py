@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from critical_neurons.structure.run import LabelledRun
 
 
+WIDTHS = ("dim", "size", "width", "channels")
+"""What names of widths hold, not those of counts."""
+
 MEETS = "it is read along with what cannot shrink"
 
 
@@ -54,6 +57,23 @@ def note_size(run: LabelledRun, name: str, labels: Tensor) -> None:
     if key in run.sizes:
         run.labels.unite(run.sizes[key], labels[:size])
     run.sizes[key] = labels[:size]
+
+
+def note_used_size(run: LabelledRun, labels: Tensor, axis: int) -> None:
+    """Whole numbers of the running module that are as large as an axis, and named in the code that is running. Where
+    several are, those that sound like a number of heads: a width of heads may be as large."""
+    place, module = run.module
+    size = labels.shape[axis]
+    numbers = {name: value for name, value in vars(module).items() if type(value) is int and value > 1}
+    names = [name for name, value in numbers.items() if size in (value, value * run.rows)]
+    if not names:
+        return
+    names = [name for name in names if name in run.names_used()]
+    likely = [name for name in names if "head" in name and not any(part in name for part in WIDTHS)]
+    for name in likely if len(names) > 1 and likely else names:
+        first = labels.narrow(axis, 0, numbers[name])
+        if torch.equal(torch.cat([first] * (size // numbers[name]), axis), labels):  # rows may be dealt onto it
+            run.used_sizes.append((f"{place}.{name}" if place else name, first, axis))
 
 
 @rule(
@@ -120,6 +140,12 @@ def normalise_all(run: LabelledRun, call: Call) -> Tags:
     values: Tensor = call.args[0]
     tag = run.tag(values)
     first = values.ndim - len(call.argument("normalized_shape"))
-    if any(axis >= first for axis in tag.varying):
+    inside = [axis for axis in tag.varying if axis >= first]
+    if not inside:
+        return [Tag(tag.labels, None, tag.active), None, None]
+    if len(inside) == len(tag.varying) or not run.whole_heads:
         return keep_all(run, call, "a layer norm runs over its channels")
-    return [Tag(tag.labels, None, tag.active), None, None]
+    labels = tag.labels
+    for axis in inside:  # a head at a time: it goes as a whole
+        labels = run.labels.unite_along(labels, axis)
+    return [Tag(labels, None, tag.active), None, None]

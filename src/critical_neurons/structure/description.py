@@ -80,6 +80,7 @@ def describe(
     for name, labels in run.sizes.items():
         if ((units := numbered.find(classes, labels)) != NO_UNIT).any():
             slices.append(Slice(name, SIZE, units))
+    slices += _list_used_sizes(run, numbered, classes)
     return Structure(
         tuple(listed),
         numbered.sizes,
@@ -90,6 +91,23 @@ def describe(
         print_of,
         notes,
     )
+
+
+def _list_used_sizes(run: LabelledRun, numbered: Numbered, classes: Classes) -> list[Slice]:
+    """Numbers that modules keep and that shrink with one axis, the same wherever they are used."""
+    found: dict[str, list[Ints]] = {}
+    for name, labels, axis in run.used_sizes:
+        units = numbered.find(classes, labels)
+        if find_axes(units) != [axis] and (units != NO_UNIT).any():
+            continue  # another axis shrinks in its place
+        found.setdefault(name, []).append(units.swapaxes(0, axis).reshape(units.shape[axis], -1)[:, 0])
+    return [
+        Slice(name, SIZE, several[0])
+        for name, several in found.items()
+        if name not in run.sizes
+        and (several[0] != NO_UNIT).any()
+        and all(np.array_equal(each, several[0]) for each in several)
+    ]
 
 
 def _list_wirings(run: LabelledRun, numbered: Numbered, classes: Classes) -> list[Wiring]:

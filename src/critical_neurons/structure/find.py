@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from critical_neurons.core.structure import NO_UNIT, Fingerprint, Structure
+from critical_neurons.core.structure import NO_UNIT, Fingerprint, Group, Structure
 from critical_neurons.errors import (
     InvalidInputError,
     InvalidSettingError,
@@ -16,6 +17,7 @@ from critical_neurons.errors import (
     first_line,
 )
 from critical_neurons.removal.copies import copy_whole
+from critical_neurons.removal.parametrised import open_attention
 from critical_neurons.removal.remove import FAILURES, run_evenly
 from critical_neurons.removal.rows import (
     Inputs,
@@ -29,7 +31,7 @@ from critical_neurons.removal.rows import (
     take_rows,
 )
 from critical_neurons.structure.assembly import assemble
-from critical_neurons.structure.run import LabelledRun
+from critical_neurons.structure.run import NOTHING, LabelledRun
 from critical_neurons.structure.source import check_model, copy_model, fingerprint, unwrap
 from critical_neurons.structure.trial import Trial, find_line
 
@@ -66,10 +68,16 @@ def find_structure(model: nn.Module, inputs: Inputs, *, ignore: Collection[str] 
     _check_ignored(run, ignore)
     print_of = fingerprint(source)
     trial = Trial(run.model, rows)
-    structure, failed = _settle(run, trial, print_of, ignore)
+    split: dict[str, str] = {}
+    while True:
+        structure, failed, heads = _settle(run, trial, print_of, ignore)
+        if not heads:
+            break
+        split |= heads  # there a head is not taken out whole
+        run = _run_labelled(copy_model(source), rows, split=split)
     if failed and run.filled:
-        wary = _run_labelled(copy_model(source), rows, follows=False)
-        other, _ = _settle(wary, trial, print_of, ignore)
+        wary = _run_labelled(copy_model(source), rows, follows=False, split=split)
+        other, _, _ = _settle(wary, trial, print_of, ignore)
         return max(structure, other, key=_count_removable)
     return structure
 
@@ -89,17 +97,36 @@ def join_rows(model: nn.Module, inputs: Inputs) -> Inputs:
     return inputs
 
 
-def _settle(run: LabelledRun, trial: Trial, print_of: Fingerprint, ignore: Collection[str]) -> tuple[Structure, bool]:
-    """The structure that passes the trial, and whether anything failed on the way."""
+def _settle(
+    run: LabelledRun, trial: Trial, print_of: Fingerprint, ignore: Collection[str]
+) -> tuple[Structure, bool, dict[str, str]]:
+    """The structure that passes the trial, whether anything failed on the way, and the modules whose heads did, with
+    the reason."""
     structure, failed = assemble(run, print_of, ignore, ()), False
     while failing := trial.find_failing(structure):
         failed = True
+        if heads := {name: reason for group, reason in failing for name in _find_heads(run, group)}:
+            return structure, failed, heads
         for group, reason in failing:
             for each in run.multiplications:
                 if each.name in group.layers:
                     run.labels.keep(each.outputs, reason)
         structure = assemble(run, print_of, ignore, ())
-    return structure, failed
+    return structure, failed, {}
+
+
+def _find_heads(run: LabelledRun, group: Group) -> list[str]:
+    """The modules with heads among the units of the group."""
+    if not run.heads:
+        return []
+    classes = run.labels.resolve()
+    own = [classes.find(each.outputs) for each in run.multiplications if each.name in group.layers]
+    units = np.concatenate([np.full(1, NO_UNIT), *own])[1:]
+    return [
+        name
+        for name, several in run.heads.items()
+        if any(np.isin(found[found != NO_UNIT], units).any() for found in map(classes.find, several))
+    ]
 
 
 def _count_removable(structure: Structure) -> int:
@@ -114,9 +141,11 @@ def _check_ignored(run: LabelledRun, ignore: Collection[str]) -> None:
         raise InvalidSettingError(f"ignore: no layer is called {', '.join(unknown)}. Layers: {', '.join(listed)}.")
 
 
-def _run_labelled(model: nn.Module, rows: Inputs, *, follows: bool = True) -> LabelledRun:
+def _run_labelled(
+    model: nn.Module, rows: Inputs, *, follows: bool = True, split: Mapping[str, str] = NOTHING
+) -> LabelledRun:
     """`model` is run, and run once more: one that remembers what it was given has no structure to rely on."""
-    run = LabelledRun(model, follows=follows)
+    run = LabelledRun(open_attention(model), follows=follows, split=split)
     given = map_inputs(rows, Tensor.clone)  # a forward may work on them in place
     with _seeded(), _failing_clearly(rows):
         outputs = list(find_tensors(run.run(*split_arguments(given), count_rows(rows))))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from critical_neurons.structure.channels import pair
+from critical_neurons.structure.channels import note_used_size, pair
 from critical_neurons.structure.rules import Call, Tags, keep_all, rule
 from critical_neurons.structure.tags import Tag, blank, compact
 
@@ -99,6 +99,21 @@ def move(run: LabelledRun, call: Call) -> Tags:
         return keep_all(run, call)
     if call.name in ("permute", "transpose", *RESHAPES):
         tag = _make_rectangular(run, call, tag)
+    if call.name in RESHAPES and len(tag.varying) > 0 and not tag.constant:
+        return [_note_sizes(run, call, tag)]
+    return [_move(run, call, tag)]
+
+
+def _note_sizes(run: LabelledRun, call: Call, tag: Tag) -> Tag:
+    """Sizes that the forward asks for may be numbers that a module keeps."""
+    moved = _move(run, call, tag)
+    for axis in moved.varying:
+        note_used_size(run, moved.labels, axis)
+    return moved
+
+
+def _move(run: LabelledRun, call: Call, tag: Tag) -> Tag:
+    values: Tensor = call.args[0]
     shape, output = list(values.shape), list(call.output.shape)
     if call.name in RESHAPES and shape[:1] == output[:1] and tag.labels.shape[0] == 1:
         shape[0] = output[0] = 1  # rows are alike
@@ -114,7 +129,7 @@ def move(run: LabelledRun, call: Call) -> Tags:
     labels = compact(move_it(tag.labels))
     if call.name == "expand" and not tag.labelled and call.output.numel() > values.numel():
         labels = run.fill(call.output.ndim).labels  # as many as the forward asks for
-    return [Tag(labels, rest, tag.active, tag.constant)]
+    return Tag(labels, rest, tag.active, tag.constant)
 
 
 RESHAPES = ("view", "_unsafe_view", "reshape", "_reshape_alias")
@@ -184,17 +199,32 @@ def _read_rest(tag: Tag) -> Tensor:
 def _make_rectangular(run: LabelledRun, call: Call, tag: Tag) -> Tag:
     """Channels that were dealt onto several axes: the last of these axes can shrink, the others cannot.
 
-    So heads of an attention or groups of a channel shuffle lose the channels at the same place.
+    So groups of a channel shuffle lose the channels at the same place. As long as the axes stay in their order, both
+    may yet turn out to shrink: heads of an attention are told from their channels where they are multiplied.
     """
     if len(tag.varying) < 2 or tag.constant:
         return tag
     values: Tensor = call.args[0]
-    if call.name not in ("permute", "transpose") and not _merges(values.shape, call.output.shape, tag.varying):
+    if call.name in ("permute", "transpose"):
+        order = _list_order(call, values.ndim)
+        if sorted(tag.varying, key=order.index) == list(tag.varying):
+            return tag
+    elif not _merges(values.shape, call.output.shape, tag.varying):
         return tag
     labels = tag.labels
     for axis in tag.varying[:-1]:
         labels = run.labels.unite_along(labels, axis)
     return replace(tag, labels=labels, rest=None)
+
+
+def _list_order(call: Call, ndim: int) -> list[int]:
+    """The axes in the order that they get."""
+    if call.name == "permute":
+        return [axis % ndim for axis in call.args[1]]
+    order = list(range(ndim))
+    one, other = (axis % ndim for axis in call.args[1:3])
+    order[one], order[other] = order[other], order[one]
+    return order
 
 
 def _merges(before: torch.Size, after: torch.Size, axes: tuple[int, ...]) -> bool:

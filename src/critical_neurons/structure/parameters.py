@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import gcd
 
 import torch
 from torch import Tensor, nn
@@ -187,11 +188,10 @@ class Parameters:
 
 
 def tie_pieces(labels: Labels, of: Tensor, axis: int, width: int, first: int = 0) -> Tensor:
-    """A piece of an axis is taken: of equal pieces, what stands at the same place goes together; otherwise all that
-    stands along the axis. The labels of the axis, tied."""
+    """A piece of an axis is taken: of equal pieces that it and the rest are made of, what stands at the same place
+    goes together. The labels of the axis, tied."""
     size = of.shape[axis]
-    if size % width or first % width:
-        return labels.tie(of, axis)
+    width = gcd(size, width, first)
     dealt = torch.unflatten(of, axis, (size // width, width))
     return labels.tie(dealt, axis).flatten(axis, axis + 1)
 

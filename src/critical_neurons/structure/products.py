@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor
 
 from critical_neurons.structure.channels import MEETS, pair, read_axis
+from critical_neurons.structure.labels import NONE
 from critical_neurons.structure.records import Cost
 from critical_neurons.structure.rules import Call, Tags, keep_all, list_outputs, rule
-from critical_neurons.structure.tags import Tag, blank, spread_along
+from critical_neurons.structure.tags import Tag, blank, compact, meets_none, spread_along
 
 if TYPE_CHECKING:
     from critical_neurons.structure.run import LabelledRun
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 
 def multiply_values(run: LabelledRun, call: Call, one: Tensor, other: Tensor) -> Tags:
     """What is summed over goes together, what is not goes on."""
-    first, second = run.tag(one), run.tag(other)
+    first, second = _settle_heads(run, one), _settle_heads(run, other)
+    if any(axis < one.ndim - 2 for tag in (first, second) for axis in tag.varying):
+        return _multiply_each(run, call, first, second, one.shape[-1])
     inner_one, inner_other, outer_one, outer_other = one.ndim - 1, other.ndim - 2, one.ndim - 2, other.ndim - 1
     axes: list[Tensor] = []
     if inner_one in first.varying or inner_other in second.varying:
@@ -41,11 +45,48 @@ def multiply_values(run: LabelledRun, call: Call, one: Tensor, other: Tensor) ->
             result = blank(call.output.ndim).labels
         else:
             result = spread_along(labels, place - values.ndim + call.output.ndim, call.output.ndim)
-    for tag in (first, second):
-        if any(axis < len(tag.labels.shape) - 2 for axis in tag.varying):
-            run.keep(tag.labels, "a product of matrices is made for each of its channels")
     run.costs.append(Cost(run.module[0], call.output.numel() * one.shape[-1] // run.rows, tuple(axes)))
     return [Tag(result)]
+
+
+def _settle_heads(run: LabelledRun, values: Tensor) -> Tag:
+    """Of channels on an axis of the matrices and on one that counts matrices, as heads do: heads go as a whole, or
+    else the channels at the same place of all heads."""
+    tag = run.tag(values)
+    outside = [axis for axis in tag.varying if axis < values.ndim - 2]
+    inside = [axis for axis in tag.varying if axis >= values.ndim - 2]
+    if not outside or not inside:
+        return tag
+    labels = tag.labels
+    for axis in inside if run.whole_heads else outside:
+        labels = run.labels.unite_along(labels, axis)
+    if run.whole_heads:
+        run.note_heads(labels)
+    return replace(tag, labels=labels)
+
+
+def _multiply_each(run: LabelledRun, call: Call, first: Tag, second: Tag, inner: int) -> Tags:
+    """A product of matrices for every head: without it there is none."""
+    ndim = call.output.ndim
+    if any(axis >= ndim - 2 for tag in (first, second) for axis in tag.varying):
+        for tag in (first, second):
+            run.keep(tag.labels, "a product of matrices is made for each of its channels")
+        return [blank(ndim)]
+    labels = _join_heads(run, first.labels, second.labels)
+    if first.rest is not None and second.rest is not None:
+        run.keep(labels, "a product of matrices of what is not zero without it")
+    run.costs.append(Cost(run.module[0], call.output.numel() * inner // run.rows, (labels.flatten(),)))
+    return [Tag(labels)]
+
+
+def _join_heads(run: LabelledRun, *several: Tensor) -> Tensor:
+    """Labels at the same place become one, or stay where what is beside them cannot shrink."""
+    found = several[0]
+    for labels in several[1:]:
+        pair(run, found, labels)
+        alone = meets_none(found, labels)
+        found = torch.where(alone, float(NONE), torch.maximum(found, labels))
+    return compact(found)
 
 
 @rule("mv", "dot", "vdot")
@@ -74,14 +115,42 @@ def attend(run: LabelledRun, call: Call) -> Tags:
     """Attention in one call: the channels of the values go on; those of queries and keys set the scale, unless that
     is given."""
     query, key, value = call.args[:3]
-    for other in call.tensors[3:]:
-        run.keep(run.tag(other).labels, "attention is masked by it")
+    tags = [_settle_heads(run, each) for each in (query, key, value)]
+    masks = call.tensors[3:]
+    name, _ = run.module
+    length = query.shape[-2] * key.shape[-2] * prod(query.shape[1:-2])
+    rest: list[Tag | None] = [None] * (len(list_outputs(call.outputs)) - 1)
+    if any(axis < query.ndim - 2 for tag in tags for axis in tag.varying):
+        if len({each.shape[:-2] for each in (query, key, value)}) > 1:
+            return keep_all(run, call)
+        if any(axis >= query.ndim - 2 for tag in tags for axis in tag.varying):
+            return keep_all(run, call, "attention joins heads with what has other channels")
+        labels = _join_heads(run, *(tag.labels for tag in tags), *_read_masks(run, masks, query.ndim))
+        run.costs.append(Cost(name, length * (query.shape[-1] + value.shape[-1]), (labels.flatten(),)))
+        return [Tag(labels), *rest]
+    for mask in masks:
+        run.keep(run.tag(mask).labels, "attention is masked by it")
     queries, keys = (read_axis(run, each, each.ndim - 1, MEETS) for each in (query, key))
     pair(run, queries, keys)
     if call.argument("scale") is None:
-        run.keep(torch.cat([queries, keys]), "attention divides by the root of how many there are of it")
+        scaled = "attention divides by the root of how many there are of it"
+        if run.why_split:
+            run.labels.keep(torch.cat([queries, keys]), run.why_split)
+        run.keep(torch.cat([queries, keys]), scaled)
     labels = read_axis(run, value, value.ndim - 1, MEETS)
-    length = query.shape[-2] * key.shape[-2] * prod(query.shape[1:-2])
-    name, _ = run.module
     run.costs += [Cost(name, length * query.shape[-1], (queries,)), Cost(name, length * value.shape[-1], (labels,))]
-    return [Tag(spread_along(labels, value.ndim - 1, value.ndim)), *[None] * (len(list_outputs(call.outputs)) - 1)]
+    return [Tag(spread_along(labels, value.ndim - 1, value.ndim)), *rest]
+
+
+def _read_masks(run: LabelledRun, masks: list[Tensor], ndim: int) -> list[Tensor]:
+    """The labels of masks that every head has its own of."""
+    found = []
+    for mask in masks:
+        labels = run.tag(mask).labels
+        if mask.ndim == ndim and prod(mask.shape[1:-2]) > 1:
+            for axis in (ndim - 2, ndim - 1):
+                labels = run.labels.unite_along(labels, axis)
+            found.append(labels)
+        else:
+            run.keep(labels, "attention is masked by it")
+    return found

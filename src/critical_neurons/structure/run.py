@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import CodeType
+from types import CodeType, MappingProxyType
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from critical_neurons.removal import attention
 from critical_neurons.removal.dispatch import DispatchMode
 from critical_neurons.removal.rows import find_tensors
 from critical_neurons.structure.labels import FILL, NONE, Labels
@@ -38,6 +39,8 @@ MADE_OF_A_SHAPE = frozenset(
 COPIES = frozenset({"_to_copy", "clone"})
 """Calls that give the same numbers in another type or layout."""
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
 OUTPUT = "it gives the network's output"
 OWN = os.path.dirname(os.path.dirname(__file__))
 TORCH = os.path.dirname(torch.__file__)
@@ -45,9 +48,9 @@ TORCH = os.path.dirname(torch.__file__)
 
 class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
     """`model` is a copy: it is run, and its hooks are used. `follows`: whether what a forward makes out of a shape is
-    taken to shrink along with what it meets."""
+    taken to shrink along with what it meets. `split`: modules whose attention cannot lose whole heads, and why."""
 
-    def __init__(self, model: nn.Module, *, follows: bool = True) -> None:
+    def __init__(self, model: nn.Module, *, follows: bool = True, split: Mapping[str, str] = NOTHING) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.model, self.labels = model, Labels()
         self.parameters = Parameters(model, self.labels)
@@ -55,10 +58,17 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
         self.costs: list[Cost] = []
         self.left_alone: list[LeftAlone] = []
         self.sizes: dict[str, Tensor] = {}
+        self.used_sizes: list[tuple[str, Tensor, int]] = []
+        """Numbers that modules keep, the labels of what is given such a size, and along which axis."""
+        self.heads: dict[str, list[Tensor]] = {}
+        """By module: labels that are one for all channels of a head of an attention."""
+        self._owed = WeakTensorKeyDictionary()
+        """Values that are no longer right once units have gone: these stay if such a value is used."""
         self.blocks: list[Tensor] = []
         """(blocks, size): labels of which every block must lose as many."""
         self.rows = 1
         self.follows, self.filled = follows, False
+        self._split = split
         self._tags = WeakTensorKeyDictionary()
         self._stack: list[tuple[str, nn.Module]] = []
         self._opaque = 0
@@ -93,6 +103,9 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
 
     def tag(self, values: Tensor) -> Tag:
         """The tag of a value, of a view of a parameter, or of what came from nowhere."""
+        owed = self._owed.pop(values, None)  # type: ignore[no-untyped-call]
+        if owed is not None:
+            self.labels.keep(*owed)
         found = self._look_up(values)
         if found is not None:
             return found
@@ -118,10 +131,40 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
         if bool((labels >= 0).any()):
             self.labels.keep(labels, f"{what}{self._describe_place()}")
 
+    def keep_if_used(self, labels: Tensor, what: str, values: Tensor) -> Tag:
+        """They must stay if any call reads these values, or the model gives them."""
+        self._owed[values] = (labels, f"{what}{self._describe_place()}")
+        return blank(values.ndim)
+
     @property
     def module(self) -> tuple[str, nn.Module]:
         """The innermost module that is running."""
         return self._stack[-1] if self._stack else ("", self.model)
+
+    @property
+    def whole_heads(self) -> bool:
+        """Whether the attention that is running may lose heads, not channels of all of them."""
+        return not self.why_split
+
+    @property
+    def why_split(self) -> str:
+        """Why it cannot."""
+        return next((self._split[name] for name, _ in self._stack or [self.module] if name in self._split), "")
+
+    def note_heads(self, labels: Tensor) -> None:
+        self.heads.setdefault(self.module[0], []).append(labels)
+
+    def names_used(self) -> set[str]:
+        """Names in the code of the running module's forward, and of what it calls."""
+        names: set[str] = set()
+        frame = sys._getframe()
+        while frame is not None and frame.f_code.co_name != "_call_impl" and frame.f_code is not self._entry:
+            if not frame.f_code.co_filename.startswith(OWN) or frame.f_code.co_filename == attention.__file__:
+                names.update(frame.f_code.co_names)
+            if frame.f_back is None:
+                break
+            frame = frame.f_back
+        return names
 
     def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
         tensors = [values for values in tree_leaves((args, kwargs)) if isinstance(values, Tensor)]

@@ -10,7 +10,7 @@ from torch import nn
 
 from critical_neurons.core.structure import Bools, Structure
 from critical_neurons.removal.copies import copy_whole
-from critical_neurons.removal.parametrised import plain_weights
+from critical_neurons.removal.parametrised import open_attention, plain_weights
 from critical_neurons.removal.refit.least_squares import Refit
 from critical_neurons.removal.refit.stream import Stop, refit_modules
 from critical_neurons.removal.rows import Inputs
@@ -30,7 +30,7 @@ def refit_behind(
     stops = list_stops(structure, stays)
     fitted = copy_whole(smaller)
     with plain_weights(fitted):
-        refit_modules(copy_whole(original), fitted, stops, inputs, method, progress)
+        refit_modules(open_attention(copy_whole(original)), fitted, stops, inputs, method, progress)
     return fitted
 
 
