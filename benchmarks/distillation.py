@@ -32,6 +32,7 @@ from critical_neurons.io.models import load_model
 from critical_neurons.removal.metrics import measure_accuracy
 from critical_neurons.selection.norms import score_norms
 from critical_neurons_reproduction.datasets import Part, load_stored
+from critical_neurons_reproduction.experiments.workspace import Runs, find_data
 from preferring import METHODS, Subject, prefer
 from storing import store_line
 
@@ -47,17 +48,21 @@ CALIBRATION, TRAINED = 1000, 45_000
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 DEPTHS = {"resnet20": 3, "resnet56": 9}
-NETWORKS = (*DEPTHS, "vgg16")
-KEY = ("harness", "network", "macs", "method", "draw", "images", "part", "settings")
+PLAIN = "784-300-100-10"
+NETWORKS = (*DEPTHS, "vgg16", PLAIN)
+UNIT_SHARES = (0.2,)
+"""Kept of every layer of 784-300-100-10, on Fashion-MNIST; it is trained where it is not yet."""
+
+KEY = ("harness", "network", "macs", "units", "method", "draw", "images", "part", "settings")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     run = commands.add_parser("run", help="measure the cells that are not stored yet")
-    run.add_argument("--data", required=True, help="folder or id of CIFAR-10")
+    run.add_argument("--data", required=True, type=Path, help="folder with cifar10 and fashion_mnist")
     run.add_argument("--checkpoints", type=Path, required=True, help="folder with the trained weights")
-    run.add_argument("--cache", type=Path, required=True, help="folder that keeps decoded images")
+    run.add_argument("--cache", type=Path, required=True, help="folder that keeps decoded images and trainings")
     run.add_argument("--part", choices=("validation", "test"), default="validation", help="what is measured on")
     run.add_argument("--network", choices=NETWORKS, action="append", help="all by default; repeat for more")
     run.add_argument("--macs", type=float, action="append", help="shares kept, 0.73, 0.5 and 0.3 by default")
@@ -74,34 +79,35 @@ def main() -> None:
 def run_cells(arguments: argparse.Namespace) -> None:
     pairs = (text.partition("=") for text in arguments.setting)
     settings = cn.Distillation(**{name: _read(value) for name, _, value in pairs})
-    training, test = load_stored(arguments.data, cache=arguments.cache)
-    part = test if arguments.part == "test" else training.select(torch.arange(TRAINED, len(training)))
     done = {_name_cell(line) for line in read_lines()}
-    for network, draw in product(arguments.network or NETWORKS, arguments.draw or DRAWS):
-        model, look = load_network(network, arguments.checkpoints)
-        rows = torch.randperm(TRAINED, generator=torch.Generator().manual_seed(draw))[: arguments.images]
-        subject = Subject(model, look(training.inputs[rows]).contiguous(), training.labels[rows], {})
-        seen = Part(look(part.inputs), part.labels)
-        for macs, method in product(arguments.macs or SHARES, arguments.method or (OURS, *PEERS)):
-            cell = {
-                "harness": HARNESS,
-                "network": network,
-                "macs": macs,
-                "method": method,
-                "draw": draw,
-                "images": arguments.images,
-                "part": arguments.part,
-                "settings": settings.to_dict(),
-            }
-            if _name_cell(cell) not in done:
-                store_line(RESULTS, {**cell, **measure(subject, macs, method, seen, settings, draw)})
+    for network in arguments.network or NETWORKS:
+        model, training, parts = load_case(network, arguments)
+        part = parts[arguments.part]
+        for draw in arguments.draw or DRAWS:
+            rows = torch.randperm(len(training), generator=torch.Generator().manual_seed(draw))[: arguments.images]
+            subject = Subject(model, training.inputs[rows].contiguous(), training.labels[rows], {})
+            shares = UNIT_SHARES if network == PLAIN else arguments.macs or SHARES
+            for share, method in product(shares, arguments.method or (OURS, *PEERS)):
+                cell = {
+                    "harness": HARNESS,
+                    "network": network,
+                    "units" if network == PLAIN else "macs": share,
+                    "method": method,
+                    "draw": draw,
+                    "images": arguments.images,
+                    "part": arguments.part,
+                    "settings": settings.to_dict(),
+                }
+                budget = {name: cell[name] for name in ("macs", "units") if name in cell}
+                if _name_cell(cell) not in done:
+                    store_line(RESULTS, {**cell, **measure(subject, budget, method, part, settings, draw)})
 
 
 def measure(
-    subject: Subject, macs: float, method: str, part: Part, settings: cn.Distillation, seed: int
+    subject: Subject, budget: Mapping[str, float], method: str, part: Part, settings: cn.Distillation, seed: int
 ) -> dict[str, Any]:
     """Accuracies before, with batch norms re-estimated alone, refitted, and distilled; processor seconds of each."""
-    plan, choosing = clock(partial(choose, subject, macs, method, seed))
+    plan, choosing = clock(partial(choose, subject, budget, method, seed))
     accuracy = {"before": measure_accuracy(subject.model, part.inputs, part.labels)}
     seconds = {"choosing": choosing}
     make = partial(cn.prune, subject.model, plan, subject.inputs, seed=seed)
@@ -116,13 +122,13 @@ def measure(
     return {"accuracy": accuracy, "processor_seconds": seconds, "kept": kept}
 
 
-def choose(subject: Subject, macs: float, method: str, seed: int) -> cn.Plan:
+def choose(subject: Subject, budget: Mapping[str, float], method: str, seed: int) -> cn.Plan:
     """By the search, which refits; or the units that a method of others prefers, of all layers together."""
     if method == OURS:
-        return cn.plan(cn.search(subject.model, subject.inputs, macs=macs, seed=seed))
+        return cn.plan(cn.search(subject.model, subject.inputs, **budget, seed=seed))
     frame = score_norms(subject.model, subject.structure)
     values = spread_scores(frame.structure, prefer(method, subject))
-    return cn.plan(replace(frame, values_by_layer=values, settings={"method": method}), macs=macs)
+    return cn.plan(replace(frame, values_by_layer=values, settings={"method": method}), **budget)
 
 
 def reestimate(model: nn.Module, inputs: Tensor) -> nn.Module:
@@ -137,6 +143,26 @@ def reestimate(model: nn.Module, inputs: Tensor) -> nn.Module:
         for rows in torch.split(inputs, 250):
             found(rows)
     return found.eval()
+
+
+def load_case(network: str, arguments: argparse.Namespace) -> tuple[nn.Module, Part, dict[str, Part]]:
+    """The trained network, the images to calibrate on, and those to measure on."""
+    if network == PLAIN:
+        from quality import CASES, load_images
+        from quality import load_network as train_network
+
+        runs = Runs(arguments.cache, arguments.data, cache=arguments.cache)
+        data = load_images(CASES[0], runs)
+        model = train_network(CASES[0], data, runs, 0, None).eval()
+        return model, data.training, {"validation": data.validation, "test": data.test}
+    model, look = load_network(network, arguments.checkpoints)
+    training, test = load_stored(str(find_data(arguments.data, "cifar10")), cache=arguments.cache)
+    rows = torch.arange(len(training))
+    first, last, tested = (
+        Part(look(part.inputs), part.labels)
+        for part in (training.select(rows[:TRAINED]), training.select(rows[TRAINED:]), test)
+    )
+    return model, first, {"validation": last, "test": tested}
 
 
 def load_network(name: str, folder: Path) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
@@ -162,7 +188,7 @@ def read_lines() -> list[dict[str, Any]]:
 
 
 def _name_cell(line: Mapping[str, Any]) -> str:
-    return json.dumps([line[name] for name in KEY], sort_keys=True)
+    return json.dumps([line.get(name) for name in KEY], sort_keys=True)
 
 
 def _write_page(arguments: argparse.Namespace) -> None:

@@ -24,15 +24,17 @@ BARS = {
     ("resnet56", 0.5): 1.0,
     ("resnet56", 0.3): 3.5,
     ("vgg16", 0.5): 0.3,
+    ("784-300-100-10", 0.2): 1.2,
 }
 """Points of test accuracy that may be lost, distilled."""
 
-TITLES = {"resnet20": "ResNet-20", "resnet56": "ResNet-56", "vgg16": "VGG-16"}
+BY_UNITS = ("784-300-100-10",)
+TITLES = {"resnet20": "ResNet-20", "resnet56": "ResNet-56", "vgg16": "VGG-16", "784-300-100-10": "784-300-100-10"}
 
 ABOUT = """\
-CIFAR-10, ResNets of a public repository (akamaster/pytorch_resnet_cifar10). Points of accuracy lost on 10 000 test
-images, mean over draws of the calibration images; less is better. Every method has the same calibration images, the
-same multiply-adds, refitting and distillation, without labels. *bar*: what ours may lose, distilled.
+CIFAR-10, ResNets of a public repository (akamaster/pytorch_resnet_cifar10); 784-300-100-10 on Fashion-MNIST. Points
+of accuracy lost on 10 000 test images, mean over draws of the calibration images; less is better. Every method has
+the same calibration images, budget, refitting and distillation, without labels. *bar*: what ours may lose, distilled.
 """
 METHOD = """\
 `python benchmarks/distillation.py run --part test` measures what is missing, and goes on where it stopped. Seconds
@@ -73,12 +75,12 @@ def describe(lines: Lines, folder: str) -> list[str]:
 def tabulate(tested: Lines) -> list[str]:
     cells = defaultdict(list)
     for line in tested:
-        cells[line["network"], line["macs"], line["method"], line["images"], _tell(line)].append(line)
+        cells[line["network"], _share(line), line["method"], line["images"], _tell(line)].append(line)
     rows = [
-        "| network | MACs | method | images | draws | before | "
+        "| network | kept | method | images | draws | before | "
         + " | ".join(STEPS.values())
         + " | bar | choosing s | refitting s | distilling s | settings |",
-        "|---|---:|---|---:|---:|---:|" + "---:|" * (len(STEPS) + 4) + "---|",
+        "|---|---|---|---:|---:|---:|" + "---:|" * (len(STEPS) + 4) + "---|",
     ]
     order = sorted(cells, key=lambda key: (list(TITLES).index(key[0]), -key[1], key[2] != OURS, key[2:]))
     for network, macs, method, images, settings in order:
@@ -95,7 +97,7 @@ def tabulate(tested: Lines) -> list[str]:
             *lost,
             "" if bar is None else f"{bar}",
         ]
-        texts = [TITLES[network], f"{macs:g}", method, str(images), str(len(same)), *figures]
+        texts = [TITLES[network], _name_share(network, macs), method, str(images), str(len(same)), *figures]
         rows.append(f"| {' | '.join([*texts, *(f'{each:.0f}' for each in seconds.values()), settings])} |")
     return rows
 
@@ -103,7 +105,7 @@ def tabulate(tested: Lines) -> list[str]:
 def draw(lines: Lines) -> bytes:
     """Points lost distilled and, paler, refitted, for every method with the usual settings."""
     tested = [line for line in lines if line["part"] == "test"]
-    cases = sorted({(line["network"], -line["macs"]) for line in tested})
+    cases = sorted({(line["network"], -_share(line)) for line in tested})
     with rc_context({"svg.hashsalt": "critical_neurons", "font.size": 9}):
         picture = Figure(figsize=(8, 0.6 + 0.9 * max(len(cases), 1)), layout="constrained")
         chart = picture.subplots()
@@ -111,7 +113,7 @@ def draw(lines: Lines) -> bytes:
         for network, negative in cases:
             found = defaultdict(list)
             for line in tested:
-                if (line["network"], -line["macs"]) == (network, negative):
+                if (line["network"], -_share(line)) == (network, negative):
                     found[line["method"]].append(line)
             for method, same in sorted(found.items(), key=lambda item: (item[0] != OURS, item[0])):
                 lost = {
@@ -122,7 +124,7 @@ def draw(lines: Lines) -> bytes:
                 chart.barh(len(places), lost["least_squares"], color=colour, alpha=0.25)
                 chart.barh(len(places), lost["distil"], color=colour)
                 places.append(len(places))
-                names.append(f"{TITLES[network]}, {-negative:g} of the MACs, {method}")
+                names.append(f"{TITLES[network]}, {_name_share(network, -negative)}, {method}")
         chart.set_yticks(places, names)
         chart.invert_yaxis()
         chart.set_xlabel("points of test accuracy lost: refitted (pale), distilled (full)")
@@ -139,6 +141,16 @@ def _summarise(values: Sequence[float]) -> str:
     return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
+def _share(line: Mapping[str, Any]) -> float:
+    share: float = line.get("macs") or line["units"]
+    return share
+
+
+def _name_share(network: str, share: float) -> str:
+    return f"{share:g} of the {'units' if network in BY_UNITS else 'MACs'}"
+
+
 def _tell(line: Mapping[str, Any]) -> str:
     settings = line["settings"]
-    return f"{settings['steps']} steps of {settings['batch_size']}"
+    mixed = "" if settings["augment"] == "auto" else f", {settings['augment']}"
+    return f"{settings['steps'] or 'usual'} steps of {settings['batch_size']}{mixed}"

@@ -12,6 +12,7 @@ from torch import nn
 
 import critical_neurons as cn
 from critical_neurons.errors import InvalidSettingError
+from critical_neurons.removal import distil as distil_module
 from critical_neurons.removal.augmentation import blend, choose_augmentation, flip, paste, shift
 from critical_neurons.removal.distil import distil
 from critical_neurons.removal.imitation import LAST_LAYER, STREAMS, Aim, Imitation, Reader, find_readers
@@ -91,6 +92,15 @@ def test_the_given_models_stay_as_they_are():
     assert trained.training
     assert [each.requires_grad for each in trained.parameters()] == [False, True, True, True, True, True]
     assert not same(trained, smaller)
+
+
+@pytest.mark.parametrize(("macs", "steps"), [(10, 4000), (10**7, 2344), (10**9, 600)])
+def test_small_networks_take_more_steps(monkeypatch, macs, steps):
+    monkeypatch.setattr(distil_module, "count_macs", lambda model, inputs: macs)
+    chosen = []
+    monkeypatch.setattr(distil_module._Training, "_train", lambda self, *given: chosen.append(given[1]) or 0.0)
+    train(cn.Distillation(learning_rate=1e-3))
+    assert chosen == [steps]
 
 
 def test_a_time_limit_ends_it():

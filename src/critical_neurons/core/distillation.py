@@ -30,7 +30,11 @@ class Distillation(Plain):
     seconds: float = setting(
         300.0, "Seconds of distillation, after which the best so far is taken.", option="distil_seconds"
     )
-    steps: int = setting(600, "Steps of distillation at most.", option="distil_steps")
+    steps: int | None = setting(
+        None,
+        "Steps of distillation at most. Default: 600, up to 4 000 of small networks.",
+        option="distil_steps",
+    )
     batch_size: int = setting(
         64, "Inputs in a step of distillation; fewer where memory is short.", option="distil_batch_size"
     )
@@ -53,7 +57,8 @@ class Distillation(Plain):
 
     def __post_init__(self) -> None:
         self._settle("seconds", Real, lambda value: value > 0, "a number of seconds above 0")
-        self._settle("steps", Integral, lambda value: value >= 1, "a whole number of at least 1")
+        if self.steps is not None:
+            self._settle("steps", Integral, lambda value: value >= 1, "a whole number of at least 1, or None")
         self._settle("batch_size", Integral, lambda value: value >= 1, "a whole number of at least 1")
         if self.learning_rate is not None:
             self._settle("learning_rate", Real, lambda value: 0 < value < float("inf"), "a number above 0, or None")

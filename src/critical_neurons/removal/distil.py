@@ -19,6 +19,7 @@ from critical_neurons.core.distillation import Distillation
 from critical_neurons.errors import InvalidSettingError, first_line
 from critical_neurons.removal.augmentation import Augmentation
 from critical_neurons.removal.imitation import Aim, Imitation
+from critical_neurons.removal.metrics import count_macs
 from critical_neurons.removal.rows import Inputs, count_rows, match_model, take_rows
 
 HELD_OUT = 8
@@ -31,6 +32,10 @@ RATES = (3e-3, 1e-3, 3e-4)
 
 TRIAL_SHARE = 0.05
 """Of the steps and of the time, for each of them."""
+
+FEWEST_STEPS, MOST_STEPS = 600, 4000
+WORK = 1.5e12
+"""Steps that are not given: as many as make up so many multiply-adds of the original, within these limits."""
 
 CHECKS = 8
 """How often the held-out inputs are looked at."""
@@ -98,8 +103,9 @@ class _Training:
         self._held_out, self._trained = shuffled[:held_out], shuffled[held_out:]
         self._size = min(settings.batch_size, self._count_fitting())
         self._rates = RATES if settings.learning_rate is None else (settings.learning_rate,)
-        self._trial = math.ceil(TRIAL_SHARE * settings.steps) if len(self._rates) > 1 else 0
-        self._steps_left = settings.steps + len(self._rates) * self._trial
+        self._steps = settings.steps or self._choose_steps()
+        self._trial = math.ceil(TRIAL_SHARE * self._steps) if len(self._rates) > 1 else 0
+        self._steps_left = self._steps + len(self._rates) * self._trial
         self._began, self._steps_done = time.monotonic(), 0
         self.best = self.first = _Weights(pair.smaller, self._measure())
 
@@ -110,7 +116,7 @@ class _Training:
             rate = min(self._rates, key=found.__getitem__)
         left = self._began + seconds - time.monotonic()
         if left > 0:
-            self._train(rate, self._settings.steps, CHECKS, left)
+            self._train(rate, self._steps, CHECKS, left)
 
     def _train(self, rate: float, steps: int, checks: int, seconds: float) -> float:
         """From the first weights, one cycle of the learning rate; gives what it is worth in the end."""
@@ -161,6 +167,10 @@ class _Training:
                 inputs = take_rows(self._inputs, rows)
                 total += len(rows) * (self._pair.judge(inputs) + self._pair.judge(self._augment(inputs))) / 2
         return total / len(self._held_out)
+
+    def _choose_steps(self) -> int:
+        macs = count_macs(self._pair.original, self._inputs)
+        return round(min(max(WORK / (self._size * max(macs, 1)), FEWEST_STEPS), MOST_STEPS))
 
     def _count_fitting(self) -> int:
         """Inputs for which there is room for what a forward pass keeps for gradients. One is tried.

@@ -1,0 +1,57 @@
+"""benchmarks/distillation.py: a cell of a tiny network, what is stored, and the page made of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import critical_neurons as cn
+import distillation
+from critical_neurons_reproduction.datasets import Part
+from distillation import OURS, measure, reestimate
+from distillation_page import describe, draw
+from preferring import Subject
+
+FEW = cn.Distillation(steps=2, learning_rate=1e-3)
+STORED = {"part": "test", "images": 40, "draw": 0, "settings": FEW.to_dict(), "date": "2026-01-01", "machine": "some"}
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)
+        )
+        inputs = torch.randn(40, 6)
+    return Subject(model.eval(), inputs, model(inputs).argmax(1), {})
+
+
+@pytest.mark.parametrize("method", [OURS, "greedy elimination"])
+def test_a_cell_has_every_step_and_its_seconds(subject, method):
+    found = measure(subject, {"macs": 0.6}, method, Part(subject.inputs, subject.labels), FEW, 0)
+    assert found["accuracy"]["before"] == 1.0
+    assert set(found["accuracy"]) - {"before"} == set(found["processor_seconds"]) - {"choosing"}
+    assert sum(found["kept"].values()) < 23
+    line = {**STORED, **found, "network": "resnet20", "macs": 0.6, "method": method, "versions": {"torch": "2"}}
+    page = "\n".join(describe([line], ""))
+    assert f"| ResNet-20 | 0.6 of the MACs | {method} | 40 | 1 | 100.00 |" in page
+    assert b"<svg" in draw([line])
+
+
+def test_batch_norms_have_the_statistics_of_the_inputs(subject):
+    found = reestimate(subject.model, subject.inputs)
+    torch.testing.assert_close(found[1].running_mean, found[0](subject.inputs).mean(0))
+    assert not found.training
+    assert not torch.equal(found[1].running_mean, subject.model[1].running_mean)
+
+
+def test_cells_that_are_stored_are_known_again(tmp_path, monkeypatch):
+    path = tmp_path / "lines.jsonl"
+    monkeypatch.setattr(distillation, "RESULTS", path)
+    assert distillation.read_lines() == []
+    path.write_text('{"harness": 1}\n{"harness": 2, "network": "resnet20", "macs": 0.5}\n')
+    (line,) = distillation.read_lines()
+    assert line["macs"] == 0.5
+    assert describe([], "") == ["Nothing has been measured on test images yet."]
