@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import critical_neurons as cn
 from critical_neurons.api.compress import PAPER
-from critical_neurons.cli import app
+from critical_neurons.cli.commands import app
 from critical_neurons.cli.digits import Removal
 from critical_neurons.cli.tables import describe_batch, judge
 from critical_neurons.cli.terminal import show_progress
@@ -138,7 +138,7 @@ class TestHelp:
 
     def test_help_imports_nothing_heavy(self):
         code = (
-            "import sys\nfrom critical_neurons.cli import app\n"
+            "import sys\nfrom critical_neurons.cli.commands import app\n"
             f"for command in [[], *{[[command] for command in COMMANDS]}]:\n"
             "    app([*command, '--help'], standalone_mode=False)\n"
             "    print('HEAVY', *{'torch', 'numpy', 'scipy', 'highspy', 'datasets'} & set(sys.modules))"
@@ -1215,3 +1215,91 @@ class TestInstalledCommand:
         assert re.search(r"^\? +Linear +3 ", result.stdout, re.MULTILINE)
         assert "5 units in 1 of 2 layers" in result.stdout
         assert result.stderr == ""
+
+
+class TestPlansOfFiles:
+    @pytest.fixture
+    def plan(self, scores):
+        succeed(
+            "prune",
+            "tiny_models:net",
+            "--scores",
+            "scores.json",
+            "--input-shape",
+            6,
+            "--units",
+            0.5,
+            "--plan",
+            "plan.json",
+        )
+        return Path("plan.json")
+
+    def carry_out(self, *arguments):
+        return ("prune", "tiny_models:net", "--carry-out", "plan.json", "--input-shape", 6, *arguments)
+
+    def test_a_plan_is_carried_out(self, plan):
+        succeed(*self.carry_out("--output", "smaller.safetensors"))
+        assert load_file("smaller.safetensors")["0.weight"].shape == (4, 6)
+
+    def test_an_edited_plan_is_refused_unless_it_is_trusted(self, plan):
+        content = json.loads(plan.read_text())
+        kept = content["layers"][0]["kept"]
+        content["layers"][0]["kept"] = sorted({*range(8)} - {*kept})
+        plan.write_text(json.dumps(content))
+        assert "changed" in refuse(*self.carry_out("--output", "smaller.safetensors"))
+        succeed(*self.carry_out("--output", "smaller.safetensors", "--trust-edited"))
+        assert load_file("smaller.safetensors")["0.weight"].shape == (8 - len(kept), 6)
+
+    def test_a_layer_is_not_emptied_by_hand(self, plan):
+        content = json.loads(plan.read_text())
+        content["layers"][0]["kept"] = []
+        plan.write_text(json.dumps(content))
+        refuse(*self.carry_out("--output", "smaller.safetensors", "--trust-edited"))
+
+    def test_one_of_scores_and_a_plan(self, plan):
+        assert "--carry-out" in refuse("prune", "tiny_models:net", "--output", "smaller.safetensors")
+        assert "--units" in refuse(*self.carry_out("--units", 0.5, "--output", "smaller.safetensors"))
+        assert "--trust-edited" in refuse("prune", "tiny_models:net", "--scores", "scores.json", "--trust-edited")
+
+
+class TestLoudness:
+    def test_quiet_leaves_results_and_errors(self, scores):
+        told = (
+            "prune",
+            "tiny_models:net",
+            "--scores",
+            "scores.json",
+            "--input-shape",
+            6,
+            "--units",
+            0.5,
+            "--dry-run",
+        )
+        assert "Dry run" in succeed(*told).stderr
+        assert succeed(*told, "--quiet").stderr == ""
+        assert succeed(*told, "-q").stdout == succeed(*told).stdout
+        assert "nowhere.json" in refuse(
+            "prune", "tiny_models:net", "--scores", "nowhere.json", "--units", 0.5, "--dry-run", "--quiet"
+        )
+
+    def test_verbose_tells_the_time(self, scores):
+        found = succeed(
+            *(
+                "prune",
+                "tiny_models:net",
+                "--scores",
+                "scores.json",
+                "--input-shape",
+                6,
+                "--units",
+                0.5,
+                "--dry-run",
+                "--verbose",
+            ),
+            *("--compensate", "least_squares", "--calibration", "data.npz"),
+        )
+        assert re.search(r"^\d+\.\d s  2 of 2 modules refitted$", found.stderr, re.MULTILINE)
+        assert "--quiet" in refuse("inspect", "tiny_models:net", "--input-shape", 6, "--quiet", "--verbose")
+
+    def test_shells_complete(self):
+        assert "--install-completion" in succeed("--help").stdout

@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 import critical_neurons as cn
-from critical_neurons.cli import app
+from critical_neurons.cli.commands import app
 
 MODELS = """
 import torch

@@ -12,7 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import critical_neurons as cn
-from critical_neurons.cli import app
+from critical_neurons.cli.commands import app
 from critical_neurons.removal.metrics import count_macs, count_parameters
 
 TOLERANCE = 1e-5

@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 import critical_neurons as cn
-from critical_neurons.cli import app
+from critical_neurons.cli.commands import app
 from critical_neurons.cli.doctor import Requirement, read_requirements
 from tests.api.test_report import read
 

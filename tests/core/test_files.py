@@ -3,6 +3,7 @@ import stat
 
 import pytest
 
+from critical_neurons.core import files
 from critical_neurons.core.files import check_folder, check_writable, write_atomically, write_folder
 from critical_neurons.errors import OutputError
 
@@ -215,3 +216,14 @@ class TestFolder:
         with pytest.raises(OutputError, match=r"out: cannot be written \(No space left on device\)"):
             write_folder(tmp_path / "out", CONTENT)
         assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_another_run_has_filled_meanwhile_stays(tmp_path, monkeypatch):
+    folder = tmp_path / "out"
+
+    monkeypatch.setattr(files, "check_folder", lambda path, names, *, overwrite: None)
+    write_folder(folder, {"a": b"first"})
+    with pytest.raises(OutputError, match="not empty"):
+        write_folder(folder, {"a": b"second"})
+    assert (folder / "a").read_bytes() == b"first"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -1,16 +1,18 @@
 """Command line: arguments in, one call, table out. What needs torch is imported inside the commands."""
 
-import io
-import sys
-
-from critical_neurons.cli.commands import add_plugins, app
+from critical_neurons.cli.ending import run_to_an_end
 
 
 def main() -> None:
-    if isinstance(sys.stdout, io.TextIOWrapper):  # where λ cannot be written, a question mark stands for it
-        sys.stdout.reconfigure(errors="replace")
+    """The command line tool. Commands are imported where an interrupt is met."""
+    run_to_an_end(_run)
+
+
+def _run() -> None:
+    from critical_neurons.cli.commands import add_plugins, app
+
     add_plugins()
     app()
 
 
-__all__ = ["app", "main"]
+__all__ = ["main"]

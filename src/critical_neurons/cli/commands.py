@@ -40,7 +40,6 @@ app = typer.Typer(
     "  critical-neurons report smaller --output report.html\n"
     "  critical-neurons export lenet5 smaller --output smaller.onnx",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -47,7 +48,14 @@ from critical_neurons.errors import InvalidSettingError
 def prune(
     model: ModelName,
     *,
-    scores: Annotated[Path, typer.Option(help="Scores of this model, as written by score.")],
+    scores: Annotated[Path | None, typer.Option(help="Scores of this model, as written by score.")] = None,
+    carry_out: Annotated[
+        Path | None, typer.Option(help="A plan that --plan wrote, in place of scores and of what is kept of them.")
+    ] = None,
+    trust_edited: Annotated[
+        bool,
+        typer.Option("--trust-edited", help="The plan of --carry-out was edited; whether it can be done is checked."),
+    ] = False,
     weights: Weights = None,
     threshold: Annotated[str | None, typer.Option(help="Remove units that score below: a number, or mean.")] = None,
     units: Units = None,
@@ -104,9 +112,22 @@ def prune(
       critical-neurons prune model.onnx --scores scores.json --units 0.5 --output smaller.onnx
     """
     read: Read = [
-        *(("MODEL", find_model_file(model)), ("--scores", scores), ("--weights", weights)),
+        *(
+            ("MODEL", find_model_file(model)),
+            ("--scores", scores),
+            ("--carry-out", carry_out),
+            ("--weights", weights),
+        ),
         *(("--data", data), ("--calibration", calibration)),
     ]
+    chosen_by = {
+        "--threshold": threshold,
+        "--units": units,
+        "--params": params,
+        "--macs": macs,
+        "--max-drop": max_drop,
+    }
+    _check_source(scores, carry_out, chosen_by, trust_edited=trust_edited)
     check_outputs(output, plan, save, read=read, dry_run=dry_run, overwrite=overwrite)
     if compensate != "none" and calibration is None:
         raise InvalidSettingError(f"--compensate {compensate}: say on what inputs, with --calibration.")
@@ -123,15 +144,16 @@ def prune(
     from critical_neurons.removal.metrics import count_parameters, measure_accuracy
     from critical_neurons.structure import fingerprint, unwrap
 
-    loaded = cn.Scores.load(scores)
+    loaded = cn.Scores.load(scores) if scores else None
+    ready = cn.Plan.load(carry_out, trust_edited=trust_edited) if carry_out else None
     look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
     batch = load_batch(data, per_class=per_class, seed=seed, split=split, look=look) if data else None
     fitted = load_batch(calibration, most_per_class=MOST_PER_CLASS, seed=seed, look=look)[0] if calibration else None
     example = choose_example(model, batch[0] if batch else fitted, input_shape)
     network = load_model(model, weights, tuple(example.shape[1:]))
     with show_progress() as progress:
-        chosen = cn.plan(
-            loaded,
+        chosen = ready or cn.plan(
+            cast(cn.Scores, loaded),
             threshold=read_threshold(threshold),
             units=units,
             params=params,
@@ -158,7 +180,7 @@ def prune(
             progress=lambda done, total: progress(f"{done} of {total} modules refitted"),
             detail=progress,
         )
-    if fingerprint(unwrap(network)).weights != loaded.fingerprint.weights:
+    if fingerprint(unwrap(network)).weights != chosen.structure.fingerprint.weights:
         note("The scores were made with other weights of this network.")
     if not chosen.removed:
         note("The plan removes nothing: every unit stays.")
@@ -188,3 +210,16 @@ def prune(
     show(report_change(rows))
     paths = ", ".join(str(path) for path in outputs.values() if path)
     note("Dry run: nothing written." if dry_run else f"Written: {paths}")
+
+
+def _check_source(
+    scores: Path | None, carry_out: Path | None, chosen_by: Mapping[str, object], *, trust_edited: bool
+) -> None:
+    """Units are chosen from scores, or have been chosen."""
+    if (scores is None) == (carry_out is None):
+        raise InvalidSettingError("Give one of --scores, with what is kept of them, and --carry-out.")
+    given = [name for name, value in chosen_by.items() if value is not None]
+    if carry_out is not None and given:
+        raise InvalidSettingError(f"{given[0]}: --carry-out says what stays. Leave one of them out.")
+    if trust_edited and carry_out is None:
+        raise InvalidSettingError("--trust-edited: is of the plan of --carry-out, and there is none.")

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
-from critical_neurons.errors import CriticalNeuronsError
+from critical_neurons.cli.ending import BAD_INPUT, INTERRUPTED, commands
+from critical_neurons.errors import CriticalNeuronsError, InvalidSettingError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-BAD_INPUT = 2
-INTERRUPTED = 130
 SECONDS_BETWEEN_LINES = 5.0
 """How often progress is told to a log file; a terminal sees every step."""
 
@@ -28,23 +28,49 @@ WIDTH_OF_FILES = 140
 
 Parameters = ParamSpec("Parameters")
 
+LOUDNESS = tuple(
+    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option])
+    for name, option in (
+        ("quiet", typer.Option("--quiet", "-q", help="No notes and no progress: results and errors alone.")),
+        ("verbose", typer.Option("--verbose", "-v", help="Every step as a line of its own, with the time.")),
+    )
+)
+
+_told: dict[str, Any] = {"notes": True, "everything": False, "since": 0.0}
+"""What the running command tells on standard error, and since when it runs."""
+
 
 def reports_errors(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """The user's mistakes end in one sentence and exit code 2, an interrupt in 130; bugs keep their traceback."""
+    """The user's mistakes end in one sentence and exit code 2, an interrupt in 130; bugs keep their traceback.
+
+    The command takes --quiet and --verbose as well.
+    """
 
     @functools.wraps(command)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+        quiet, verbose = kwargs.pop("quiet", False), kwargs.pop("verbose", False)
+        commands.append(command.__name__)
         try:
+            if quiet and verbose:
+                raise InvalidSettingError("--quiet and --verbose: give one of them.")
+            _told.update(notes=not quiet, everything=bool(verbose), since=time.monotonic())
             command(*args, **kwargs)
         except CriticalNeuronsError as error:
             if kwargs.get("as_json"):
                 show_json({"error": {"type": type(error).__name__, "message": str(error)}})
-            note(f"Error: {error}")
+            typer.echo(f"Error: {error}", err=True)
             raise typer.Exit(BAD_INPUT) from None
         except KeyboardInterrupt:
             note("Interrupted.")
             raise typer.Exit(INTERRUPTED) from None
+        finally:
+            commands.pop()
+            _told.update(notes=True, everything=False)
 
+    signature = inspect.signature(command, eval_str=True)
+    own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in signature.parameters.values()]
+    run.__signature__ = signature.replace(parameters=[*own, *LOUDNESS])  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in (*own, *LOUDNESS)}
     return run
 
 
@@ -62,13 +88,18 @@ def show_json(content: Any) -> None:
 
 
 def note(text: str) -> None:
-    typer.echo(text, err=True)
+    if _told["notes"]:
+        time_passed = f"{time.monotonic() - _told['since']:.1f} s  " if _told["everything"] else ""
+        typer.echo(f"{time_passed}{text}", err=True)
 
 
 @contextmanager
 def show_progress() -> Iterator[Callable[[object], None]]:
     """A line that follows the work, such as the steps of a solver; in a log file a new line every few seconds."""
     console = _console(stderr=True)
+    if _told["everything"] or not _told["notes"]:
+        yield lambda state: note(str(state))
+        return
     if console.is_terminal:
         with console.status("") as status:
             yield lambda state: status.update(str(state))
@@ -92,7 +123,7 @@ def show_bars(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[str
     steps done and steps there will be.
     """
     console = _console(stderr=True)
-    if not console.is_terminal:
+    if not console.is_terminal or _told["everything"] or not _told["notes"]:
         done = 0
 
         def finish(name: str) -> None:

@@ -94,7 +94,10 @@ def write_folder(
                 _write_through(draft / name, content)
             if target.exists():
                 shutil.copymode(target, draft)
-                target.rename(old)
+                if overwrite:
+                    target.rename(old)
+                else:
+                    target.rmdir()  # refused if another run has filled it meanwhile
             draft.rename(target)
     finally:
         if old.exists() and not target.exists():

@@ -1,0 +1,126 @@
+"""How a run ends that is cut short: by a signal, or by an output that takes no more.
+
+Nothing is imported here that takes time: an interrupt may come while the commands are.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import NoReturn
+
+BAD_INPUT, UNWRITABLE, INTERRUPTED, CLOSED_PIPE, TERMINATED = 2, 74, 130, 141, 143
+
+IMPORTING = "<frozen importlib._bootstrap>"
+
+commands: list[str] = []
+"""Names of the commands that run."""
+
+
+class Terminated(BaseException):
+    """SIGTERM: what was begun is undone on the way out, and nothing goes on with the best so far."""
+
+
+class UnwritableError(Exception):
+    """Of standard output. No `OSError`: others would take it for one of a file."""
+
+
+def run_to_an_end(run: Callable[[], None]) -> NoReturn:
+    """Leaves with the exit code that `run` leaves with, or with one that says what cut it short."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end)
+    _occupy_closed()
+    sys.stdout, sys.stderr = _Stream(1, strict=True).open(), _Stream(2, strict=False).open()
+    try:
+        try:
+            _check_folder()
+            run()
+        finally:
+            sys.stdout.flush()
+    except Terminated:
+        _leave(TERMINATED, "Terminated.")
+    except KeyboardInterrupt:
+        _leave(INTERRUPTED, "Interrupted.")
+    except UnwritableError as error:
+        closed = str(error) == os.strerror(errno.EPIPE)  # as by `head`, which wants to hear no more
+        _leave(CLOSED_PIPE if closed else UNWRITABLE, "" if closed else f"Error: standard output: {error}.")
+    sys.exit(0)
+
+
+def _occupy_closed() -> None:
+    """Files that are opened later would be given the numbers of streams that are closed."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY)  # the lowest number that is free
+
+
+def _check_folder() -> None:
+    try:
+        os.getcwd()
+    except OSError:
+        _leave(BAD_INPUT, "Error: the working directory is no longer there. Change to another.")
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """An exception where a command can undo what it began; else the end: imports turn exceptions into others."""
+    interrupted = number == signal.SIGINT
+    if not commands or _imports(frame):
+        _leave(*((INTERRUPTED, "Interrupted.") if interrupted else (TERMINATED, "Terminated.")))
+    raise KeyboardInterrupt if interrupted else Terminated
+
+
+def _imports(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == IMPORTING:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _leave(code: int, text: str) -> NoReturn:
+    if text:
+        with suppress(OSError):
+            os.write(2, f"{text}\n".encode())
+    os._exit(code)
+
+
+class _Stream(io.RawIOBase):
+    """Standard output, or standard error, which may be closed: what cannot be written there is not missed."""
+
+    def __init__(self, number: int, *, strict: bool) -> None:
+        self._number, self._strict = number, strict
+
+    def open(self) -> io.TextIOWrapper:
+        """Where a letter such as λ cannot be written, a question mark stands for it."""
+        given = sys.stdout if self._strict else sys.stderr
+        encoding = "utf-8" if given is None else given.encoding
+        buffer = io.BufferedWriter(self)  # type: ignore[type-var]
+        return io.TextIOWrapper(buffer, encoding=encoding, errors="replace", line_buffering=True)
+
+    def fileno(self) -> int:
+        return self._number
+
+    def isatty(self) -> bool:
+        try:
+            return os.isatty(self._number)
+        except OSError:
+            return False
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        try:
+            return os.write(self._number, data)
+        except OSError as error:
+            if self._strict:
+                raise UnwritableError(error.strerror) from None
+            return len(data)
