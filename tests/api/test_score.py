@@ -697,3 +697,26 @@ def test_bounding_stops_in_time():
     with pytest.raises(TimeIsUp), until(time.monotonic() + 1e-3):
         list(iter(lambda: cn.bound_network(network, case.inputs), None))  # a large network would take as long
     cn.bound_network(network, case.inputs)
+
+
+def draw_scaled(scale):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+    with torch.no_grad():
+        model[0].weight.mul_(scale)
+        model[0].bias.mul_(scale)
+    return model, torch.rand(3, 6, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("formulation", ["paper", "exact", "linearised"])
+def test_weights_beyond_what_the_solver_takes_are_told(formulation):
+    model, inputs = draw_scaled(1e30)
+    with pytest.raises(SolverError, match="coefficients up to"):
+        cn.score(model, inputs, [0, 1, 2], formulation=formulation)
+
+
+def test_what_rounding_costs_is_not_called_optimal():
+    model, inputs = draw_scaled(1e12)
+    scores = cn.score(model, inputs, [0, 1, 2], solver=cn.Solver(time_limit=5.0))
+    assert scores.gap > 1
+    assert scores.status is Status.FEASIBLE

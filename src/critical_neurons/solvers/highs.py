@@ -40,6 +40,9 @@ _OUTCOMES = {
     highspy.HighsModelStatus.kObjectiveTarget: Outcome.STOPPED,
 }
 
+LARGEST_COEFFICIENT = 1e15
+"""HiGHS refuses rows with larger ones."""
+
 _SETTLED = {
     "time_limit": "time_limit",
     "mip_rel_gap": "gap",
@@ -102,6 +105,12 @@ class HighsEngine:
 
     def add_rows(self, rows: Rows) -> None:
         matrix = rows.matrix
+        largest = float(np.abs(rows.matrix.data).max(initial=0.0))
+        if not largest <= LARGEST_COEFFICIENT:
+            raise SolverError(
+                f"highs: coefficients up to {largest:.3g} in the program. Accepted: {LARGEST_COEFFICIENT:.0e}. "
+                "Scale the inputs, or the weights of the layers, to numbers of ordinary size."
+            )
         self._check(
             self._highs.addRows(
                 len(rows),
