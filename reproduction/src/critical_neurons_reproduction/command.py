@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from critical_neurons.cli.options import Backend, Jobs, Json, Scheduler, read_workers
+from critical_neurons.cli.fields import takes_settings
+from critical_neurons.cli.options import Json, WorkersChoice
 from critical_neurons.cli.terminal import note, reports_errors, show, show_bars, show_json
 from critical_neurons.errors import InvalidSettingError, WorkersError
 
@@ -18,6 +19,7 @@ SEEDS = 3
 
 
 @reports_errors
+@takes_settings
 def reproduce(
     what: Annotated[
         str,
@@ -41,9 +43,8 @@ def reproduce(
         Path | None,
         typer.Option(help="A folder with mnist, fashion_mnist, cifar10. By default the Hugging Face hub is asked."),
     ] = None,
-    jobs: Jobs = 1,
-    backend: Backend = "local",
-    scheduler: Scheduler = None,
+    *,
+    crew: WorkersChoice,
     epochs: Annotated[int | None, typer.Option(help="Train for no more than so many epochs.")] = None,
     recipes: Annotated[
         str,
@@ -89,7 +90,7 @@ def reproduce(
         raise InvalidSettingError(f"--seeds: found {count}. Accepted: at least one.")
     if profile == "quick" and (epochs is not None or images is not None):
         raise InvalidSettingError("--epochs and --images: are those of --profile quick. Leave out one or the other.")
-    workers = read_workers(jobs, backend, scheduler)
+    workers = crew.read()
     store = Store(results)
     named = list(TABLES) if what in ("all", "status", "page") else [what]
     schedule = QUICK if profile == "quick" else Schedule(epochs, images)

@@ -5,41 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from critical_neurons.cli import options
 from critical_neurons.cli.fields import describe_choice, name_option, takes_settings
-from critical_neurons.cli.options import (
-    COMPENSATE_HELP,
-    MOST_PER_CLASS,
-    Channels,
-    DataName,
-    Folder,
-    Ignore,
-    Json,
-    Keep,
-    Latency,
-    Macs,
-    Mean,
-    MinUnits,
-    ModelName,
-    NoOnnx,
-    Overwrite,
-    Params,
-    Resize,
-    RoundTo,
-    Split,
-    Start,
-    Std,
-    Stop,
-    Units,
-    Weights,
-    find_model_file,
-    join_compensation,
-    read_numbers,
-)
-from critical_neurons.cli.outputs import Read, check_exports, write_exported
+from critical_neurons.cli.outputs import Read, check_exports, name_written, write_exported
 from critical_neurons.cli.terminal import name_command, note, reports_errors, show, show_json, show_progress
 from critical_neurons.core.distillation import Distillation
 from critical_neurons.core.formulation import FORMULATIONS, FormulationName
@@ -47,24 +19,19 @@ from critical_neurons.core.settings import Compensation, DistanceName, EffortNam
 from critical_neurons.core.solver import Solver
 from critical_neurons.errors import InvalidSettingError
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from critical_neurons.io.data import Look
-
 
 @reports_errors
 @takes_settings
 def compress(
-    model: ModelName,
-    data: DataName,
-    save: Folder = None,
+    model: options.ModelName,
+    data: options.DataName,
+    save: options.Folder = None,
     *,
-    weights: Weights = None,
-    macs: Macs = None,
-    params: Params = None,
-    units: Units = None,
-    latency: Latency = None,
+    weights: options.Weights = None,
+    macs: options.Macs = None,
+    params: options.Params = None,
+    units: options.Units = None,
+    latency: options.Latency = None,
     max_drop: Annotated[
         float | None,
         typer.Option(
@@ -75,7 +42,7 @@ def compress(
     compensate: Annotated[
         Compensation | None,
         typer.Option(
-            help=f"{COMPENSATE_HELP} Default: least_squares; distil with --effort thorough, unless there is a "
+            help=f"{options.COMPENSATE_HELP} Default: least_squares; distil with --effort thorough, unless there is a "
             "--max-drop; none with --paper."
         ),
     ] = None,
@@ -85,21 +52,21 @@ def compress(
         DistanceName,
         typer.Option(help="How outputs are compared: of class probabilities, or squared differences."),
     ] = "auto",
-    keep: Keep = None,
-    min_units: MinUnits = 1,
-    round_to: RoundTo = 1,
+    keep: options.Keep = None,
+    min_units: options.MinUnits = 1,
+    round_to: options.RoundTo = 1,
     per_class: Annotated[
         int | None,
         typer.Option(help="Inputs of every class, at random. Default: up to 100 of a data set, a whole file."),
     ] = None,
-    split: Split = "train",
+    split: options.Split = "train",
     test_data: Annotated[
         str | None, typer.Option(help="Labelled data for the comparison, which had no part in anything.")
     ] = None,
     test_split: Annotated[
         str | None, typer.Option(help="Split of --test-data, test by default; or of DATA where it is not given.")
     ] = None,
-    overwrite: Overwrite = False,
+    overwrite: options.Overwrite = False,
     output: Annotated[
         list[Path] | None,
         typer.Option(help="A file to export to: .onnx, or .pt2 of torch.export. Repeat for more."),
@@ -107,7 +74,7 @@ def compress(
     report: Annotated[
         Path | None, typer.Option(help="A page about it all to open in a browser, one .html file.")
     ] = None,
-    no_onnx: NoOnnx = False,
+    no_onnx: options.NoOnnx = False,
     paper: Annotated[
         bool, typer.Option("--paper", help="Units by the paper's own scores and settings, not by a search.")
     ] = False,
@@ -116,14 +83,11 @@ def compress(
         typer.Option(help=f"Units by the scores of a program, not by a search: {describe_choice(FORMULATIONS)}"),
     ] = None,
     solver: Solver,
-    ignore: Ignore = None,
-    start: Start = None,
-    stop: Stop = None,
-    mean: Mean = "",
-    std: Std = "",
-    resize: Resize = None,
-    channels: Channels = None,
-    as_json: Json = False,
+    ignore: options.Ignore = None,
+    start: options.Start = None,
+    stop: options.Stop = None,
+    form: options.DataForm,
+    as_json: options.Json = False,
 ) -> None:
     """Make MODEL smaller with labelled inputs from DATA: search, plan, remove, refit, compare, save.
 
@@ -143,7 +107,7 @@ def compress(
     """
     paths = output or []
     read: Read = [
-        ("MODEL", find_model_file(model)),
+        ("MODEL", options.find_model_file(model)),
         ("DATA", data),
         ("--test-data", test_data),
         ("--weights", weights),
@@ -156,19 +120,17 @@ def compress(
         told = [each for each in list_settings(Solver) if getattr(solver, each.name) != getattr(unused, each.name)]
         names = ", ".join(name_option(each) for each in told)
         raise InvalidSettingError(f"{names}: of a program, but units are searched for. Add --paper or --formulation.")
-    compensation = join_compensation(compensate, distillation)
+    compensation = options.join_compensation(compensate, distillation)
     import critical_neurons as cn
     from critical_neurons.cli.tables import compression_to_dict, describe_batch, report_compression
     from critical_neurons.io.builtin_models import MODELS
-    from critical_neurons.io.data import Look, load_batch
     from critical_neurons.io.models import load_model
 
-    look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
     if model in MODELS and weights is None:
         note(f"{model} without --weights is untrained, and other weights every time.")
-    test = load_test(data, test_data, test_split, look)
-    inputs, labels = load_batch(
-        data, per_class=per_class, most_per_class=MOST_PER_CLASS, seed=solver.seed, split=split, look=look
+    test = form.load_test(data, test_data, test_split)
+    inputs, labels = form.load(
+        data, per_class=per_class, most_per_class=options.MOST_PER_CLASS, seed=solver.seed, split=split
     )
     network = load_model(model, weights, tuple(inputs.shape[1:]))
     note(describe_batch(inputs.shape[1:], labels.tolist()))
@@ -220,15 +182,4 @@ def compress(
         show_json(compression_to_dict(found) | {"written": written})
         return
     show(report_compression(found))
-    note(f"Written: {', '.join(str(path) for path in [save, *paths, report] if path)}")
-
-
-def load_test(data: str, test_data: str | None, test_split: str | None, look: Look) -> tuple[Tensor, Tensor] | None:
-    from critical_neurons.io.data import is_file, load_batch
-
-    source = data if test_data is None else test_data
-    if test_split is not None and is_file(source):
-        raise InvalidSettingError(f"--test-split: {source} is a file, which has no splits. Give --test-data alone.")
-    if test_data is None and test_split is None:
-        return None
-    return load_batch(source, split=test_split or "test", look=look)
+    note(name_written(save, *paths, report))

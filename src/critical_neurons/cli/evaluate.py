@@ -7,32 +7,19 @@ from typing import Annotated
 
 import typer
 
-from critical_neurons.cli.options import (
-    Channels,
-    Json,
-    Mean,
-    ModelName,
-    NoOnnx,
-    Resize,
-    Seed,
-    SmallerFolder,
-    Split,
-    Std,
-    Weights,
-    find_model_file,
-    read_numbers,
-    read_sizes,
-)
-from critical_neurons.cli.outputs import check_apart
+from critical_neurons.cli import options
+from critical_neurons.cli.fields import takes_settings
+from critical_neurons.cli.outputs import check_files
 from critical_neurons.cli.terminal import note, reports_errors, show, show_json
 
 
 @reports_errors
+@takes_settings
 def evaluate(
-    model: ModelName,
-    folder: SmallerFolder,
+    model: options.ModelName,
+    folder: options.SmallerFolder,
     data: Annotated[str, typer.Option(help="Labelled data to measure on, as for score.")],
-    weights: Weights = None,
+    weights: options.Weights = None,
     calibration: Annotated[
         str | None,
         typer.Option(help="The data of scoring and refitting: looked up in --data, and used for int8 ranges."),
@@ -44,15 +31,13 @@ def evaluate(
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes whose latency is measured.")] = "1,64",
     repeats: Annotated[int, typer.Option(help="Samples of every latency.")] = 30,
     threads: Annotated[int, typer.Option(help="Threads of torch and onnxruntime.")] = 1,
-    no_onnx: NoOnnx = False,
+    no_onnx: options.NoOnnx = False,
     per_class: Annotated[int | None, typer.Option(help="Data points of every class. By default all.")] = None,
-    split: Split = "test",
-    mean: Mean = "",
-    std: Std = "",
-    resize: Resize = None,
-    channels: Channels = None,
-    seed: Seed = 0,
-    as_json: Json = False,
+    split: options.Split = "test",
+    *,
+    form: options.DataForm,
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
 ) -> None:
     """Compare MODEL with the smaller network in FOLDER: accuracy, size, memory, latency, int8.
 
@@ -63,31 +48,25 @@ def evaluate(
       critical-neurons evaluate my_package.models:make_net smaller --weights net.pt --data test.npz \\
         --calibration batch.npz --output comparison.json
     """
-    from critical_neurons.core.files import check_writable
-
-    sizes = read_sizes("--batch-sizes", batch_sizes, "1,64")
-    if output:
-        check_writable(output)
+    sizes = options.read_sizes("--batch-sizes", batch_sizes, "1,64")
     import critical_neurons as cn
     from critical_neurons.cli.tables import report_comparison
     from critical_neurons.io.checkpoint import PLAN, WRITTEN
-    from critical_neurons.io.data import Look, load_batch
     from critical_neurons.io.models import load_model
     from critical_neurons.structure import fingerprint, unwrap
 
     parts = [("FOLDER", folder / name) for name in WRITTEN]
-    check_apart(
+    check_files(
         [("--output", output)],
         [
             *parts,
-            ("MODEL", find_model_file(model)),
+            ("MODEL", options.find_model_file(model)),
             ("--weights", weights),
             ("--data", data),
             ("--calibration", calibration),
         ],
     )
-    look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
-    inputs, labels = load_batch(data, per_class=per_class, seed=seed, split=split, look=look)
+    inputs, labels = form.load(data, per_class=per_class, seed=seed, split=split)
     network = load_model(model, weights, tuple(inputs.shape[1:]))
     smaller = cn.load(folder, network)
     if fingerprint(unwrap(network)).weights != cn.Plan.load(folder / PLAN).structure.fingerprint.weights:
@@ -98,7 +77,7 @@ def evaluate(
         inputs,
         labels,
         data="calibration" if seen else "test",
-        calibration=load_batch(calibration, look=look)[0] if calibration else None,
+        calibration=form.load(calibration)[0] if calibration else None,
         batch_sizes=sizes,
         repeats=repeats,
         threads=threads,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from critical_neurons.cli.options import DataOption, InputShape, Json, ModelName, Start, Stop, Weights, choose_example
+from critical_neurons.cli import options
 from critical_neurons.cli.terminal import reports_errors, show, show_json
 
 
 @reports_errors
 def inspect(
-    model: ModelName,
-    weights: Weights = None,
-    data: DataOption = None,
-    input_shape: InputShape = None,
-    start: Start = None,
-    stop: Stop = None,
-    as_json: Json = False,
+    model: options.ModelName,
+    weights: options.Weights = None,
+    data: options.DataOption = None,
+    input_shape: options.InputShape = None,
+    start: options.Start = None,
+    stop: options.Stop = None,
+    as_json: options.Json = False,
 ) -> None:
     """Show which layers of MODEL can lose units, which go together, and why the others cannot.
 
@@ -31,7 +31,7 @@ def inspect(
     from critical_neurons.io.models import load_model
 
     inputs = load_batch(data, per_class=1)[0] if data else None
-    example = choose_example(model, inputs, input_shape)
+    example = options.choose_example(model, inputs, input_shape)
     structure = cn.inspect(load_model(model, weights, tuple(example.shape[1:])), example, start=start, stop=stop)
     if as_json:
         show_json(structure_to_dict(structure))

@@ -8,46 +8,26 @@ from typing import Annotated
 
 import typer
 
-from critical_neurons.cli.options import (
-    Backend,
-    Channels,
-    DataOption,
-    Folder,
-    InputShape,
-    Jobs,
-    Json,
-    Mean,
-    ModelName,
-    Overwrite,
-    PerClass,
-    Resize,
-    Scheduler,
-    Seed,
-    Split,
-    Std,
-    Weights,
-    choose_example,
-    find_model_file,
-    read_numbers,
-    read_workers,
-)
-from critical_neurons.cli.outputs import check_apart, check_exports, write_exported
+from critical_neurons.cli import options
+from critical_neurons.cli.fields import takes_settings
+from critical_neurons.cli.outputs import check_exports, check_files, name_written, write_exported
 from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
 from critical_neurons.errors import InvalidSettingError
 
 
 @reports_errors
+@takes_settings
 def lossless(
-    model: ModelName,
-    weights: Weights = None,
+    model: options.ModelName,
+    weights: options.Weights = None,
     box: Annotated[
         str, typer.Option(help="What every input value ranges over, as 0,1; or data: the range of the data.")
     ] = "",
-    data: DataOption = None,
+    data: options.DataOption = None,
     radius: Annotated[
         float | None, typer.Option(help="In place of one box, one of this half width around every data point.")
     ] = None,
-    input_shape: InputShape = None,
+    input_shape: options.InputShape = None,
     time_limit: Annotated[float, typer.Option(help="Seconds for proofs; undecided units then stay.")] = 300.0,
     no_collapse: Annotated[bool, typer.Option("--no-collapse", help="Keep layers that could become one.")] = False,
     record: Annotated[
@@ -57,19 +37,15 @@ def lossless(
     output: Annotated[
         list[Path] | None, typer.Option(help="The smaller network, as .onnx or .pt2; repeat for more.")
     ] = None,
-    save: Folder = None,
-    overwrite: Overwrite = False,
-    per_class: PerClass = None,
-    split: Split = "train",
-    mean: Mean = "",
-    std: Std = "",
-    resize: Resize = None,
-    channels: Channels = None,
-    seed: Seed = 0,
-    jobs: Jobs = 1,
-    backend: Backend = "local",
-    scheduler: Scheduler = None,
-    as_json: Json = False,
+    save: options.Folder = None,
+    overwrite: options.Overwrite = False,
+    per_class: options.PerClass = None,
+    split: options.Split = "train",
+    *,
+    form: options.DataForm,
+    seed: options.Seed = 0,
+    crew: options.WorkersChoice,
+    as_json: options.Json = False,
 ) -> None:
     """Remove from MODEL what is proved to make no difference for any input of a box.
 
@@ -81,21 +57,19 @@ def lossless(
       critical-neurons lossless model.onnx --data val.npz --radius 0.01 --output smaller.onnx --record proofs.json
     """
     paths = output or []
-    workers = read_workers(jobs, backend, scheduler)
-    read = [("MODEL", find_model_file(model)), ("--weights", weights), ("--data", data)]
+    workers = crew.read()
+    read = [("MODEL", options.find_model_file(model)), ("--weights", weights), ("--data", data)]
     if paths or save is not None:
         check_exports(paths, save, read=read, overwrite=overwrite)
     elif record is None:
         raise InvalidSettingError("Say where the result goes: with --save, --output, or --record for proofs alone.")
-    check_apart([("--record", record)], read, folder=save)
+    check_files([("--record", record)], read, folder=save)
     import critical_neurons as cn
     from critical_neurons.cli.tables import report_stability
-    from critical_neurons.io.data import Look, load_batch
     from critical_neurons.io.models import load_model
 
-    look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
-    inputs = load_batch(data, per_class=per_class, seed=seed, split=split, look=look)[0] if data else None
-    example = choose_example(model, inputs, input_shape)
+    inputs = form.load(data, per_class=per_class, seed=seed, split=split)[0] if data else None
+    example = options.choose_example(model, inputs, input_shape)
     network = load_model(model, weights, tuple(example.shape[1:]))
     with show_progress() as progress:
         found = cn.lossless(
@@ -121,8 +95,7 @@ def lossless(
     note(f"Parameters: {before:,} before, {after:,} after ({after / before:.1%}).")
     if save is not None and not no_collapse:
         note("No layer was collapsed: --save keeps the architecture. Use --output for a network with fewer layers.")
-    written = ", ".join(str(path) for path in (*paths, save, record) if path)
-    note(f"Written: {written}")
+    note(name_written(*paths, save, record))
 
 
 def _read_box(text: str, inputs: object, shape: tuple[int, ...]) -> object:
@@ -134,7 +107,7 @@ def _read_box(text: str, inputs: object, shape: tuple[int, ...]) -> object:
         if not isinstance(inputs, Tensor):
             raise InvalidSettingError("--box data: say what data, with --data.")
         return inputs.amin(0).double(), inputs.amax(0).double()
-    ends = read_numbers("--box", text)
+    ends = options.read_numbers("--box", text)
     if not ends:
         return None
     if len(ends) != 2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ import typer
 from critical_neurons.core import budget
 from critical_neurons.core.budget import Budget
 from critical_neurons.core.distillation import Distillation
-from critical_neurons.core.settings import Compensation, help_of
+from critical_neurons.core.settings import Compensation, Plain, help_of, setting
 from critical_neurons.core.solver import Solver
 from critical_neurons.core.workers import Workers
 from critical_neurons.errors import InvalidFileError, InvalidSettingError
@@ -50,10 +51,6 @@ PerClass = Annotated[
     int | None, typer.Option(help="Inputs of every class, drawn at random. Default: 1 of a data set, a whole file.")
 ]
 Split = Annotated[str, typer.Option(help="Split of a data set.")]
-Mean = Annotated[str, typer.Option(help="Subtracted from inputs: one number, or one per channel as 0.5,0.5,0.5.")]
-Std = Annotated[str, typer.Option(help="Inputs are divided by it: one number, or one per channel.")]
-Resize = Annotated[int | None, typer.Option(help="Side of the square that images are resized to.")]
-Channels = Annotated[int | None, typer.Option(help="1 or 3: images become grey or RGB.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help=help_of(Solver, "seed"))]
 Units = Annotated[float | None, typer.Option(help=help_of(Budget, "units"))]
 Params = Annotated[float | None, typer.Option(help=help_of(Budget, "params"))]
@@ -70,13 +67,6 @@ COMPENSATE_HELP = (
     "then all weights are trained, without labels, to give what the original gives."
 )
 Compensate = Annotated[Compensation, typer.Option(help=COMPENSATE_HELP)]
-Jobs = Annotated[int, typer.Option(help="Processes that work at once, one thread each. Results are the same.")]
-Backend = Annotated[
-    Literal["local", "dask"], typer.Option(help="Processes of this machine, or the workers of a Dask cluster.")
-]
-Scheduler = Annotated[
-    str | None, typer.Option(help="Address of the cluster's scheduler, as tcp://host:8786, with --backend dask.")
-]
 Ignore = Annotated[list[str] | None, typer.Option(help="A layer that gets no scores; repeat for more.")]
 NoOnnx = Annotated[bool, typer.Option("--no-onnx", help="Leave out onnxruntime and int8.")]
 Scope = Annotated[budget.Scope, typer.Option(help=help_of(Budget, "scope"))]
@@ -89,13 +79,66 @@ Stop = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Only JSON on standard output.")]
 
 
-def read_workers(jobs: int, backend: Literal["local", "dask"], scheduler: str | None) -> Workers:
-    if (backend == "dask") != (scheduler is not None):
-        raise InvalidSettingError(
-            "--scheduler: the address of a Dask scheduler goes with --backend dask, and that needs it, as "
-            "--backend dask --scheduler tcp://host:8786."
+@dataclass(frozen=True, kw_only=True)
+class DataForm(Plain):
+    """How data is brought into the form that the model was trained on."""
+
+    mean: str = setting("", "Subtracted from inputs: one number, or one per channel as 0.5,0.5,0.5.")
+    std: str = setting("", "Inputs are divided by it: one number, or one per channel.")
+    resize: int | None = setting(None, "Side of the square that images are resized to.")
+    channels: int | None = setting(None, "1 or 3: images become grey or RGB.")
+
+    def load(
+        self,
+        source: str,
+        *,
+        per_class: int | None = None,
+        most_per_class: int | None = None,
+        seed: int = 0,
+        split: str = "train",
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs and labels, as `io.data.load_batch` reads them."""
+        from critical_neurons.io.data import Look, load_batch
+
+        mean, std = read_numbers("--mean", self.mean), read_numbers("--std", self.std)
+        look = Look(self.channels, self.resize, mean, std)
+        return load_batch(
+            source, per_class=per_class, most_per_class=most_per_class, seed=seed, split=split, look=look
         )
-    return Workers(jobs, scheduler)
+
+    def load_test(self, data: str, test_data: str | None, test_split: str | None) -> tuple[Tensor, Tensor] | None:
+        """The data of --test-data, or of another split of DATA, if any is asked for."""
+        from critical_neurons.io.data import is_file
+
+        source = data if test_data is None else test_data
+        if test_split is not None and is_file(source):
+            raise InvalidSettingError(
+                f"--test-split: {source} is a file, which has no splits. Give --test-data alone."
+            )
+        if test_data is None and test_split is None:
+            return None
+        return self.load(source, split=test_split or "test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkersChoice(Plain):
+    """Where independent pieces of work are run."""
+
+    jobs: int = setting(1, "Processes that work at once, one thread each. Results are the same.")
+    backend: Literal["local", "dask"] = setting(
+        "local", "Processes of this machine, or the workers of a Dask cluster."
+    )
+    scheduler: str | None = setting(
+        None, "Address of the cluster's scheduler, as tcp://host:8786, with --backend dask."
+    )
+
+    def read(self) -> Workers:
+        if (self.backend == "dask") != (self.scheduler is not None):
+            raise InvalidSettingError(
+                "--scheduler: the address of a Dask scheduler goes with --backend dask, and that needs it, as "
+                "--backend dask --scheduler tcp://host:8786."
+            )
+        return Workers(self.jobs, self.scheduler)
 
 
 def read_numbers(option: str, text: str) -> tuple[float, ...]:

@@ -27,8 +27,11 @@ Read: TypeAlias = Sequence[tuple[str, str | Path | None]]
 """The files that a command reads, each with its option."""
 
 
-def check_apart(outputs: Sequence[tuple[str, Path | None]], read: Read = (), *, folder: Path | None = None) -> None:
-    """Raise where two options name one file to write, where it is read too, or lies in the folder of --save."""
+def check_files(outputs: Sequence[tuple[str, Path | None]], read: Read = (), *, folder: Path | None = None) -> None:
+    """Raise where two options name one file to write, where it is read too, lies in the folder of --save, or cannot
+    be written."""
+    from critical_neurons.core.files import check_writable
+
     places = [(option, path, path.resolve()) for option, path in outputs if path is not None]
     readers = {Path(path).resolve(): option for option, path in read if path is not None}
     for _, path, place in places:
@@ -40,6 +43,7 @@ def check_apart(outputs: Sequence[tuple[str, Path | None]], read: Read = (), *, 
         if len(options) > 1:
             told = " and ".join(dict.fromkeys(options)) + (" twice" if len(set(options)) == 1 else "")
             raise OutputError(f"{path}: given to {told}. Give two paths.")
+        check_writable(path)
 
 
 def check_outputs(
@@ -51,7 +55,7 @@ def check_outputs(
     dry_run: bool,
     overwrite: bool = False,
 ) -> None:
-    from critical_neurons.core.files import check_folder, check_writable
+    from critical_neurons.core.files import check_folder
 
     if dry_run:
         return
@@ -68,10 +72,7 @@ def check_outputs(
                 "for the network."
             )
         check_format(output)
-    check_apart([("--output", output), ("--plan", plan)], read, folder=folder)
-    for path in (output, plan):
-        if path is not None:
-            check_writable(path)
+    check_files([("--output", output), ("--plan", plan)], read, folder=folder)
     if folder is not None:
         from critical_neurons.io.checkpoint import WRITTEN
 
@@ -87,15 +88,16 @@ def check_exports(
         raise InvalidSettingError("Say where the result goes: a folder with --save, or a file with --output.")
     if folder is not None:
         check_outputs(None, None, folder, dry_run=False, overwrite=overwrite)
-    from critical_neurons.core.files import check_writable
     from critical_neurons.io.exporters import check_format
 
-    check_apart([*(("--output", path) for path in paths), ("--report", report)], read, folder=folder)
+    check_files([*(("--output", path) for path in paths), ("--report", report)], read, folder=folder)
     for path in paths:
-        check_writable(path)
         check_format(path)
-    if report is not None:
-        check_writable(report)
+
+
+def name_written(*paths: Path | None) -> str:
+    """What is told at the end of a command."""
+    return f"Written: {', '.join(str(path) for path in paths if path)}"
 
 
 def write_exported(

@@ -8,35 +8,8 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from critical_neurons.cli import options
 from critical_neurons.cli.fields import takes_settings
-from critical_neurons.cli.options import (
-    MOST_PER_CLASS,
-    Channels,
-    Compensate,
-    Folder,
-    InputShape,
-    Json,
-    Keep,
-    Macs,
-    Mean,
-    MinUnits,
-    ModelName,
-    Overwrite,
-    Params,
-    Resize,
-    RoundTo,
-    Scope,
-    Seed,
-    Split,
-    Std,
-    Units,
-    Weights,
-    choose_example,
-    find_model_file,
-    join_compensation,
-    read_numbers,
-    read_threshold,
-)
 from critical_neurons.cli.outputs import Read, check_outputs, write_smaller
 from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
 from critical_neurons.core.distillation import Distillation
@@ -46,7 +19,7 @@ from critical_neurons.errors import InvalidSettingError
 @reports_errors
 @takes_settings
 def prune(
-    model: ModelName,
+    model: options.ModelName,
     *,
     scores: Annotated[Path | None, typer.Option(help="Scores of this model, as written by score.")] = None,
     carry_out: Annotated[
@@ -56,22 +29,22 @@ def prune(
         bool,
         typer.Option("--trust-edited", help="The plan of --carry-out was edited; whether it can be done is checked."),
     ] = False,
-    weights: Weights = None,
+    weights: options.Weights = None,
     threshold: Annotated[str | None, typer.Option(help="Remove units that score below: a number, or mean.")] = None,
-    units: Units = None,
-    params: Params = None,
-    macs: Macs = None,
+    units: options.Units = None,
+    params: options.Params = None,
+    macs: options.Macs = None,
     max_drop: Annotated[
         float | None,
         typer.Option(
             help="Remove as much as possible while the accuracy on --data falls by no more; 0.01 is one point."
         ),
     ] = None,
-    scope: Scope = "layer",
-    min_units: MinUnits = 1,
-    round_to: RoundTo = 1,
-    keep: Keep = None,
-    compensate: Compensate = "none",
+    scope: options.Scope = "layer",
+    min_units: options.MinUnits = 1,
+    round_to: options.RoundTo = 1,
+    keep: options.Keep = None,
+    compensate: options.Compensate = "none",
     distillation: Distillation | None,
     calibration: Annotated[
         str | None,
@@ -82,19 +55,16 @@ def prune(
         typer.Option(help="Where the smaller weights go, as .safetensors; or the smaller network, as .onnx or .pt2."),
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="Where the plan goes, as JSON.")] = None,
-    save: Folder = None,
-    overwrite: Overwrite = False,
+    save: options.Folder = None,
+    overwrite: options.Overwrite = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     data: Annotated[str | None, typer.Option(help="Labelled data to measure the accuracy on, as for score.")] = None,
-    input_shape: InputShape = None,
+    input_shape: options.InputShape = None,
     per_class: Annotated[int | None, typer.Option(help="Data points of every class. By default all.")] = None,
-    split: Split = "test",
-    mean: Mean = "",
-    std: Std = "",
-    resize: Resize = None,
-    channels: Channels = None,
-    seed: Seed = 0,
-    as_json: Json = False,
+    split: options.Split = "test",
+    form: options.DataForm,
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
 ) -> None:
     """Remove the low-scored units of MODEL and write the smaller weights or network.
 
@@ -113,7 +83,7 @@ def prune(
     """
     read: Read = [
         *(
-            ("MODEL", find_model_file(model)),
+            ("MODEL", options.find_model_file(model)),
             ("--scores", scores),
             ("--carry-out", carry_out),
             ("--weights", weights),
@@ -135,26 +105,24 @@ def prune(
         raise InvalidSettingError("--calibration: nothing is refitted. Say what, with --compensate least_squares.")
     if max_drop is not None and data is None:
         raise InvalidSettingError("--max-drop: say on what the accuracy is judged, with --data.")
-    compensation = join_compensation(compensate, distillation) or compensate
+    compensation = options.join_compensation(compensate, distillation) or compensate
     import critical_neurons as cn
     from critical_neurons.cli.tables import describe_parameters, report_change, report_plan
     from critical_neurons.core.batch import CALIBRATED_ON, digest_rows
-    from critical_neurons.io.data import Look, load_batch
     from critical_neurons.io.models import load_model
     from critical_neurons.removal.metrics import count_parameters, measure_accuracy
     from critical_neurons.structure import fingerprint, unwrap
 
     loaded = cn.Scores.load(scores) if scores else None
     ready = cn.Plan.load(carry_out, trust_edited=trust_edited) if carry_out else None
-    look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
-    batch = load_batch(data, per_class=per_class, seed=seed, split=split, look=look) if data else None
-    fitted = load_batch(calibration, most_per_class=MOST_PER_CLASS, seed=seed, look=look)[0] if calibration else None
-    example = choose_example(model, batch[0] if batch else fitted, input_shape)
+    batch = form.load(data, per_class=per_class, seed=seed, split=split) if data else None
+    fitted = form.load(calibration, most_per_class=options.MOST_PER_CLASS, seed=seed)[0] if calibration else None
+    example = options.choose_example(model, batch[0] if batch else fitted, input_shape)
     network = load_model(model, weights, tuple(example.shape[1:]))
     with show_progress() as progress:
         chosen = ready or cn.plan(
             cast(cn.Scores, loaded),
-            threshold=read_threshold(threshold),
+            threshold=options.read_threshold(threshold),
             units=units,
             params=params,
             macs=macs,

@@ -7,14 +7,16 @@ from typing import Annotated
 
 import typer
 
-from critical_neurons.cli.options import Channels, Mean, Resize, SmallerFolder, Split, Std, read_numbers
-from critical_neurons.cli.outputs import check_apart
+from critical_neurons.cli import options
+from critical_neurons.cli.fields import takes_settings
+from critical_neurons.cli.outputs import check_files
 from critical_neurons.cli.terminal import note, reports_errors
 
 
 @reports_errors
+@takes_settings
 def report(
-    folder: SmallerFolder,
+    folder: options.SmallerFolder,
     output: Annotated[Path, typer.Option(help="The page, one .html file to open in a browser.")] = Path(
         "report.html"
     ),
@@ -28,11 +30,9 @@ def report(
         str | None, typer.Option(help="The data of the comparison: images with another answer are shown.")
     ] = None,
     title: Annotated[str | None, typer.Option(help="What the page is called.")] = None,
-    split: Split = "test",
-    mean: Mean = "",
-    std: Std = "",
-    resize: Resize = None,
-    channels: Channels = None,
+    split: options.Split = "test",
+    *,
+    form: options.DataForm,
 ) -> None:
     """Write a page about the smaller network in FOLDER: what was gained, what was removed, where it comes from.
 
@@ -44,10 +44,9 @@ def report(
       critical-neurons report smaller
       critical-neurons report smaller --comparison comparison.json --data test.npz --output report.html
     """
-    from critical_neurons.core.files import check_writable
     from critical_neurons.io.checkpoint import WRITTEN, read_results
 
-    check_apart(
+    check_files(
         [("--output", output)],
         [
             *(("FOLDER", folder / name) for name in WRITTEN),
@@ -57,15 +56,12 @@ def report(
         ],
         folder=folder,
     )
-    check_writable(output)
     import critical_neurons as cn
-    from critical_neurons.io.data import Look, load_batch
 
     found = read_results(folder)
     inputs = None
     if data is not None:
-        look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
-        inputs, _ = load_batch(data, split=split, look=look)
+        inputs, _ = form.load(data, split=split)
     cn.report(
         output,
         comparison=found.comparison if comparison is None else cn.Comparison.load(comparison),

@@ -8,30 +8,9 @@ from typing import Annotated
 
 import typer
 
+from critical_neurons.cli import options
 from critical_neurons.cli.fields import takes_settings
-from critical_neurons.cli.options import (
-    Backend,
-    Channels,
-    DataName,
-    Ignore,
-    Jobs,
-    Json,
-    Mean,
-    ModelName,
-    PerClass,
-    Resize,
-    Scheduler,
-    Split,
-    Start,
-    Std,
-    Stop,
-    Weights,
-    find_model_file,
-    read_incumbent,
-    read_numbers,
-    read_workers,
-)
-from critical_neurons.cli.outputs import check_apart
+from critical_neurons.cli.outputs import check_files
 from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
 from critical_neurons.core.budget import Budget
 from critical_neurons.core.formulation import Exact, Formulation
@@ -44,24 +23,19 @@ from critical_neurons.errors import InvalidSettingError
 @reports_errors
 @takes_settings
 def score(
-    model: ModelName,
-    data: DataName,
-    weights: Weights = None,
+    model: options.ModelName,
+    data: options.DataName,
+    weights: options.Weights = None,
     output: Annotated[Path | None, typer.Option(help="Where the scores go, as JSON.")] = None,
     table: Annotated[Path | None, typer.Option("--csv", help="Where a table of all units goes, as CSV.")] = None,
-    per_class: PerClass = None,
-    split: Split = "train",
-    mean: Mean = "",
-    std: Std = "",
-    resize: Resize = None,
-    channels: Channels = None,
+    per_class: options.PerClass = None,
+    split: options.Split = "train",
     *,
+    form: options.DataForm,
     formulation: Formulation,
     budget: Budget | None,
     by_class: Annotated[bool, typer.Option("--by-class", help="One program per class, scores averaged.")] = False,
-    jobs: Jobs = 1,
-    backend: Backend = "local",
-    scheduler: Scheduler = None,
+    crew: options.WorkersChoice,
     earlier: Annotated[
         Path | None, typer.Option(help="Scores by class of an interrupted run; classes it finished are taken over.")
     ] = None,
@@ -70,10 +44,10 @@ def score(
         typer.Option(help=f"{help_of(Exact, 'incumbent')} With --formulation exact --binary."),
     ] = None,
     solver: Solver,
-    ignore: Ignore = None,
-    start: Start = None,
-    stop: Stop = None,
-    as_json: Json = False,
+    ignore: options.Ignore = None,
+    start: options.Start = None,
+    stop: options.Stop = None,
+    as_json: options.Json = False,
 ) -> None:
     """Score the units of MODEL on a few labelled inputs from DATA.
 
@@ -92,16 +66,14 @@ def score(
       critical-neurons score my_package.models:make_net batch.npz --formulation exact --binary --units 0.5 \\
         --incumbent plan.json
     """
-    from critical_neurons.core.files import check_writable
-
-    check_apart(
+    check_files(
         [("--output", output), ("--csv", table)],
-        [("MODEL", find_model_file(model)), ("DATA", data), ("--weights", weights), ("--incumbent", incumbent)],
+        [
+            *(("MODEL", options.find_model_file(model)), ("DATA", data)),
+            *(("--weights", weights), ("--incumbent", incumbent)),
+        ],
     )
-    for path in (output, table):
-        if path:
-            check_writable(path)
-    workers = read_workers(jobs, backend, scheduler)
+    workers = crew.read()
     if not by_class and (workers != HERE or earlier is not None):
         raise InvalidSettingError(
             "--jobs, --backend and --earlier: go with --by-class. A single program is a single piece."
@@ -111,20 +83,19 @@ def score(
             raise InvalidSettingError(
                 f"--incumbent: no setting of --formulation {formulation.name}. It goes with --formulation exact."
             )
-        formulation = replace(formulation, incumbent=read_incumbent(incumbent))
+        formulation = replace(formulation, incumbent=options.read_incumbent(incumbent))
     import critical_neurons as cn
     from critical_neurons.cli.tables import describe_batch, report_scores
     from critical_neurons.io.builtin_models import MODELS
-    from critical_neurons.io.data import Look, is_file, load_batch
+    from critical_neurons.io.data import is_file
     from critical_neurons.io.models import load_model
 
     pieces = None
     if by_class:
         known = None if earlier is None else cn.Scores.load(earlier)
         pieces = cn.ByClass(formulation, workers=workers, earlier=known)
-    look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
     per_class = 1 if per_class is None and not is_file(data) else per_class
-    inputs, labels = load_batch(data, per_class=per_class, seed=solver.seed, split=split, look=look)
+    inputs, labels = form.load(data, per_class=per_class, seed=solver.seed, split=split)
     network = load_model(model, weights, tuple(inputs.shape[1:]))
     if model in MODELS and weights is None:
         note(f"{model} without --weights is untrained, and other weights every time.")

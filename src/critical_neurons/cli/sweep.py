@@ -9,30 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from critical_neurons.cli.compress import load_test
-from critical_neurons.cli.options import (
-    COMPENSATE_HELP,
-    MOST_PER_CLASS,
-    Backend,
-    Channels,
-    DataName,
-    Ignore,
-    Jobs,
-    Json,
-    Mean,
-    ModelName,
-    Overwrite,
-    Resize,
-    Scheduler,
-    Seed,
-    Split,
-    Std,
-    Weights,
-    find_model_file,
-    read_numbers,
-    read_workers,
-)
-from critical_neurons.cli.outputs import check_apart
+from critical_neurons.cli import options
+from critical_neurons.cli.fields import takes_settings
+from critical_neurons.cli.outputs import Read, check_files, name_written
 from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
 from critical_neurons.core.settings import Compensation, DistanceName, EffortName
 from critical_neurons.errors import InvalidSettingError, MissingExtraError
@@ -46,14 +25,15 @@ SHARES = "Shares kept at most, with commas between them."
 
 
 @reports_errors
+@takes_settings
 def sweep(
-    model: ModelName,
-    data: DataName,
+    model: options.ModelName,
+    data: options.DataName,
     folder: Annotated[
         Path,
         typer.Option(help="Where every network is written once it is found; what is there is not searched again."),
     ],
-    weights: Weights = None,
+    weights: options.Weights = None,
     macs: Annotated[str, typer.Option(help=f"Of the multiply-adds. {SHARES}")] = "",
     params: Annotated[str, typer.Option(help=f"Of the parameters. {SHARES}")] = "",
     units: Annotated[str, typer.Option(help=f"Of the units of every layer. {SHARES}")] = "",
@@ -66,22 +46,18 @@ def sweep(
         float | None, typer.Option(help="The share of the network that --save and --report are of.")
     ] = None,
     save: Annotated[Path | None, typer.Option(help="A new folder for the network of --pick.")] = None,
-    overwrite: Overwrite = False,
-    compensate: Annotated[Compensation, typer.Option(help=COMPENSATE_HELP)] = "least_squares",
+    overwrite: options.Overwrite = False,
+    compensate: Annotated[Compensation, typer.Option(help=options.COMPENSATE_HELP)] = "least_squares",
     effort: Annotated[EffortName, typer.Option(help="How much every search may spend.")] = "standard",
     distance: Annotated[DistanceName, typer.Option(help="How outputs are compared.")] = "auto",
-    ignore: Ignore = None,
+    ignore: options.Ignore = None,
     per_class: Annotated[int | None, typer.Option(help="Inputs of every class, at random.")] = None,
-    split: Split = "train",
-    mean: Mean = "",
-    std: Std = "",
-    resize: Resize = None,
-    channels: Channels = None,
-    seed: Seed = 0,
-    jobs: Jobs = 1,
-    backend: Backend = "local",
-    scheduler: Scheduler = None,
-    as_json: Json = False,
+    split: options.Split = "train",
+    *,
+    form: options.DataForm,
+    seed: options.Seed = 0,
+    crew: options.WorkersChoice,
+    as_json: options.Json = False,
 ) -> None:
     """How small can it go? Networks of several sizes from MODEL, and what each is worth.
 
@@ -95,9 +71,8 @@ def sweep(
       critical-neurons sweep lenet5 train.npz --weights lenet5.pt --macs 0.4 --folder sweep --test-data test.npz \\
         --pick 0.4 --save smaller
     """
-    shares = {
-        name: read_numbers(f"--{name}", text) for name, text in (("macs", macs), ("params", params), ("units", units))
-    }
+    texts = {"macs": macs, "params": params, "units": units}
+    shares = {name: options.read_numbers(f"--{name}", text) for name, text in texts.items()}
     if sum(map(bool, shares.values())) != 1:
         raise InvalidSettingError(
             "Give the shares of one of --macs, --params and --units, such as --macs 0.8,0.6,0.4."
@@ -106,26 +81,24 @@ def sweep(
         raise InvalidSettingError("--pick and --save go together: the share of a network, and the folder it goes to.")
     if pick is not None and pick not in next(filter(None, shares.values())):
         raise InvalidSettingError(f"--pick: {pick:g} is not among the shares of the sweep.")
-    from critical_neurons.core.files import check_folder, check_writable
+    from critical_neurons.core.files import check_folder
     from critical_neurons.io.checkpoint import WRITTEN
 
-    read = [("MODEL", find_model_file(model)), ("DATA", data), ("--test-data", test_data), ("--weights", weights)]
-    check_apart([("--report", report), ("--picture", picture)], read, folder=save)
-    for path in (report, picture):
-        if path is not None:
-            check_writable(path)
+    read: Read = [
+        *(("MODEL", options.find_model_file(model)), ("DATA", data)),
+        *(("--test-data", test_data), ("--weights", weights)),
+    ]
+    check_files([("--report", report), ("--picture", picture)], read, folder=save)
     if picture is not None:
         _check_picture(picture)
     if save is not None:
         check_folder(save, WRITTEN, overwrite=overwrite)
     import critical_neurons as cn
-    from critical_neurons.io.data import Look, load_batch
     from critical_neurons.io.models import load_model
 
-    look = Look(channels, resize, read_numbers("--mean", mean), read_numbers("--std", std))
-    test = load_test(data, test_data, test_split, look)
-    inputs, labels = load_batch(
-        data, per_class=per_class, most_per_class=MOST_PER_CLASS, seed=seed, split=split, look=look
+    test = form.load_test(data, test_data, test_split)
+    inputs, labels = form.load(
+        data, per_class=per_class, most_per_class=options.MOST_PER_CLASS, seed=seed, split=split
     )
     network = load_model(model, weights, tuple(inputs.shape[1:]))
     chosen: list[Any] = [name.strip() for name in methods.split(",")]
@@ -145,7 +118,7 @@ def sweep(
             ignore=tuple(ignore or ()),
             seed=seed,
             folder=folder,
-            workers=read_workers(jobs, backend, scheduler),
+            workers=crew.read(),
             progress=note,
             detail=progress,
         )
@@ -158,14 +131,13 @@ def sweep(
         picked.report(report, curve=found.curve)
     elif report is not None:
         cn.report(report, curve=found.curve, title="How small can it go")
-    written = ", ".join(str(path) for path in (folder, picture, save, report) if path)
     if as_json:
         show_json(found.curve.to_dict())
     else:
         from critical_neurons.cli.tables import report_curve
 
         show(report_curve(found.curve))
-    note(f"Written: {written}")
+    note(name_written(folder, picture, save, report))
 
 
 def _check_picture(path: Path) -> None:
