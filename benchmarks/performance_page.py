@@ -11,10 +11,10 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure as Picture
 
-from critical_neurons.api.score import SCORE_DECIMALS
+from critical_neurons.api.score_task import SCORE_DECIMALS
 from critical_neurons.core.files import make_folder, write_atomically
-from critical_neurons.solvers.cutting_planes import FEASIBILITY_TOLERANCE
 from critical_neurons.solvers.lp_engine import FEASIBILITY
+from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE
 from critical_neurons_reproduction.experiments.cells import NETWORKS
 from critical_neurons_reproduction.store import Record
 

@@ -68,7 +68,7 @@ def follow_parts() -> Iterator[Parts]:
 
 def list_seams() -> dict[str, list[Seam]]:
     """Solvers are entered first, and leave what rows and tangents take to these."""
-    from critical_neurons.api import score
+    from critical_neurons.api import score, score_task
     from critical_neurons.formulations.lazy_rows import PoolRows, ReluRows
     from critical_neurons.formulations.loss_term import LossTerm
     from critical_neurons.solvers.auto import AutoSolver
@@ -78,8 +78,8 @@ def list_seams() -> dict[str, list[Seam]]:
 
     return {
         "reading": [(score, "read_network"), (score, "run_model")],
-        "bounding": [(score, "bound_network")],
-        "encoding": [(score, "encode"), (score, "encode_literal")],
+        "bounding": [(score_task, "bound_network")],
+        "encoding": [(score_task, "encode"), (score_task, "encode_literal")],
         "judging rows": [(ReluRows, "violations"), (PoolRows, "violations")],
         "building rows": [(ReluRows, "build"), (PoolRows, "build")],
         "loss and tangents": [(LossTerm, "values"), (LossTerm, "cuts"), (LossTerm, "affine_forms")],

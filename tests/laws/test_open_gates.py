@@ -17,7 +17,7 @@ from critical_neurons.formulations.objective import Objective
 from critical_neurons.formulations.paper import encode_paper
 from critical_neurons.readers import read_network
 from critical_neurons.solvers import Limits, find_solver, ignore_progress
-from critical_neurons.solvers.cutting_planes import FEASIBILITY_TOLERANCE
+from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE
 
 GAP = 1e-7
 SAME = 1e-6

@@ -17,9 +17,9 @@ from critical_neurons.formulations.objective import Objective, budget_network
 from critical_neurons.readers import read_network
 from critical_neurons.solvers import Limits, find_solver, ignore_progress
 from critical_neurons.solvers.auto import LEAST_WIDE, MANY
-from critical_neurons.solvers.cutting_planes import FEASIBILITY_TOLERANCE
 from critical_neurons.solvers.highs import HighsSolver
 from critical_neurons.solvers.interior_point import MOST_STEPS, find_obstacle
+from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE
 from tests.settings import settle
 
 GAP = 1e-6

@@ -21,7 +21,7 @@ from critical_neurons.solvers.base import Limits, Report
 from critical_neurons.solvers.cutting_planes import CutLoop
 from critical_neurons.solvers.integer_rounds import RoundLoop
 from critical_neurons.solvers.lp_engine import LinearEngine, Outcome
-from critical_neurons.solvers.record import FEASIBILITY_TOLERANCE, Stop
+from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, Stop
 
 ROOT_ROUNDS = 40
 """Linear programs at the root, each with what the one before violates. Other nodes have one."""

@@ -22,7 +22,7 @@ from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.solvers.base import Limits, Report
 from critical_neurons.solvers.implied_bounds import find_least_cost
 from critical_neurons.solvers.lp_engine import LinearEngine, LinearResult, Outcome
-from critical_neurons.solvers.record import FEASIBILITY_TOLERANCE, TIE_BREAK_SHARE, Record, Stop
+from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, TIE_BREAK_SHARE, SearchRecord, Stop
 
 ROWS_PER_ROUND = 200
 """Rows added per round, those of the network's front first. More make the linear programs larger, fewer the rounds
@@ -58,7 +58,7 @@ class _Turn:
         return find_gap(self.value, self.bound)
 
 
-class CutLoop(Record):
+class CutLoop(SearchRecord):
     def __init__(
         self, build: Callable[[Program, Limits], LinearEngine], program: Program, limits: Limits, report: Report
     ) -> None:

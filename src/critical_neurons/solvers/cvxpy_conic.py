@@ -21,7 +21,7 @@ from critical_neurons.core.solution import Solution, Status, Step
 from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.errors import InvalidSettingError, MissingExtraError, SolverError
 from critical_neurons.solvers.base import Capability, Limits, Report, refuse_settled
-from critical_neurons.solvers.record import count_sizes
+from critical_neurons.solvers.search_record import count_sizes
 
 ROW_TOLERANCE = 1e-5
 """Largest violation of a row, relative to its largest coefficient, in a point that is called feasible."""

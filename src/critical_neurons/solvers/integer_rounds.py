@@ -17,7 +17,7 @@ from critical_neurons.core.structure import Floats
 from critical_neurons.solvers.base import Limits, Report
 from critical_neurons.solvers.cutting_planes import CutLoop, accept, find_gap
 from critical_neurons.solvers.lp_engine import LinearEngine, Outcome
-from critical_neurons.solvers.record import FEASIBILITY_TOLERANCE, Stop
+from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, Stop
 
 INNER_SHARE = 0.1
 """Share of the gap tolerance to which the parts of a round with integer columns are solved."""

@@ -25,7 +25,7 @@ from critical_neurons.solvers.base import Capability, Limits, Report
 from critical_neurons.solvers.implied_bounds import find_least, find_least_cost, imply_bounds
 from critical_neurons.solvers.loss_derivatives import Loss
 from critical_neurons.solvers.newton_steps import State
-from critical_neurons.solvers.record import FEASIBILITY_TOLERANCE, TIE_BREAK_SHARE, Record, Stop
+from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, TIE_BREAK_SHARE, SearchRecord, Stop
 
 MOST_STEPS = 200
 
@@ -73,7 +73,7 @@ def find_obstacle(program: Program) -> str | None:
     return None if np.isfinite(np.stack(imply_bounds(program))).all() else "columns that nothing bounds"
 
 
-class _Search(Record):
+class _Search(SearchRecord):
     """Over the columns that are neither fixed nor the convex term's own."""
 
     def __init__(self, program: Program, limits: Limits, report: Report) -> None:

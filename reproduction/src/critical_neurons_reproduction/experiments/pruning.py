@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
-from critical_neurons.api.score import INTERRUPTED
+from critical_neurons.api.score_task import INTERRUPTED
 from critical_neurons.removal.metrics import measure_accuracy
 from critical_neurons.structure import unwrap
 from critical_neurons_reproduction.baselines import (

@@ -1,4 +1,4 @@
-"""Record: what a search knows so far: the best point, what bounds it, the rows it has learnt, the time it took."""
+"""Search record: what a search knows so far: the best point, what bounds it, the rows it has learnt, the time it took."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Stop(Exception):
         self.status = status
 
 
-class Record:
+class SearchRecord:
     def __init__(self, program: Program, limits: Limits, report: Report) -> None:
         self.program, self.limits = program, limits
         self.incumbent: Floats | None = None
