@@ -1,4 +1,4 @@
-"""Search record: what a search knows so far: the best point, what bounds it, the rows it has learnt, the time it took."""
+"""Search record: the best point, what bounds it, the rows learnt and the time taken, of a search so far."""
 
 from __future__ import annotations
 
