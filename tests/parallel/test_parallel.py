@@ -44,7 +44,7 @@ def list_counts(log, names="abcd", steps=3):
 class TestAllKinds:
     def test_every_piece_is_run_once_and_heard(self, workers, tmp_path):
         heard = []
-        with hire(workers, most=4, hear=lambda name, step: heard.append((name, step))) as crew:
+        with hire(workers, most=4, on_message=lambda name, step: heard.append((name, step))) as crew:
             assert crew.slots == (1 if workers == HERE else 2)
             done = list(crew.run(list_counts(tmp_path / "log")))
             wait_until(lambda: len(heard) == 12)

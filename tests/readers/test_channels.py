@@ -459,8 +459,9 @@ def test_control_flow_that_depends_on_values_is_explained(case):
 
 def test_a_reader_may_name_its_own_obstacle():
     """Mixes with an obstacle: neither what it reads nor what it gives can be removed."""
-    from critical_neurons.readers import Mixes, registry
+    from critical_neurons.readers import registry
     from critical_neurons.readers.linear_maps import DenseMap
+    from critical_neurons.readers.registry import Mixes
 
     class Odd(nn.Linear):
         def forward(self, x):

@@ -18,8 +18,9 @@ from critical_neurons.core.costs import count_cost
 from critical_neurons.core.network import Affine, Relu
 from critical_neurons.core.structure import NO_UNIT
 from critical_neurons.errors import InvalidInputError, InvalidSettingError, UnreadableModelError
-from critical_neurons.readers import KeepsChannels, Passes, read_network, registry
+from critical_neurons.readers import read_network, registry
 from critical_neurons.readers.linear_maps import ScaleMap
+from critical_neurons.readers.registry import KeepsChannels, Passes
 from tests.zoo import ZOO, build_model, draw_case, draw_inputs
 
 LOGIT_TOLERANCE = 1e-10

@@ -180,7 +180,7 @@ class _Task:
             stopped or ("time limit" if late else ""),
         )
 
-    def _run(self, inquiries: Sequence[Inquiry], end: float, hear: Callable[[Inquiry, Reply], None]) -> None:
+    def _run(self, inquiries: Sequence[Inquiry], end: float, on_message: Callable[[Inquiry, Reply], None]) -> None:
         """All of them, on the workers, until the end."""
         under_way: dict[str, Inquiry] = {}
         total = sum(len(inquiry.questions) for inquiry in inquiries)
@@ -189,7 +189,7 @@ class _Task:
         def note(name: str, reply: Reply) -> None:
             nonlocal done
             with self._lock:  # from the threads of several workers
-                hear(under_way[name], reply)
+                on_message(under_way[name], reply)
                 done += 1
                 self._progress(f"{done} answers to {total} questions about {len(inquiries)} boxes")
                 self._keep()
@@ -204,7 +204,7 @@ class _Task:
                     under_way[name] = part
                     yield name, partial(_answer, part, left)
 
-        with hire(self._workers, most=total, hear=note) as crew:
+        with hire(self._workers, most=total, on_message=note) as crew:
             for finished in crew.run(draw(crew.slots)):
                 if finished.error is not None:
                     raise finished.error

@@ -31,14 +31,16 @@ def score_by_class(task: ScoreTask, by_class: ByClass, points: DataPoints, start
     parts = {label: known for label in classes if (known := _find_earlier(task, earlier, points.of_class(label)))}
     missing = [label for label in classes if label not in parts]
 
-    def hear(label: str, step: Step) -> None:
+    def on_message(label: str, step: Step) -> None:
         common = {each.name: getattr(step, each.name) for each in fields(Step)}
         task.report(ClassStep(**common, label=int(label), done=len(parts), classes=len(classes)))
 
     interrupted = False
     reasons: list[str] = []
     try:
-        with hire(by_class.workers, most=len(missing), threads=task.solver.threads or 1, hear=hear) as crew:
+        with hire(
+            by_class.workers, most=len(missing), threads=task.solver.threads or 1, on_message=on_message
+        ) as crew:
 
             def list_pieces() -> Iterator[tuple[str, Piece]]:
                 for begun, label in enumerate(missing):

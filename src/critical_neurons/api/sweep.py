@@ -136,7 +136,9 @@ def sweep(
     missing = [each for each in wanted if each not in found]
     notes: tuple[str, ...] = ()
     try:
-        with hire(workers, most=max(1, len(missing)), hear=lambda name, news: detail(f"{name}: {news}")) as crew:
+        with hire(
+            workers, most=max(1, len(missing)), on_message=lambda name, news: detail(f"{name}: {news}")
+        ) as crew:
             progress(f"{len(missing)} networks to find" + (f", {len(found)} found before" if found else ""))
             pieces = ((name_point(method, share), partial(task.find, method, share)) for method, share in missing)
             for done in crew.run(pieces):

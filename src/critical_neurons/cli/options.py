@@ -60,7 +60,7 @@ Latency = Annotated[
     typer.Option(help="Take at most this share of the measured time of one input, such as 0.5."),
 ]
 MinUnits = Annotated[int, typer.Option(help="Units that stay in every layer.")]
-RoundTo = Annotated[int, typer.Option(help="Keep a multiple of so many units per layer.")]
+RoundTo = Annotated[int, typer.Option(help="Keep a multiple of this many units per layer.")]
 Keep = Annotated[list[str] | None, typer.Option(help="A layer that loses nothing; repeat for more.")]
 COMPENSATE_HELP = (
     "What is refitted to make up for the removed units: nothing, biases, or weights and biases; distil: these, and "

@@ -59,9 +59,9 @@ class Measurement:
 class Comparison(Shown, Document):
     """`agreement` is the share of inputs that both networks give the same class, None unless their output is (batch,
     classes). `difference` is the root mean squared difference of the outputs, relative to the standard deviation of
-    those before; None where the notes say why. Both, and the accuracies, were measured on so many `inputs`, which are
-    of the kind `data`; `int8_data` is the kind for the int8 accuracies. `answers` are the classes named for
-    them, where there is an agreement.
+    those before; None where the notes say why. `inputs` counts those on which both, and the accuracies, were
+    measured, `data` says of what kind they are, and `int8_data` of what kind those for the int8 accuracies. `answers`
+    are the classes that the networks name, where there is an agreement.
 
     >>> comparison = cn.compare(model, smaller, test_inputs, test_labels, onnx=False)
     >>> comparison.before.parameters, comparison.after.parameters

@@ -101,7 +101,7 @@ def as_loss(labels: Ints | Loss) -> Loss:
 
 
 def check_outputs(loss: Loss, outputs: int) -> None:
-    """Whether a network with so many outputs has this loss."""
+    """Raise unless a network with this many outputs can have this loss."""
     match loss:
         case SoftmaxLoss():
             if outputs < 2:

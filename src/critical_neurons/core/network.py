@@ -10,7 +10,7 @@ score.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, TypeAlias, assert_never
@@ -51,46 +51,36 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Affine:
-    """`keeps_channels`: every output channel comes from the input channel of the same unit alone."""
-
+class _OneSource:
     name: str
     source: int
     shape: Shape
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        return (self.source,)
+
+
+@dataclass(frozen=True)
+class Affine(_OneSource):
+    """`keeps_channels`: every output channel comes from the input channel of the same unit alone."""
+
     map: LinearMap
     keeps_channels: bool = False
 
-    @property
-    def sources(self) -> tuple[int, ...]:
-        return (self.source,)
-
 
 @dataclass(frozen=True)
-class Relu:
+class Relu(_OneSource):
     """`units` broadcasts against `shape`: the unit behind every element, or `NO_UNIT`."""
 
-    name: str
-    source: int
-    shape: Shape
     units: Ints
-
-    @property
-    def sources(self) -> tuple[int, ...]:
-        return (self.source,)
 
 
 @dataclass(frozen=True)
-class MaxPool:
+class MaxPool(_OneSource):
     """`windows` (positions out, size): the flat input positions of every window, `NO_POSITION` where it is padded."""
 
-    name: str
-    source: int
-    shape: Shape
     windows: Ints
-
-    @property
-    def sources(self) -> tuple[int, ...]:
-        return (self.source,)
 
 
 @dataclass(frozen=True)
@@ -214,6 +204,20 @@ class Network:
                 case _:
                     assert_never(op)
         return values
+
+
+def pull_linear(ops: Sequence[Op], op: Affine | Sum | Concat, adjoint: Floats) -> list[tuple[int, Floats]]:
+    """adjoint · value as a sum over the sources of the value: their indices, and what multiplies each."""
+    match op:
+        case Affine():
+            return [(op.source, op.map.adjoint(adjoint))]
+        case Sum():
+            return [(source, adjoint) for source in op.sources]
+        case Concat():
+            ends = np.cumsum([ops[source].shape[0] for source in op.sources])
+            return list(zip(op.sources, np.split(adjoint, ends[:-1], axis=1), strict=True))
+        case _:
+            assert_never(op)
 
 
 def rectify(values: Floats) -> Floats:

@@ -30,7 +30,7 @@ class Solver(Plain):
         dict, "name=value, handed to the solver; repeat for more.", option="solver_option"
     )
     time_limit: float = setting(300.0, "Seconds after which the best so far is taken.")
-    gap: float = setting(1e-4, "Relative gap at which the solver is content.")
+    gap: float = setting(1e-4, "Relative gap at which the solver stops.")
     threads: int | None = setting(None, "Threads of the solver.")
     seed: int = setting(0, "Seed of every random choice.")
 

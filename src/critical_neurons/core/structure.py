@@ -242,9 +242,6 @@ class Structure:
             macs=tuple(product for product in found.macs if product.module in modules),
         )
 
-    def layers_of(self, units: Ints) -> tuple[str, ...]:
-        return tuple(layer.name for layer in self.removable if np.isin(layer.units, units).any())
-
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         plain: dict[str, Any] = to_plain(self)

@@ -13,7 +13,7 @@ from typing import TypeAlias, assert_never
 import numpy as np
 from scipy import sparse
 
-from critical_neurons.core.network import Affine, Concat, Input, MaxPool, Op, Relu, Sum
+from critical_neurons.core.network import Affine, Concat, Input, MaxPool, Op, Relu, Sum, pull_linear
 from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.formulations.gates import Gate
 from critical_neurons.formulations.max_pooling import Pool
@@ -91,10 +91,11 @@ class ResolvedNetwork:
                 continue
             op = self.ops[at]
             match op:
-                case Affine():
+                case Affine() | Sum() | Concat():
                     if at in self.sums:
                         explicit.append(_explicit_entries(self.sums[at], adjoint, samples))
-                    _add_adjoint(adjoints, op.source, op.map.adjoint(adjoint))
+                    for source, part in pull_linear(self.ops, op, adjoint):
+                        _add_adjoint(adjoints, source, part)
                 case Relu():
                     gate = self.gates[at]
                     through = np.where(gate.live[samples], adjoint, 0.0)
@@ -114,13 +115,6 @@ class ResolvedNetwork:
                         onward = adjoint.reshape(-1)[pool.explicit] / pool.rival_counts
                         np.add.at(below.reshape(-1), pool.rivals, onward[pool.rivalries])
                     _add_adjoint(adjoints, op.source, below)
-                case Sum():
-                    for source in op.sources:
-                        _add_adjoint(adjoints, source, adjoint)
-                case Concat():
-                    ends = np.cumsum([self.ops[source].shape[0] for source in op.sources])
-                    for source, part in zip(op.sources, np.split(adjoint, ends[:-1], axis=1), strict=True):
-                        _add_adjoint(adjoints, source, part)
                 case Input():
                     continue
                 case _:

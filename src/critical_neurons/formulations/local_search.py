@@ -15,7 +15,7 @@ from critical_neurons.formulations.coefficients import find_dependent
 from critical_neurons.formulations.objective import BudgetRows, Goal, encode_sparsity
 
 MOST_MOVES = 2000
-"""Trials before the best of them is taken; where there are more, so many are drawn."""
+"""Moves tried before the best of them is taken; where there are more, this many are drawn at random."""
 
 KICKS = 30
 """How often some scores are turned over at random and the search goes on from there."""
@@ -47,9 +47,9 @@ class MaskSearch:
         self._size = len(inputs) * sum(int(np.prod(op.shape)) for op in network.ops)
 
     def improve(self, mask: Floats, seconds: float, seed: int) -> Floats:
-        """The best mask found from this one in so many seconds: descent, and descent again after random kicks.
+        """The best mask found from this one in this many seconds: descent, and descent again after random changes.
 
-        Of few units all masks are tried.
+        With few units all masks are tried.
         """
         if 2 ** len(mask) <= MOST_MOVES:
             masks = np.array(list(product([0.0, 1.0], repeat=len(mask))))

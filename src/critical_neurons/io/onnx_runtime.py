@@ -25,7 +25,7 @@ Runner: TypeAlias = Callable[[Inputs], Any]
 
 
 def open_onnx(source: bytes | Path, threads: int = 1) -> Runner:
-    """Run an ONNX file with onnxruntime, on the CPU and so many threads: to a tensor, or a list of several."""
+    """Run an ONNX file with onnxruntime, on the CPU with `threads` threads. Gives a tensor, or a list of them."""
     session = open_session(source, threads)
     names = [each.name for each in session.get_inputs()]
 

@@ -6,21 +6,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from critical_neurons.core.workers import Workers, check_workers
-from critical_neurons.parallel.crew import Alone, Crew, Done, Hear, Piece, Tell, find_allowed_threads
+from critical_neurons.parallel.crew import Alone, Crew, Done, OnMessage, Piece, Tell, find_allowed_threads
 
 
 @contextmanager
-def hire(workers: Workers, *, most: int, threads: int = 1, hear: Hear = lambda name, news: None) -> Iterator[Crew]:
-    """A crew for at most so many pieces, each on so many threads; together they keep within the cores.
+def hire(
+    workers: Workers, *, most: int, threads: int = 1, on_message: OnMessage = lambda name, news: None
+) -> Iterator[Crew]:
+    """A crew for at most `most` pieces, each on `threads` threads; together they use no more cores than there are.
 
-    `hear` is called with what pieces tell: in this process, but from another thread unless the crew is this process
-    itself. What is under way at the end is given up.
+    `on_message` is called with the messages of pieces: in this process, but from another thread unless the crew is
+    this process itself. What is still running at the end is given up.
     """
     check_workers(workers)
     if workers.scheduler is not None:
         from critical_neurons.parallel.dask_cluster import join_cluster
 
-        with join_cluster(workers.scheduler, threads, hear) as cluster:
+        with join_cluster(workers.scheduler, threads, on_message) as cluster:
             yield cluster
         return
     if min(workers.jobs, most) > 1:
@@ -28,10 +30,10 @@ def hire(workers: Workers, *, most: int, threads: int = 1, hear: Hear = lambda n
 
         slots = min(count_slots(workers.jobs, threads), most)
         if slots > 1:
-            with start_processes(slots, threads, hear) as processes:
+            with start_processes(slots, threads, on_message) as processes:
                 yield processes
             return
-    yield Alone(threads, hear)
+    yield Alone(threads, on_message)
 
 
-__all__ = ["Crew", "Done", "Hear", "Piece", "Tell", "find_allowed_threads", "hire"]
+__all__ = ["Crew", "Done", "OnMessage", "Piece", "Tell", "find_allowed_threads", "hire"]

@@ -15,13 +15,13 @@ from critical_neurons.errors import CriticalNeuronsError, MissingExtraError
 from critical_neurons.parallel.threads import on_threads
 
 Tell: TypeAlias = Callable[[Any], None]
-"""What a piece calls to be heard where it was sent from."""
+"""What a piece calls with a message for the process that sent it."""
 
-Hear: TypeAlias = Callable[[str, Any], None]
-"""The name of a piece, and what it tells."""
+OnMessage: TypeAlias = Callable[[str, Any], None]
+"""Called with the name of a piece and its message."""
 
 Piece: TypeAlias = Callable[[Tell], Any]
-"""Plain to pickle, its result as well."""
+"""It can be pickled, and so can its result."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class Alone:
     """This process, one piece after the other."""
 
     threads: int
-    hear: Hear
+    on_message: OnMessage
     slots: int = 1
 
     def run(self, pieces: Iterable[tuple[str, Piece]]) -> Iterator[Done]:
         for name, piece in pieces:
             with _holding_threads(self.threads):
-                done = attempt(name, piece, partial(self.hear, name))
+                done = attempt(name, piece, partial(self.on_message, name))
             yield done
 
 
@@ -76,7 +76,7 @@ def find_allowed_threads() -> int | None:
 
 
 def settle_threads(count: int) -> None:
-    """torch, BLAS and solvers compute on so many threads from here on, in a process that runs nothing but pieces."""
+    """torch, BLAS and solvers compute on `count` threads from here on, in a process that runs nothing but pieces."""
     _limit_blas(count)
     torch.set_num_threads(count)
     _allowed.set(count)

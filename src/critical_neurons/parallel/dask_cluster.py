@@ -18,7 +18,7 @@ from typing import Any
 
 from critical_neurons.core.environment import describe_versions, digest_source
 from critical_neurons.errors import MissingExtraError, WorkersError
-from critical_neurons.parallel.crew import Done, Hear, Piece, attempt, settle_threads
+from critical_neurons.parallel.crew import Done, OnMessage, Piece, attempt, settle_threads
 
 try:
     import dask
@@ -178,7 +178,7 @@ class Cluster:
 
 
 @contextmanager
-def join_cluster(scheduler: str, threads: int, hear: Hear) -> Iterator[Cluster]:
+def join_cluster(scheduler: str, threads: int, on_message: OnMessage) -> Iterator[Cluster]:
     try:
         client = Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
@@ -191,7 +191,7 @@ def join_cluster(scheduler: str, threads: int, hear: Hear) -> Iterator[Cluster]:
     with _quiet(), client, dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"}):
         cluster.wait_for_workers()
         cluster.check_workers()
-        client.subscribe_topic(cluster.topic, lambda event: hear(*pickle.loads(event[1])))
+        client.subscribe_topic(cluster.topic, lambda event: on_message(*pickle.loads(event[1])))
         try:
             yield cluster
         finally:

@@ -13,7 +13,7 @@ from multiprocessing import Manager
 from typing import Any
 
 from critical_neurons.errors import MissingExtraError, WorkersError
-from critical_neurons.parallel.crew import Done, Hear, Piece, attempt, settle_threads
+from critical_neurons.parallel.crew import Done, OnMessage, Piece, attempt, settle_threads
 
 try:
     import joblib
@@ -64,10 +64,10 @@ class Processes:
 
 
 @contextmanager
-def start_processes(slots: int, threads: int, hear: Hear) -> Iterator[Processes]:
+def start_processes(slots: int, threads: int, on_message: OnMessage) -> Iterator[Processes]:
     with Manager() as manager:
         news = manager.Queue()
-        listener = threading.Thread(target=_pass_on, args=(news, hear), daemon=True)
+        listener = threading.Thread(target=_pass_on, args=(news, on_message), daemon=True)
         listener.start()
         processes = Processes(slots, threads, news)
         try:
@@ -88,6 +88,6 @@ def _put(news: Any, name: str, what: Any) -> None:
     news.put((name, what))
 
 
-def _pass_on(news: Any, hear: Hear) -> None:
+def _pass_on(news: Any, on_message: OnMessage) -> None:
     while (heard := news.get()) is not None:
-        hear(*heard)
+        on_message(*heard)

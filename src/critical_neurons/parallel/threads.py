@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def on_threads(count: int) -> Iterator[None]:
-    """torch computes on so many threads."""
+    """torch computes on `count` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -51,7 +51,7 @@ class Rail:
 @dataclass(frozen=True)
 class Strip:
     """The units that one layer has, or several share: scores, and which stay. None where not known. Of a very large
-    network every so many-th unit is here, `stride` apart."""
+    network only every `stride`-th unit is listed."""
 
     layers: tuple[str, ...]
     units: int
@@ -134,8 +134,8 @@ class TradeOff:
 
 @dataclass(frozen=True)
 class Answered:
-    """The classes named for so many `inputs`. Of very many `classes` those are here that changed most, of very many
-    `changes` the first; how many there are by their fate is in `fates`."""
+    """The classes that both networks name for a number of `inputs`. If there are very many `classes`, those that
+    changed most are listed; of very many `changes`, the first. `fates` counts all changes by their kind."""
 
     inputs: int
     data: str

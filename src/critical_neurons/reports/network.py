@@ -1,4 +1,4 @@
-"""The network as layers of so many channels, rails of those that meet or skip, and strips of units."""
+"""The network as layers with their numbers of channels, rails of channels that meet or skip, and strips of units."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from critical_neurons.core.structure import Bools, Floats, Group, Structure
 from critical_neurons.reports.content import LayerWidth, Rail, Strip
 
 MOST_UNITS = 60_000
-"""Listed one by one; of a larger network every so many-th unit is, so that a page stays small."""
+"""Units listed at most; of a larger network every n-th is, so that a page stays small."""
 
 DIGITS = 4
 """Of scores."""

@@ -31,7 +31,7 @@ def draw_pictures(images: Floats) -> list[str]:
 
 
 def _shrink(images: Floats, factor: int) -> Floats:
-    """Means of squares of so many pixels; what is left over at the edges goes."""
+    """Means of squares of `factor` by `factor` pixels; incomplete squares at the edges are left out."""
     count, channels, height, width = images.shape
     height, width = (max(1, side // factor) for side in (height, width))
     cut = images[:, :, : height * factor, : width * factor]

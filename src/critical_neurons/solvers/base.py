@@ -21,7 +21,7 @@ class Capability(Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """When to stop: at a relative gap, or after so many seconds. `threads=None` leaves the number to the solver.
+    """When to stop: at a relative gap, or after `time_limit` seconds. `threads=None` leaves the number to the solver.
 
     `options` are the solver's own, by the names it has for them.
     """
@@ -51,7 +51,7 @@ class Backend(Protocol):
 
 
 def ignore_progress(step: Step) -> None:
-    """A report that nobody reads."""
+    """Reports nothing."""
 
 
 def refuse_settled(solver: str, options: Mapping[str, Any], settled: Mapping[str, str | None]) -> None:

@@ -1,9 +1,9 @@
 """Branch and bound on a few 0/1 columns from which all others follow: the scores of the exact program.
 
 A node fixes some of the scores. Its linear program, with rows, tangents and hulls added when violated, is a lower
-bound; the forward pass of its rounded scores an incumbent; where all scores are fixed, that pass is the whole truth.
-Gates are never branched on. The scores nearest to the output are fixed first: with fewer units there the loss is
-bounded by what the rest can do, whatever the layers below.
+bound; the forward pass of its rounded scores gives an incumbent, and the optimum where all scores are fixed. Gates
+are never branched on. The scores nearest to the output are fixed first: they bound the loss whatever the earlier
+layers do.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ ROOT_GAIN = 1e-3
 """The least by which one of them must raise the bound for another to follow."""
 
 PIVOT = 0.7
-"""A score that the relaxation wants more than half of is missed when it is 0, and costs when it is 1: both bounds
-rise. By measurement better than 0.5."""
+"""The value of a score in the relaxation at which it is branched on first: both bounds rise. Measured to be better
+than 0.5."""
 
 MOST_LEARNT = 1500
 """Learnt rows beyond which those that no recent point touches are thrown away."""
 
 RECENT = 20
-"""How many points that are."""
+"""Number of recent points."""
 
 
 @dataclass(order=True)

@@ -25,8 +25,8 @@ from critical_neurons.solvers.lp_engine import LinearEngine, LinearResult, Outco
 from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, TIE_BREAK_SHARE, SearchRecord, Stop
 
 ROWS_PER_ROUND = 200
-"""Rows added per round, those of the network's front first. More make the linear programs larger, fewer the rounds
-more."""
+"""Rows added per round, those of early layers first. With more the linear programs grow, with fewer there are more
+rounds."""
 
 LEAST_VIOLATION = 0.3
 """Share of the worst violation below which a row waits for a later round."""
@@ -35,10 +35,10 @@ CUT_SHARE = 1e-3
 """Share of the gap tolerance by which a column may underestimate its convex function without a new tangent."""
 
 LEAST_CUT = 1e-8
-"""The least such difference: an engine cannot tell smaller ones from none, and the same tangent would come again."""
+"""The least such difference: an engine does not see smaller ones, and the same tangent would be added again."""
 
 LEAST_GAIN = 1e-6
-"""By which scores in all must be able to fall for a tie-break to be worth its while."""
+"""The least sum by which scores must be able to fall for a tie-break to be tried."""
 
 IMPROVING_TIME_SHARE = 0.1
 """Share of the remaining time that trying for better points may take."""
@@ -46,7 +46,7 @@ IMPROVING_TIME_SHARE = 0.1
 
 @dataclass(frozen=True)
 class _Turn:
-    """An optimum of the engine with its convex term raised to the true value, and what the engine thought of it."""
+    """An optimum of the engine with its convex term raised to the true value, and the bound that the engine gave."""
 
     point: Floats
     value: float
@@ -184,7 +184,7 @@ class CutLoop(SearchRecord):
         self._engine.change_bounds(self._integers, values, values)
 
     def _add_violated_rows(self, point: Floats) -> bool:
-        """Whether any row was violated; the worst of the front are now in the program."""
+        """Whether any row was violated; the worst, of early layers first, are now in the program."""
         found = False
         for place, source in enumerate(self.program.sources):
             violations = source.violations(point)
@@ -227,8 +227,8 @@ class CutLoop(SearchRecord):
 
 
 def _choose_front(numbers: Ints, violations: Floats, ends: Ints) -> Ints:
-    """A round's share of rows, those of the front of the network before those behind: the latter are mostly violated
-    because the former are, and take a longer backward pass each."""
+    """The rows of a round, those of early layers first: rows of later layers are mostly violated because those are,
+    and their backward passes are longer."""
     serious = np.flatnonzero(violations > LEAST_VIOLATION * violations.max())
     parts = np.searchsorted(ends, numbers[serious], side="right")
     order = np.lexsort((-violations[serious], parts))

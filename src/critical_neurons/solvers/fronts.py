@@ -1,10 +1,10 @@
-"""Fronts: Newton's equations of a program that falls apart, eliminated part by part (a multifrontal Cholesky method).
+"""Fronts: Newton's equations of a program with nearly independent parts, by a multifrontal Cholesky method.
 
-The columns of one data point meet those of others in the shared columns alone, the scores. So they are eliminated
-first, data point by data point, and a small dense matrix of the shared columns is left. Within a data point it is the
-same once more: the columns of its first layers may fall apart into groups, such as the positions of a feature map,
-that meet only in the columns of the layers behind. Groups are the leaves of a tree, data points the parents of their
-leaves, the shared columns the root.
+The columns of different data points have no row in common; they are coupled by the shared columns alone, the scores.
+So they are eliminated first, one data point after the other, and a small dense matrix of the shared columns is left.
+The same holds within a data point: the columns of its first layers may fall into groups, such as the positions of a
+feature map, that are coupled only by the columns of later layers. Groups are the leaves of a tree, data points the
+parents of their leaves, the shared columns the root.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from critical_neurons.core.program import SHARED, Origins
 from critical_neurons.core.structure import Bools, Floats, Ints
 
 FEW_COEFFICIENTS = 8
-"""Up to so many a row is kept sparse."""
+"""A row with at most this many coefficients is kept sparse."""
 
 MOST_RUNS = 30
-"""Of places one after the other, up to which they are taken by slices."""
+"""Indices that form at most this many runs of consecutive numbers are added by slices."""
 
 MOST_CHUNKS = 8
-"""Of dense rows in one front; then they are joined."""
+"""Blocks of dense rows that a front may have before they are joined into one."""
 
 Root: TypeAlias = tuple[Floats, Ints]
 """A matrix R over some columns that adds R'R."""

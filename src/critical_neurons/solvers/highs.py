@@ -153,19 +153,19 @@ class HighsEngine:
             solution = highspy.HighsSolution()
             solution.col_value = start
             self._highs.setSolution(solution)
-        news = _News()
-        self._highs.cbMipInterrupt += news.hear
-        self._highs.cbMipImprovingSolution += news.hear
+        messages = _Messages()
+        self._highs.cbMipInterrupt += messages.receive
+        self._highs.cbMipImprovingSolution += messages.receive
         try:
-            self._run(seconds, lambda: news.pass_on(watch))
+            self._run(seconds, lambda: messages.pass_on(watch))
             return self._integer_result()
         except KeyboardInterrupt:
             result = self._integer_result()
             watch(result.bound, result.point)
             raise
         finally:
-            self._highs.cbMipInterrupt -= news.hear
-            self._highs.cbMipImprovingSolution -= news.hear
+            self._highs.cbMipInterrupt -= messages.receive
+            self._highs.cbMipImprovingSolution -= messages.receive
             self._change_kind(highspy.HighsVarType.kContinuous)
 
     def _change_kind(self, kind: Any) -> None:
@@ -219,14 +219,14 @@ class HighsEngine:
             raise SolverError(f"highs: could not {what}.")
 
 
-class _News:
+class _Messages:
     """What a running integer program says, from its own thread to that of the caller."""
 
     def __init__(self) -> None:
         self._bound = -math.inf
         self._point: Floats | None = None
 
-    def hear(self, event: Any) -> None:
+    def receive(self, event: Any) -> None:
         said = event.data_out
         self._bound = max(self._bound, said.mip_dual_bound)
         if event.callback_type == highspy.cb.HighsCallbackType.kCallbackMipImprovingSolution:

@@ -23,8 +23,8 @@ INNER_SHARE = 0.1
 """Share of the gap tolerance to which the parts of a round with integer columns are solved."""
 
 INTEGER_TIME_SHARES = (0.1, 0.3, 0.8)
-"""Shares of the remaining time that integer programs may take, one after the other as they are stopped. The first
-miss rows and cuts, which their best points tell; what is left is for what the last point is worth."""
+"""Shares of the remaining time for successive integer programs that are stopped. The first ones lack rows and cuts,
+which their best points show; the time after the last one is for solving the rest at its best point."""
 
 
 class RoundLoop(CutLoop):
@@ -65,8 +65,8 @@ class RoundLoop(CutLoop):
         self._stops += stopped and not last
 
     def _watch(self, bound: float, point: Floats | None) -> None:
-        """A running integer program has come this far. Its point, integers made whole, is kept in reserve if
-        feasible: when it comes depends on the clock, so it counts only where a search that was stopped needs it."""
+        """Called while an integer program runs. Its point, integers rounded, is kept in reserve if feasible. When a
+        point arrives depends on the clock, so it is used only by a search that was stopped."""
         before = self.bound
         self.raise_bound(bound)
         if point is not None:

@@ -30,22 +30,22 @@ from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, TIE_BR
 MOST_STEPS = 200
 
 ROWS_PER_STEP = 50
-"""Rows that a step may add, the most violated first: what many would cost in every later step few make up for."""
+"""Rows that a step may add, the most violated first: each makes every later step more expensive."""
 
 TIE_PRECISION = 0.01
-"""What the barrier may be beside the cost that breaks ties."""
+"""The largest barrier parameter, relative to the cost that breaks ties, at which the search may end."""
 
 SHORTEST_STEP, MOST_SHORT_STEPS = 1e-4, 10
-"""Steps that hardly move end the search after so many in a row: the program may have no point at all."""
+"""Below this length a step counts as short; this many in a row end the search: the program may be infeasible."""
 
 INSIDE = 0.1
 """How far from its upper bound every column starts, as a share of its range."""
 
 STEEP = 100.0
-"""How many times the loss may be that of a better start."""
+"""A start is replaced if its loss is more than this many times that of another."""
 
 NO_COEFFICIENT = 1e-9
-"""Rows whose coefficients are all smaller say nothing."""
+"""Rows whose coefficients are all smaller than this are left out."""
 
 
 class BarrierSolver:
@@ -126,7 +126,7 @@ class _Search(SearchRecord):
                 return
             try:
                 length = state.step(slope + tilt, here.roots, self.remaining)
-            except linalg.LinAlgError:  # nothing more to be had in double precision
+            except linalg.LinAlgError:  # double precision is exhausted
                 return
             if length < SHORTEST_STEP and self.gap <= self.limits.gap:
                 return
@@ -134,8 +134,8 @@ class _Search(SearchRecord):
             self._steps += 1
 
     def _choose_start(self, loss: Loss) -> Floats:
-        """Well inside the bounds. Where the loss is steep as far as the eye sees, as behind wide bounds, the values
-        that favour the labels are the better start."""
+        """Well inside the bounds. Where the loss is very large there, as with wide bounds, the values that favour the
+        labels are a better start."""
         margin = INSIDE * (self._upper - self._lower)
         start = self._upper - margin
         for proposed in self._propose(self._complete(start)):
@@ -159,7 +159,7 @@ class _Search(SearchRecord):
                 yield self.learn_from(place, numbers[at : at + source.piece])
 
     def _tilt(self) -> Floats:
-        """A cost on top that breaks ties, and in all makes less of a difference than is left to them."""
+        """An additional cost that breaks ties, too small to change the objective by more than the tie-break may."""
         if self.program.tie_break is None:
             return np.zeros(len(self._columns))
         wanted = self.program.tie_break[self._columns]
@@ -172,7 +172,7 @@ class _Search(SearchRecord):
         self.raise_bound(float(value - slope @ state.point + lowest - state.multipliers @ state.limits))
 
     def _add_violated_rows(self, state: State) -> bool:
-        """Whether the point violates any row; the worst that are new now have a say."""
+        """Whether the point violates any row; the worst of those that are not in the program yet join it."""
         found, all_violations = self._judge(state.point)
         if found and self.incumbent is None:
             self._judge(self._shrink(state))

@@ -88,8 +88,8 @@ class _Scip:
         self._lp = pyscipopt.LP()
         self._lp.setRealParam(self._parameter.FEASTOL, FEASIBILITY)
         self._lp.setIntParam(self._parameter.RANDOMSEED, limits.seed)
-        self._lp.setIntParam(self._parameter.TIMING, 2)  # by the clock on the wall
-        self._lp.setIntParam(self._parameter.PRESOLVING, 0)  # else a solve that is stopped forgets how far it was
+        self._lp.setIntParam(self._parameter.TIMING, 2)  # wall-clock time
+        self._lp.setIntParam(self._parameter.PRESOLVING, 0)  # otherwise a solve that is stopped starts again
         self._lp.addCols(
             [[] for _ in self._cost], self._cost.tolist(), self._finite(self._lower), self._finite(self._upper)
         )
@@ -124,7 +124,7 @@ class _Scip:
         return LinearResult(outcome, np.array(self._lp.getPrimal()), self._lp.getObjVal())
 
     def _solve_linear(self, end: float, *, slices: bool = True) -> Outcome:
-        """In slices: SoPlex holds Python back while it runs, and Ctrl-C gets its turn between two of them."""
+        """In slices: SoPlex does not let Python run meanwhile, so Ctrl-C is noticed between two of them."""
         while True:
             now = time.monotonic()
             if now >= end:

@@ -181,7 +181,7 @@ class Decision:
             and (inquiry := self._inquire(index, sample, ends, values, tighten=tighten)) is not None
         ]
 
-        def hear(inquiry: Inquiry, reply: Reply) -> None:
+        def on_message(inquiry: Inquiry, reply: Reply) -> None:
             rank = LINEAR if reply.answer.nodes <= 1 else INTEGER
             ends.improve(inquiry.sample, reply.question, reply.answer.bound, rank)
             self._programs[reply.question.unit] += reply.answer.nodes
@@ -189,7 +189,7 @@ class Decision:
                 self._points.look(reply.answer.inputs.reshape(1, *self._network.input_shape))
 
         if inquiries:
-            self._run(inquiries, end, hear)
+            self._run(inquiries, end, on_message)
 
     def _inquire(
         self, index: int, sample: int, ends: _Ends, values: dict[int, Interval], *, tighten: bool

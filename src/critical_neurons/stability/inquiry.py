@@ -43,7 +43,7 @@ class Inquiry:
     slack: float
 
     def split(self, parts: int) -> list[Inquiry]:
-        """Into at most so many, all questions about a unit in one."""
+        """Into at most `parts`; all questions about a unit stay together."""
         keys = list(dict.fromkeys((each.unit, each.sign) for each in self.questions))
         dealt = [set(keys[first::parts]) for first in range(min(parts, len(keys)))]
         return [replace(self, questions=tuple(q for q in self.questions if (q.unit, q.sign) in own)) for own in dealt]

@@ -8,7 +8,17 @@ from typing import assert_never
 import numpy as np
 
 from critical_neurons.core.bounds import Interval
-from critical_neurons.core.network import Affine, Concat, Input, MaxPool, Network, Relu, Sum, spread_windows
+from critical_neurons.core.network import (
+    Affine,
+    Concat,
+    Input,
+    MaxPool,
+    Network,
+    Relu,
+    Sum,
+    pull_linear,
+    spread_windows,
+)
 from critical_neurons.core.structure import Floats, Ints
 
 DRAWN = 256
@@ -112,17 +122,12 @@ def _pull(network: Network, at: int, adjoint: Floats, values: list[Floats]) -> l
     match op:
         case Input():
             return []
-        case Affine():
-            return [(op.source, op.map.adjoint(adjoint))]
         case Relu():
             return [(op.source, adjoint * (values[op.source] > 0))]
         case MaxPool():
             return [(op.source, _route(op, adjoint, values[op.source]))]
-        case Sum():
-            return [(source, adjoint) for source in op.sources]
-        case Concat():
-            ends = np.cumsum([network.ops[source].shape[0] for source in op.sources])
-            return list(zip(op.sources, np.split(adjoint, ends[:-1], axis=1), strict=True))
+        case Affine() | Sum() | Concat():
+            return pull_linear(network.ops, op, adjoint)
         case _:
             assert_never(op)
 

@@ -68,7 +68,7 @@ class Search:
         self._columns = np.concatenate([relaxation.on_columns, relaxation.off_columns])
 
     def ask(self, row: int, sign: float, slack: float, deadline: float, most_nodes: int) -> Answer:
-        """Whether sign · p <= slack for this element, in at most so many linear programs."""
+        """Whether sign · p <= slack for this element, by at most `most_nodes` linear programs."""
         relaxation = self._relaxation
         cost = sign * relaxation.wanted.matrix[[row]].toarray()[0]
         constant = sign * relaxation.wanted.constant[row]

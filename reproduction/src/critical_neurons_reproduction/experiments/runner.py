@@ -143,7 +143,7 @@ def _work(
 ) -> dict[str, str]:
     """The pieces that failed, and why. The results of the others are taken as they come."""
     failed: dict[str, str] = {}
-    with hire(workers, most=count, hear=lambda name, news: runs.tell(*news)) as crew:
+    with hire(workers, most=count, on_message=lambda name, message: runs.tell(*message)) as crew:
         for done in crew.run(pieces):
             if isinstance(done.error, OutputError):
                 raise done.error

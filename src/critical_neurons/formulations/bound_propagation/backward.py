@@ -7,8 +7,8 @@ Every ReLU lies between two lines in its pre-activation p and, where its unit ha
 and a clipped one (ReLU6) between two others, as it is one function of p, not two.
 
 A linear function of activations is pulled back through the lines that bound it, to a linear function of the inputs
-and the scores, whose largest value over their box is plain to see. One score stands at all positions of a feature map
-and at every depth where its unit appears; interval arithmetic takes them one by one.
+and the scores. Its largest value over their box is at a corner. One score multiplies all positions of a feature map,
+at every depth where its unit appears; interval arithmetic would treat them as independent.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from critical_neurons.core.network import (
     Network,
     Relu,
     Sum,
+    pull_linear,
     spread_windows,
 )
 from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints
@@ -145,12 +146,8 @@ class Backward:
                 relu = self._network.ops[op.sources[0]]
                 assert isinstance(relu, Relu)
                 self._pull_relu(relu, adjoint, run, values[relu.source], op.ceiling)
-            case Sum():
-                for source in op.sources:
-                    run.add(source, adjoint)
-            case Concat():
-                ends = np.cumsum([self._network.ops[source].shape[0] for source in op.sources])
-                for source, part in zip(op.sources, np.split(adjoint, ends[:-1], axis=1), strict=True):
+            case Sum() | Concat():
+                for source, part in pull_linear(self._network.ops, op, adjoint):
                     run.add(source, part)
             case _:
                 assert_never(op)
