@@ -18,7 +18,7 @@ from critical_neurons.errors import (
     PlanMismatchError,
     UnreadableModelError,
 )
-from critical_neurons.stability.search import Search
+from critical_neurons.stability.reach import ReachSearch
 
 UNIT_BOX = np.zeros(3), np.ones(3)
 
@@ -184,7 +184,7 @@ def test_what_is_undecided_stays(monkeypatch):
     def press(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Search, "ask", press)
+    monkeypatch.setattr(ReachSearch, "ask", press)
     stopped = cn.lossless(model, box)
     assert stopped.stability.stopped == "interrupted"
     assert_same(model, stopped, -1.0, 1.0, (6,))
@@ -200,7 +200,7 @@ def test_a_record_is_taken_up_again(tmp_path, monkeypatch):
     def refuse(*_):
         raise AssertionError("all is known")
 
-    monkeypatch.setattr(Search, "ask", refuse)
+    monkeypatch.setattr(ReachSearch, "ask", refuse)
     again = cn.lossless(model, box, record=path).stability
     assert [unit.state for unit in again.units] == [unit.state for unit in first.units]
     assert [unit.method for unit in again.units] == [unit.method for unit in first.units]

@@ -6,7 +6,7 @@ import pytest
 from critical_neurons.formulations import coefficients
 from critical_neurons.formulations.affine import AffineNetwork
 from critical_neurons.formulations.bound_propagation import bound_network
-from critical_neurons.formulations.paper import Paper
+from critical_neurons.formulations.paper import PaperGates
 from tests.zoo import GRAPHS, MAX_POOLED, ZOO, share_case
 
 ROUNDING = 1e-10
@@ -16,7 +16,7 @@ RADIUS = 0.1
 
 def build(name):
     case = share_case(name)
-    return AffineNetwork(case.network, bound_network(case.network, case.inputs, radius=RADIUS), Paper())
+    return AffineNetwork(case.network, bound_network(case.network, case.inputs, radius=RADIUS), PaperGates())
 
 
 def draw_columns(affine, seed=0):

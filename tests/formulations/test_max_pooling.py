@@ -15,7 +15,7 @@ from critical_neurons.formulations.affine import AffineNetwork
 from critical_neurons.formulations.bound_propagation import bound_network
 from critical_neurons.formulations.max_pooling import resolve_windows
 from critical_neurons.formulations.objective import Objective
-from critical_neurons.formulations.paper import Paper, encode_paper
+from critical_neurons.formulations.paper import PaperGates, encode_paper
 from critical_neurons.readers import read_network
 from critical_neurons.solvers import Limits, find_solver, ignore_progress
 from tests.zoo import MAX_POOLED, draw_case, share_case
@@ -117,7 +117,7 @@ def test_windows_with_at_most_one_live_element_are_decided():
 
 def resolve(case, radius):
     bounds = bound_network(case.network, case.inputs, radius=radius)
-    return bounds, AffineNetwork(case.network, bounds, Paper())
+    return bounds, AffineNetwork(case.network, bounds, PaperGates())
 
 
 def beaten_winners(case, bounds, affine, point):

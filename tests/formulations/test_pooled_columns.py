@@ -12,7 +12,7 @@ from critical_neurons.formulations.bound_propagation import bound_network
 from critical_neurons.formulations.full_space import encode_literal
 from critical_neurons.formulations.lazy_rows import SumRows
 from critical_neurons.formulations.objective import Objective
-from critical_neurons.formulations.paper import Paper, encode_paper
+from critical_neurons.formulations.paper import PaperGates, encode_paper
 from critical_neurons.formulations.pooled_columns import find_deal
 from critical_neurons.readers import read_network
 from critical_neurons.solvers import Limits, find_solver, ignore_progress
@@ -95,7 +95,7 @@ def test_the_optimum_is_that_of_the_literal_program(name, radius):
 def test_sums_range_over_what_their_activations_leave(name):
     """Activations drawn from their intervals give sums that keep the rows; their ends are the ends of the sums."""
     network, bounds, program = encode_case(POOLED[name], radius=0.2)
-    affine = AffineNetwork(network, bounds, Paper(), summed=True)
+    affine = AffineNetwork(network, bounds, PaperGates(), summed=True)
     (sums,) = affine.sums.values()
     rows = SumRows(affine.sums, program.column_count)
     generator = np.random.default_rng(0)

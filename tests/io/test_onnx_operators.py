@@ -14,7 +14,7 @@ from torch import nn
 
 import critical_neurons as cn
 from critical_neurons.errors import ConversionError
-from critical_neurons.io.onnx_import.registry import CONVERTERS
+from critical_neurons.io.onnx_import.converters import CONVERTERS
 from critical_neurons.io.onnx_import.shapes import find_channels
 
 TOLERANCE = 1e-5

@@ -17,8 +17,8 @@ from critical_neurons.core.bounds import Interval
 from critical_neurons.core.stability import State
 from critical_neurons.formulations.bound_propagation import bound_network, bound_values
 from critical_neurons.readers import read_network
+from critical_neurons.stability.reach import ReachSearch
 from critical_neurons.stability.relaxation import relax
-from critical_neurons.stability.search import Search
 from tests.zoo import CORE, ZOO, build_model, draw_inputs
 
 SAME_OUTPUTS = 1e-9
@@ -124,7 +124,7 @@ def test_search_finds_the_largest_value(seed):
     intervals = bound_values(network, Interval(lower[None], upper[None]))
     values = {at: Interval(interval.lower[0], interval.upper[0]) for at, interval in intervals.items()}
     index = [op.source for op in network.ops if type(op).__name__ == "Relu"][1]
-    search = Search(relax(network, index, np.arange(4), Interval(lower, upper), values))
+    search = ReachSearch(relax(network, index, np.arange(4), Interval(lower, upper), values))
     lowest, highest = enumerate_extremes(model, lower, upper, 1)
     for unit, (sign, top) in itertools.product(range(4), ((1.0, highest), (-1.0, -lowest))):
         above = search.ask(unit, sign, top[unit] + EDGE, np.inf, 10**6)

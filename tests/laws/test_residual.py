@@ -14,7 +14,7 @@ from critical_neurons.core.structure import NO_UNIT
 from critical_neurons.formulations.affine import AffineNetwork
 from critical_neurons.formulations.bound_propagation import bound_network
 from critical_neurons.formulations.objective import Objective
-from critical_neurons.formulations.paper import Paper, encode_paper
+from critical_neurons.formulations.paper import PaperGates, encode_paper
 from critical_neurons.readers import read_network
 from tests.zoo import GRAPHS, ZOO, build_model, draw_inputs, first_or_slow, share_case
 
@@ -129,7 +129,7 @@ def draw_stream(kind, seed=0):
 
 
 def resolve(network, inputs, formulation=None):
-    return AffineNetwork(network, bound_network(network, inputs), formulation or Paper())
+    return AffineNetwork(network, bound_network(network, inputs), formulation or PaperGates())
 
 
 def find_activations(network, affine, point, units):
@@ -180,7 +180,7 @@ def test_graphs_at_one_are_the_network(name):
     assert np.allclose(affine.logits(np.ones(affine.column_count)), expected, rtol=0, atol=ROUNDING)
 
 
-class Naive(Paper):
+class Naive(PaperGates):
     """Every ReLU subtracts (1 - s) U of its own."""
 
     def shrinks(self, network, bounds):
@@ -219,7 +219,7 @@ def test_a_stream_is_not_charged_again_at_every_block():
     assert worst_violation(network, inputs, Naive(), units, least) <= ROUNDING
     assert worst_violation(network, inputs, Naive(), units, least - 0.05) > 1e-3
     for score in (least - 0.05, 0.3, 0.0):
-        assert worst_violation(network, inputs, Paper(), units, score) <= ROUNDING
+        assert worst_violation(network, inputs, PaperGates(), units, score) <= ROUNDING
 
 
 @pytest.mark.parametrize("seed", first_or_slow(0, 1, 2))
@@ -228,7 +228,7 @@ def test_streams_can_be_pruned_where_their_branches_do_not_read_them(kind, seed)
     """With any score of the stream, as long as nothing else changes."""
     _, network, inputs, units = draw_stream(kind, seed)
     for score in np.random.default_rng(seed).uniform(size=(3, len(units))):
-        assert worst_violation(network, inputs, Paper(), units, score) <= ROUNDING
+        assert worst_violation(network, inputs, PaperGates(), units, score) <= ROUNDING
 
 
 COUPLED = {

@@ -955,7 +955,7 @@ def test_nouns_do_not_import_torch():
     code = (
         "import sys, critical_neurons.core.network, critical_neurons.core.program, critical_neurons.core.scores, "
         "critical_neurons.core.plan, critical_neurons.core.batch, critical_neurons.core.settings, "
-        "critical_neurons.selection.rules\n"
+        "critical_neurons.selection.plan_rules\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

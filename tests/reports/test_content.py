@@ -8,7 +8,7 @@ import pytest
 
 from critical_neurons.core.structure import Layer, Wiring
 from critical_neurons.errors import InvalidSettingError, PlanMismatchError
-from critical_neurons.reports import assemble, assembly, network, render_page
+from critical_neurons.reports import assemble, content_assembly, diagram, render_page
 from critical_neurons.reports.content import Gain, Rail, Strip
 from critical_neurons.reports.drawing import SHADES, draw_units
 from critical_neurons.reports.wording import show_change, show_quantity
@@ -61,7 +61,7 @@ def test_scores_of_another_numbering_are_told_by_layers():
 
 
 def test_additions_are_rails():
-    rails = network.find_rails(make_residual(2))
+    rails = diagram.find_rails(make_residual(2))
     assert rails == (Rail(f"{EVIL}, 0.outer, 1.outer", 0, (0, 2, 4), (1, 3, 5)),)
 
 
@@ -70,7 +70,7 @@ def test_rails_that_overlap_lie_on_different_lanes():
     layers = [Layer(str(place), "Linear", np.array([place])) for place in range(4)]
     wirings = [Wiring(str(place), np.arange(place), np.array([place]), np.zeros(place)) for place in range(1, 4)]
     wirings.append(Wiring("out", np.arange(4), make_output().units, np.zeros(4)))
-    rails = network.find_rails(make_structure([*layers, make_output()], [1] * 4, wirings))
+    rails = diagram.find_rails(make_structure([*layers, make_output()], [1] * 4, wirings))
     assert [rail.writers for rail in rails] == [(0,), (1,), (2,)]  # the last is read by the next layer alone
     for one in rails:
         for two in rails:
@@ -82,7 +82,7 @@ def test_rails_that_overlap_lie_on_different_lanes():
 def test_a_chain_has_no_rails():
     layers = [Layer("a", "Linear", np.array([0])), make_output()]
     wirings = [Wiring("out", np.array([0]), layers[1].units, np.zeros(1))]
-    assert network.find_rails(make_structure(layers, [1], wirings)) == ()
+    assert diagram.find_rails(make_structure(layers, [1], wirings)) == ()
 
 
 @pytest.mark.parametrize("by_score", [False, True])
@@ -101,7 +101,7 @@ def test_every_unit_is_drawn_once(by_score):
 
 
 def test_very_large_networks_are_thinned(monkeypatch):
-    monkeypatch.setattr(network, "MOST_UNITS", 10)
+    monkeypatch.setattr(diagram, "MOST_UNITS", 10)
     _, plan, scores = make_results(blocks=2, width=8)
     content = assemble(plan=plan, scores=scores)
     assert [len(strip.scores) for strip in content.strips] == [3, 3, 3]  # 24 units, every third
@@ -110,8 +110,8 @@ def test_very_large_networks_are_thinned(monkeypatch):
 
 def test_very_many_classes_and_changes_are_cut_short(monkeypatch):
     comparison, *_ = make_results()
-    monkeypatch.setattr(assembly, "MOST_CLASSES", 2)
-    monkeypatch.setattr(assembly, "MOST_CHANGES", 3)
+    monkeypatch.setattr(content_assembly, "MOST_CLASSES", 2)
+    monkeypatch.setattr(content_assembly, "MOST_CHANGES", 3)
     answered = assemble(comparison=comparison).answered
     assert [each.label for each in answered.classes] == [0, 2]  # class 1 gains what it loses, nearly
     assert (answered.class_count, len(answered.changes), answered.changed) == (3, 3, 7)

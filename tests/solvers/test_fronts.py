@@ -5,7 +5,7 @@ import pytest
 from scipy import sparse
 
 from critical_neurons.core.program import SHARED, Origins
-from critical_neurons.solvers.fronts import MOST_CHUNKS, Elimination, Tree
+from critical_neurons.solvers.fronts import MOST_CHUNKS, FrontElimination, Tree
 from critical_neurons.solvers.newton_steps import REFINEMENTS, LowRank
 
 SAME = 1e-9
@@ -30,7 +30,7 @@ def solve_both(tree, rows, roots=()):
     generator = np.random.default_rng(1)
     diagonal, weights = generator.uniform(1, 2, len(POINTS)), generator.uniform(0.1, 10, rows.shape[0])
     right = generator.normal(size=len(POINTS))
-    system = Elimination(tree, diagonal, weights, roots, lambda: None)
+    system = FrontElimination(tree, diagonal, weights, roots, lambda: None)
     whole = np.diag(diagonal) + (rows.T * weights[None]) @ rows
     for root, columns in roots:
         whole[np.ix_(columns, columns)] += root.T @ root
@@ -80,7 +80,7 @@ def test_rows_may_come_one_by_one():
 def test_the_clock_is_looked_at_between_fronts():
     tree = Tree(Origins(POINTS, DEPTHS), meet_in_groups())
     looks = []
-    Elimination(tree, np.ones(len(POINTS)), np.zeros(0), [], lambda: looks.append(1))
+    FrontElimination(tree, np.ones(len(POINTS)), np.zeros(0), [], lambda: looks.append(1))
     assert len(looks) == len(tree.fronts)
 
 

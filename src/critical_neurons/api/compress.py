@@ -35,7 +35,7 @@ from critical_neurons.readers import isolated
 from critical_neurons.removal.metrics import count_classes, measure_accuracy, predict
 from critical_neurons.removal.refit.stream import check_inputs
 from critical_neurons.removal.rows import Inputs, count_rows, find_tensors, gather_labelled, take_rows
-from critical_neurons.selection.rules import check_counts, check_keep
+from critical_neurons.selection.plan_rules import check_counts, check_keep
 from critical_neurons.structure import find_structure
 
 FEWEST_HELD_OUT = 10

@@ -21,7 +21,7 @@ from critical_neurons.core.scores import Scores
 from critical_neurons.errors import InvalidFileError
 from critical_neurons.io.checkpoint import read_results
 from critical_neurons.removal.rows import Inputs
-from critical_neurons.reports.assembly import TITLE
+from critical_neurons.reports.content_assembly import TITLE
 
 DATA, TOLD = ("model", "inputs", "labels", "test", "evaluate"), ("progress", "detail", "folder", "workers")
 """Arguments that a call written down has by their names alone, and those it leaves out."""

@@ -19,7 +19,7 @@ from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.readers import isolated
 from critical_neurons.removal.rows import count_rows, find_tensors, gather_inputs, take_rows
 from critical_neurons.reports import assemble, render_page
-from critical_neurons.reports.assembly import TITLE
+from critical_neurons.reports.content_assembly import TITLE
 from critical_neurons.reports.pictures import MOST_PICTURES, draw_pictures
 
 IMAGE_CHANNELS = (1, 3)

@@ -40,7 +40,7 @@ from critical_neurons.removal.rows import (
     match_model,
     take_rows,
 )
-from critical_neurons.selection.budget import Spending
+from critical_neurons.selection.budget_counts import Spending
 from critical_neurons.selection.consumers import group_is_read
 from critical_neurons.selection.distance import choose_distance, list_outputs
 from critical_neurons.selection.effort import choose_effort
@@ -48,7 +48,7 @@ from critical_neurons.selection.elimination import Elimination
 from critical_neurons.selection.gate_descent import GateSearch
 from critical_neurons.selection.gated_model import GatedModel
 from critical_neurons.selection.layerwise_search import LayerwiseSearch
-from critical_neurons.selection.rules import keep_within
+from critical_neurons.selection.plan_rules import keep_within
 from critical_neurons.structure import copy_model, find_structure, join_rows, select_span, unwrap
 
 REMOVED_BELOW = 0.5

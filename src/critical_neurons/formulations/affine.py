@@ -32,7 +32,7 @@ from critical_neurons.core.network import (
 )
 from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints
 from critical_neurons.formulations.coefficients import Part, ResolvedNetwork
-from critical_neurons.formulations.gates import Decision, Formulation, Gate, make_gate
+from critical_neurons.formulations.gates import Formulation, Gate, GateDecision, make_gate
 from critical_neurons.formulations.max_pooling import Pool, resolve_windows, winners_are_safe
 from critical_neurons.formulations.pooled_columns import find_deal, sum_up
 
@@ -106,7 +106,7 @@ class AffineNetwork(ResolvedNetwork):
         pooled = {index: values[self.ops[index].sources[0]] for index in self.pools}
         self.at_zero = Evaluation(shrunk, pooled, values[len(self.ops) - 1])
 
-    def _sum_up(self, index: int, op: Relu, decision: Decision, at_zero: Floats, shrink: Floats) -> Decision:
+    def _sum_up(self, index: int, op: Relu, decision: GateDecision, at_zero: Floats, shrink: Floats) -> GateDecision:
         """What is left to decide once the undecided activations are summed up, if they can be."""
         deal = find_deal(self.ops, index) if self._summed and not self.depends[op.source] else None
         sums = None if deal is None else sum_up(deal, op, decision, at_zero, shrink, relu=index)

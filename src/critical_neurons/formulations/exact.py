@@ -18,7 +18,7 @@ from critical_neurons.core.loss import Loss
 from critical_neurons.core.network import Network, Relu
 from critical_neurons.core.program import Program
 from critical_neurons.core.structure import NO_UNIT, Floats, Ints
-from critical_neurons.formulations.gates import Decision
+from critical_neurons.formulations.gates import GateDecision
 from critical_neurons.formulations.objective import Goal
 from critical_neurons.formulations.reduced_space import encode_eliminated
 
@@ -27,10 +27,10 @@ def encode_exact(
     network: Network, bounds: Bounds, labels: Ints | Loss, goal: Goal, *, integer: bool = True, binary: bool = False
 ) -> Program:
     """`binary`: scores are 0 or 1."""
-    return encode_eliminated(network, bounds, labels, goal, Exact(binary), integer=integer, binary=binary)
+    return encode_eliminated(network, bounds, labels, goal, ExactGates(binary), integer=integer, binary=binary)
 
 
-class Exact:
+class ExactGates:
     fixes_windows = False
     completes = True
 
@@ -44,13 +44,13 @@ class Exact:
             if isinstance(op, Relu)
         }
 
-    def decide(self, op: Relu, interval: Interval, shrink: Floats, *, fixed: bool) -> Decision:
+    def decide(self, op: Relu, interval: Interval, shrink: Floats, *, fixed: bool) -> GateDecision:
         """Dead whatever the scores; live without a score, or with one where p is known: then q = s p."""
         lower, upper = interval.lower, interval.upper
         dead = upper <= 0
         live = (lower >= 0) & ~dead & ((op.units == NO_UNIT) | (fixed & (lower == upper)))
         least = lower if self._binary else lower - shrink
-        return Decision(
+        return GateDecision(
             live,
             dead,
             np.where(live | dead, -np.inf, least),

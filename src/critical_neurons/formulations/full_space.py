@@ -40,10 +40,10 @@ from critical_neurons.core.network import (
 )
 from critical_neurons.core.program import Program, Rows, place, stack_rows
 from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints
-from critical_neurons.formulations.assembly import assemble_program, lay_out_columns
 from critical_neurons.formulations.coefficients import CHUNK_BYTES
 from critical_neurons.formulations.loss_term import LossTerm, follow
 from critical_neurons.formulations.objective import Goal
+from critical_neurons.formulations.program_assembly import assemble_program, lay_out_columns
 from critical_neurons.formulations.shrinkage import find_shrinks
 
 
@@ -94,7 +94,7 @@ def _start_gates(op: Op, index: int, bounds: Bounds, values: list[Floats]) -> tu
 
 
 @dataclass(frozen=True)
-class Form:
+class ColumnForm:
     """A value of the network on the whole batch as a function of the columns: matrix · x + constant.
 
     The constant is (batch, *shape); the matrix has one row for each of its elements.
@@ -108,7 +108,7 @@ class Form:
 class MatrixLogits:
     """Logits with their matrix (batch · classes, columns) written out."""
 
-    form: Form
+    form: ColumnForm
 
     def logits(self, point: Floats) -> Floats:
         constant = self.form.constant
@@ -128,7 +128,7 @@ class MatrixLogits:
 def _write_out(network: Network, bounds: Bounds, blocks: Mapping[str, slice]) -> tuple[MatrixLogits, Rows]:
     """The logits and the rows (A), (B), (C) of every ReLU."""
     column_count = blocks["softmax"].stop
-    forms: list[Form] = []
+    forms: list[ColumnForm] = []
     rows: list[Rows] = []
     shrinks = find_shrinks(network, bounds)
     first, first_gate = blocks["activation"].start, blocks["gate"].start
@@ -136,7 +136,7 @@ def _write_out(network: Network, bounds: Bounds, blocks: Mapping[str, slice]) ->
         match op:
             case Input():
                 nothing = sparse.csr_array((bounds.inputs.size, column_count))
-                forms.append(Form(nothing, bounds.inputs))
+                forms.append(ColumnForm(nothing, bounds.inputs))
             case Affine():
                 forms.append(_push(forms[op.source], op.map))
             case Relu():
@@ -145,10 +145,10 @@ def _write_out(network: Network, bounds: Bounds, blocks: Mapping[str, slice]) ->
                 activation = place(1.0, first + numbers, column_count)
                 gate = place(1.0, first_gate + numbers, column_count)
                 rows += _encode_relu(op, bounds.before_relu[index], shrinks[index], before, activation, gate)
-                forms.append(Form(activation, np.zeros_like(before.constant)))
+                forms.append(ColumnForm(activation, np.zeros_like(before.constant)))
                 first, first_gate = first + len(numbers), first_gate + len(numbers)
             case MaxPool():
-                value = Form(
+                value = ColumnForm(
                     place(1.0, first + np.arange(len(bounds.inputs) * int(np.prod(op.shape))), column_count),
                     np.zeros((len(bounds.inputs), *op.shape)),
                 )
@@ -159,7 +159,7 @@ def _write_out(network: Network, bounds: Bounds, blocks: Mapping[str, slice]) ->
             case Sum():
                 added = [forms[source] for source in op.sources]
                 matrix = sum((form.matrix for form in added[1:]), added[0].matrix)
-                forms.append(Form(sparse.csr_array(matrix), add_up(*(form.constant for form in added))))
+                forms.append(ColumnForm(sparse.csr_array(matrix), add_up(*(form.constant for form in added))))
             case Concat():
                 forms.append(_join([forms[source] for source in op.sources]))
             case _:
@@ -171,7 +171,7 @@ def _encode_relu(
     op: Relu,
     interval: Interval,
     shrinks: Floats,
-    before: Form,
+    before: ColumnForm,
     activation: sparse.csr_array,
     gate: sparse.csr_array,
 ) -> list[Rows]:
@@ -191,7 +191,9 @@ def _encode_relu(
     ]
 
 
-def _encode_pool(op: MaxPool, interval: Interval, before: Form, value: Form, first_gate: int) -> list[Rows]:
+def _encode_pool(
+    op: MaxPool, interval: Interval, before: ColumnForm, value: ColumnForm, first_gate: int
+) -> list[Rows]:
     """x >= h_i,   x <= h_i + M (1 - m_i),   sum m_i = 1,   with M = max_j U_j, for every window."""
     inside = np.broadcast_to(op.windows != NO_POSITION, (*value.constant.shape[:2], *op.windows.shape)).reshape(-1)
     numbers = np.arange(before.constant.size, dtype=np.float64).reshape(before.constant.shape)
@@ -213,7 +215,7 @@ def _encode_pool(op: MaxPool, interval: Interval, before: Form, value: Form, fir
     ]
 
 
-def _join(forms: list[Form]) -> Form:
+def _join(forms: list[ColumnForm]) -> ColumnForm:
     """Concatenation along the channels: the rows of every data point one form after the other."""
     constant = join_channels(*(form.constant for form in forms))
     stacked = sparse.csr_array(sparse.vstack([form.matrix for form in forms], format="csr"))
@@ -222,16 +224,16 @@ def _join(forms: list[Form]) -> Form:
     order = np.concatenate(
         [number.reshape(form.constant.shape) for number, form in zip(numbers, forms, strict=True)], axis=1
     )
-    return Form(stacked[order.reshape(-1)], constant)
+    return ColumnForm(stacked[order.reshape(-1)], constant)
 
 
-def _push(form: Form, linear: LinearMap) -> Form:
+def _push(form: ColumnForm, linear: LinearMap) -> ColumnForm:
     """A (M x + c) + b: the same A for every data point."""
     constant = linear.apply(form.constant)
     if form.matrix.nnz == 0:  # still the input: its weights multiply no column
-        return Form(sparse.csr_array((constant.size, form.matrix.shape[1])), constant)
+        return ColumnForm(sparse.csr_array((constant.size, form.matrix.shape[1])), constant)
     weights = sparse.block_diag([_write_out_map(linear, form.constant.shape[1:])] * len(constant), format="csr")
-    return Form(sparse.csr_array(weights @ form.matrix), constant)
+    return ColumnForm(sparse.csr_array(weights @ form.matrix), constant)
 
 
 def _write_out_map(linear: LinearMap, shape: Shape) -> sparse.csr_array:

@@ -54,7 +54,7 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Decision:
+class GateDecision:
     """What a formulation says of one ReLU: where it is live and where dead, and the limits of q (see `Gate`)."""
 
     live: Bools
@@ -75,11 +75,13 @@ class Formulation(Protocol):
     def shrinks(self, network: Network, bounds: Bounds) -> dict[int, Floats]:
         """By the index of each ReLU: what q loses when its score goes from 1 to 0."""
 
-    def decide(self, op: Relu, interval: Interval, shrink: Floats, *, fixed: bool) -> Decision:
+    def decide(self, op: Relu, interval: Interval, shrink: Floats, *, fixed: bool) -> GateDecision:
         """`fixed`: p depends on no column."""
 
 
-def make_gate(op: Relu, interval: Interval, shrink: Floats, decision: Decision, first: int, unit_count: int) -> Gate:
+def make_gate(
+    op: Relu, interval: Interval, shrink: Floats, decision: GateDecision, first: int, unit_count: int
+) -> Gate:
     explicit = np.flatnonzero(~decision.live & ~decision.dead)
     units = op.units.reshape(-1)
     scored = np.flatnonzero(units != NO_UNIT)

@@ -13,7 +13,7 @@ from critical_neurons.core.loss import Loss
 from critical_neurons.core.network import Network, Relu
 from critical_neurons.core.program import Program
 from critical_neurons.core.structure import Floats, Ints
-from critical_neurons.formulations.gates import Decision
+from critical_neurons.formulations.gates import GateDecision
 from critical_neurons.formulations.objective import Goal
 from critical_neurons.formulations.reduced_space import encode_eliminated
 from critical_neurons.formulations.shrinkage import find_shrinks
@@ -22,16 +22,18 @@ from critical_neurons.formulations.shrinkage import find_shrinks
 def encode_linearised(
     network: Network, bounds: Bounds, labels: Ints | Loss, goal: Goal, *, tail: Tail | None = None
 ) -> Program:
-    return encode_eliminated(network, bounds, labels, goal, Linearised(), integer=False, has_rows=False, tail=tail)
+    return encode_eliminated(
+        network, bounds, labels, goal, LinearisedGates(), integer=False, has_rows=False, tail=tail
+    )
 
 
-class Linearised:
+class LinearisedGates:
     fixes_windows = True
     completes = False
 
     def shrinks(self, network: Network, bounds: Bounds) -> dict[int, Floats]:
         return find_shrinks(network, bounds)
 
-    def decide(self, op: Relu, interval: Interval, shrink: Floats, *, fixed: bool) -> Decision:
+    def decide(self, op: Relu, interval: Interval, shrink: Floats, *, fixed: bool) -> GateDecision:
         free = np.full(interval.upper.shape, np.inf)
-        return Decision(interval.upper > 0, interval.upper <= 0, -free, free)
+        return GateDecision(interval.upper > 0, interval.upper <= 0, -free, free)

@@ -16,7 +16,7 @@ from critical_neurons.core.loss import Loss
 from critical_neurons.core.network import Network, Relu
 from critical_neurons.core.program import Program
 from critical_neurons.core.structure import Floats, Ints
-from critical_neurons.formulations.gates import Decision, find_scale
+from critical_neurons.formulations.gates import GateDecision, find_scale
 from critical_neurons.formulations.objective import Goal
 from critical_neurons.formulations.reduced_space import encode_eliminated
 from critical_neurons.formulations.shrinkage import find_shrinks
@@ -36,17 +36,17 @@ def encode_paper(
     integer: bool = True,
     tail: Tail | None = None,
 ) -> Program:
-    return encode_eliminated(network, bounds, labels, goal, Paper(), integer=integer, tail=tail)
+    return encode_eliminated(network, bounds, labels, goal, PaperGates(), integer=integer, tail=tail)
 
 
-class Paper:
+class PaperGates:
     fixes_windows = False
     completes = False
 
     def shrinks(self, network: Network, bounds: Bounds) -> dict[int, Floats]:
         return find_shrinks(network, bounds)
 
-    def decide(self, op: Relu, interval: Interval, shrink: Floats, *, fixed: bool) -> Decision:
+    def decide(self, op: Relu, interval: Interval, shrink: Floats, *, fixed: bool) -> GateDecision:
         lower, upper = interval.lower, interval.upper
         dead = (upper <= 0) | ((lower < 0) & (upper <= NEGLIGIBLE * find_scale(interval)))
-        return Decision((lower >= 0) & ~dead, dead, np.minimum(lower, 0.0), np.maximum(upper, 0.0))
+        return GateDecision((lower >= 0) & ~dead, dead, np.minimum(lower, 0.0), np.maximum(upper, 0.0))

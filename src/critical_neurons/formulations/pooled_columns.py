@@ -22,7 +22,7 @@ import numpy as np
 
 from critical_neurons.core.network import Affine, Op, Relu, Shape
 from critical_neurons.core.structure import NO_UNIT, Floats, Ints
-from critical_neurons.formulations.gates import Decision
+from critical_neurons.formulations.gates import GateDecision
 
 EXACT = 1e-12
 """Relative difference of two ways to apply a pooling."""
@@ -116,7 +116,9 @@ class Sums:
         return sums / self.tops
 
 
-def sum_up(deal: Deal, op: Relu, decision: Decision, at_zero: Floats, shrink: Floats, *, relu: int) -> Sums | None:
+def sum_up(
+    deal: Deal, op: Relu, decision: GateDecision, at_zero: Floats, shrink: Floats, *, relu: int
+) -> Sums | None:
     """`at_zero` is q where the scores are 0. The columns are yet to be placed. None where there is nothing to sum up,
     or where an output has elements of several units."""
     elements = np.flatnonzero(~decision.live & ~decision.dead)

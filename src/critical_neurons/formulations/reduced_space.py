@@ -19,13 +19,13 @@ from critical_neurons.core.network import Network
 from critical_neurons.core.program import SHARED, Branching, Origins, Program, Rows, stack_rows
 from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints
 from critical_neurons.formulations.affine import AffineNetwork
-from critical_neurons.formulations.assembly import assemble_program, lay_out_columns
 from critical_neurons.formulations.convex_hull import MOST_NUMBERS, HullRows, count_numbers
 from critical_neurons.formulations.gates import Formulation
 from critical_neurons.formulations.lazy_rows import PoolRows, RelaxedPoolRows, ReluRows, SumRows
 from critical_neurons.formulations.local_search import MaskSearch
 from critical_neurons.formulations.loss_term import LossTerm, follow
 from critical_neurons.formulations.objective import Goal
+from critical_neurons.formulations.program_assembly import assemble_program, lay_out_columns
 from critical_neurons.formulations.relaxed_points import Favour, Repair, fit_sparsity
 
 CLOSED = 1e-9
@@ -88,7 +88,7 @@ def encode_eliminated(
     if formulation.completes:
         completion = Completion(network, affine, program, binary, integer)
         search = MaskSearch(network, bounds.inputs, as_loss(labels), goal)
-        program = replace(program, complete=completion, improve=Improvement(completion, search))
+        program = replace(program, complete=completion, improve=MaskImprovement(completion, search))
     if formulation.completes and binary and integer:
         small = count_numbers(affine) <= MOST_NUMBERS
         hulls = HullRows(affine, gate_columns, column_count) if small else None
@@ -123,7 +123,7 @@ class Completion:
 
 
 @dataclass(frozen=True)
-class Improvement:
+class MaskImprovement:
     """From the scores of any point, rounded, to those of a better mask."""
 
     completion: Completion

@@ -4,7 +4,7 @@ from critical_neurons.readers.forward_pass import Passage, run_model
 from critical_neurons.readers.isolation import isolated
 from critical_neurons.readers.layers import (  # noqa: F401  importing them registers the built-in readers
     activations,
-    arithmetic,
+    operators,
     pooling,
     rearranging,
     reshaping,

@@ -11,10 +11,9 @@ from torch import nn
 from critical_neurons.core.network import Affine, Concat, Input, MaxPool, Op, Relu, Shape, Sum
 from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.errors import InvalidSettingError
-from critical_neurons.readers.channels import ChannelTracker
-from critical_neurons.readers.labels import Channels
 from critical_neurons.readers.linear_maps import GatherMap, ReshapeMap, ScaleMap
 from critical_neurons.readers.maxima import write_difference, write_max_pool
+from critical_neurons.readers.provisional_units import Channels
 from critical_neurons.readers.registry import (
     SLICEABLE,
     Adds,
@@ -33,6 +32,7 @@ from critical_neurons.readers.registry import (
     Scales,
     TakesMaximum,
 )
+from critical_neurons.readers.scorable_layers import ChannelTracker
 
 
 class OpCollector:

@@ -14,10 +14,10 @@ from critical_neurons.core.plan import Plan
 from critical_neurons.core.scores import Scores
 from critical_neurons.core.solution import Step
 from critical_neurons.errors import MissingExtraError
-from critical_neurons.reports.assembly import list_gains
 from critical_neurons.reports.content import TradeOff, Trials
+from critical_neurons.reports.content_assembly import list_gains
 from critical_neurons.reports.course import trade_off
-from critical_neurons.reports.network import list_layers, list_strips
+from critical_neurons.reports.diagram import list_layers, list_strips
 from critical_neurons.reports.wording import show_change, show_quantity
 
 KEPT, REMOVED, WHOLE, INK, MUTED = "#2f6db3", "#b9581c", "#d5dbe2", "#1c232b", "#5d6874"

@@ -17,8 +17,8 @@ from critical_neurons.core.curve import Curve
 from critical_neurons.core.plan import Plan
 from critical_neurons.core.scores import Scores
 from critical_neurons.errors import MissingExtraError
-from critical_neurons.reports.assembly import assemble
 from critical_neurons.reports.content import Content
+from critical_neurons.reports.content_assembly import assemble
 from critical_neurons.reports.drawing import FINE, HEIGHT, SHADES, draw_rails, draw_units, find_lowest_percent
 from critical_neurons.reports.figures import draw_history, draw_trade_off, draw_trials
 from critical_neurons.reports.pictures import MOST_PICTURES

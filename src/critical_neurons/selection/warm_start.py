@@ -14,7 +14,7 @@ from critical_neurons.core.scores import Scores
 from critical_neurons.core.structure import NO_UNIT, Bools, Floats
 from critical_neurons.errors import InvalidSettingError, PlanMismatchError
 from critical_neurons.formulations import BudgetRows, budget_network
-from critical_neurons.selection.rules import select_units
+from critical_neurons.selection.plan_rules import select_units
 
 Source: TypeAlias = Plan | Scores
 """What says which units stay."""

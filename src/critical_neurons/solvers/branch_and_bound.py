@@ -21,7 +21,7 @@ from critical_neurons.solvers.base import Limits, Report
 from critical_neurons.solvers.cutting_planes import CutLoop
 from critical_neurons.solvers.integer_rounds import RoundLoop
 from critical_neurons.solvers.lp_engine import LinearEngine, Outcome
-from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, Stop
+from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, StopSearch
 
 ROOT_ROUNDS = 40
 """Linear programs at the root, each with what the one before violates. Other nodes have one."""
@@ -81,7 +81,7 @@ class BranchLoop(CutLoop):
                 low[column] = high[column] = value
                 self._push(low, high, node.bound, rounds=1)
         if self.objective is None:
-            raise Stop(Status.INFEASIBLE if np.isinf(self._closed_at) else Status.FAILED)
+            raise StopSearch(Status.INFEASIBLE if np.isinf(self._closed_at) else Status.FAILED)
         self.raise_bound(min(self._closed_at, self.objective))
 
     def _push(self, lower: Floats, upper: Floats, bound: float, *, rounds: int) -> None:

@@ -22,7 +22,7 @@ from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.solvers.base import Limits, Report
 from critical_neurons.solvers.implied_bounds import find_least_cost
 from critical_neurons.solvers.lp_engine import LinearEngine, LinearResult, Outcome
-from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, TIE_BREAK_SHARE, SearchRecord, Stop
+from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, TIE_BREAK_SHARE, SearchRecord, StopSearch
 
 ROWS_PER_ROUND = 200
 """Rows added per round, those of early layers first. With more the linear programs grow, with fewer there are more
@@ -72,7 +72,7 @@ class CutLoop(SearchRecord):
         interrupted = False
         try:
             status = self._search()
-        except Stop as stop:
+        except StopSearch as stop:
             status = stop.status
         except KeyboardInterrupt:
             status, interrupted = Status.TIMED_OUT, True
@@ -246,7 +246,7 @@ _STOPS = {
 def accept(result: LinearResult) -> Floats:
     """The point found, or the end of the search."""
     if result.point is None:
-        raise Stop(_STOPS.get(result.outcome, Status.FAILED))
+        raise StopSearch(_STOPS.get(result.outcome, Status.FAILED))
     return result.point
 
 

@@ -160,7 +160,7 @@ class _Factor:
     coupling: Floats
 
 
-class Elimination:
+class FrontElimination:
     """D + A'WA + the sum of R'R, factorised front by front. `check` is called between two of them."""
 
     def __init__(

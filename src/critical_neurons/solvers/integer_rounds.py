@@ -17,7 +17,7 @@ from critical_neurons.core.structure import Floats
 from critical_neurons.solvers.base import Limits, Report
 from critical_neurons.solvers.cutting_planes import CutLoop, accept, find_gap
 from critical_neurons.solvers.lp_engine import LinearEngine, Outcome
-from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, Stop
+from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, StopSearch
 
 INNER_SHARE = 0.1
 """Share of the gap tolerance to which the parts of a round with integer columns are solved."""
@@ -61,7 +61,7 @@ class RoundLoop(CutLoop):
         if result.point is not None or last:
             self._solve_fixed(accept(result))
         if last and self.row_count + self.cut_count == learnt and self.gap > self.target:
-            raise Stop(Status.TIMED_OUT if stopped else Status.FAILED)  # the next round would be the same
+            raise StopSearch(Status.TIMED_OUT if stopped else Status.FAILED)  # the next round would be the same
         self._stops += stopped and not last
 
     def _watch(self, bound: float, point: Floats | None) -> None:
@@ -89,7 +89,7 @@ class RoundLoop(CutLoop):
                 self.tell()
                 if self.gap <= self.target or find_gap(best, turn.bound) <= INNER_SHARE * self.target:
                     break
-        except Stop as stop:
+        except StopSearch as stop:
             if stop.status is not Status.INFEASIBLE:
                 raise
         columns = self._integers

@@ -24,8 +24,8 @@ from critical_neurons.errors import InvalidSettingError
 from critical_neurons.solvers.base import Capability, Limits, Report
 from critical_neurons.solvers.implied_bounds import find_least, find_least_cost, imply_bounds
 from critical_neurons.solvers.loss_derivatives import Loss
-from critical_neurons.solvers.newton_steps import State
-from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, TIE_BREAK_SHARE, SearchRecord, Stop
+from critical_neurons.solvers.newton_steps import NewtonState
+from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, TIE_BREAK_SHARE, SearchRecord, StopSearch
 
 MOST_STEPS = 200
 
@@ -92,7 +92,7 @@ class _Search(SearchRecord):
         interrupted = False
         try:
             self._search()
-        except Stop:
+        except StopSearch:
             pass
         except KeyboardInterrupt:
             interrupted = True
@@ -111,7 +111,7 @@ class _Search(SearchRecord):
         start = self._choose_start(loss)
         steepest = float(np.abs(self._cost + loss.differentiate(start).slope).max())
         pattern = sparse.csr_array(sparse.vstack([rows, loss.pattern], format="csr"))
-        state = State(start, (self._lower, self._upper), steepest, origins, pattern)
+        state = NewtonState(start, (self._lower, self._upper), steepest, origins, pattern)
         state.add(rows, limits)
         tilt = self._tilt()
         precise = TIE_PRECISION * tilt.max() if tilt.any() else np.inf
@@ -166,12 +166,12 @@ class _Search(SearchRecord):
         spread = float(np.abs(wanted) @ (self._upper - self._lower))
         return TIE_BREAK_SHARE * self.limits.gap / max(spread, 1.0) * wanted
 
-    def _bound_below(self, value: float, slope: Floats, state: State) -> None:
+    def _bound_below(self, value: float, slope: Floats, state: NewtonState) -> None:
         reduced = slope + state.rows.gather(state.multipliers)
         lowest = find_least(reduced, self._lower, self._upper)
         self.raise_bound(float(value - slope @ state.point + lowest - state.multipliers @ state.limits))
 
-    def _add_violated_rows(self, state: State) -> bool:
+    def _add_violated_rows(self, state: NewtonState) -> bool:
         """Whether the point violates any row; the worst of those that are not in the program yet join it."""
         found, all_violations = self._judge(state.point)
         if found and self.incumbent is None:
@@ -199,7 +199,7 @@ class _Search(SearchRecord):
                 yield proposed
                 self.remaining()
 
-    def _shrink(self, state: State) -> Floats:
+    def _shrink(self, state: NewtonState) -> Floats:
         """The point moved towards the lower bounds, as far as it takes to keep within a budget."""
         move = state.point - self._lower
         over, used = state.rows.multiply(state.point) - state.limits, state.rows.multiply(move)

@@ -9,7 +9,7 @@ from scipy import linalg, sparse
 
 from critical_neurons.core.program import Origins
 from critical_neurons.core.structure import Floats
-from critical_neurons.solvers.fronts import Elimination, Root, Tree
+from critical_neurons.solvers.fronts import FrontElimination, Root, Tree
 
 RELAXATION = 1e-8
 """By which rows may be violated: well within what counts as satisfied, and there is room inside."""
@@ -32,7 +32,7 @@ FEW_ROWS = 2
 REFINEMENTS = 2
 
 
-class State:
+class NewtonState:
     """Point, slacks of the rows and of both bounds, and multipliers of all: all slacks and multipliers positive."""
 
     def __init__(
@@ -94,13 +94,13 @@ class _System:
         trace = own.sum() + weights @ rows.squares + sum((root**2).sum() for root, _ in roots)
         own += np.finfo(float).eps * trace / columns
         height = self._count + sum(len(root) for root, _ in roots)
-        self._matrix: Elimination | LowRank
+        self._matrix: FrontElimination | LowRank
         if len(rows.fronts) == 1 and FEW_ROWS * height < columns:
             self._matrix = LowRank(
                 own, np.concatenate([rows.write_out(np.sqrt(weights)), *(root for root, _ in roots)])
             )
         else:
-            self._matrix = Elimination(rows, own, weights, roots, check)
+            self._matrix = FrontElimination(rows, own, weights, roots, check)
 
     def solve(self, primal: Floats, dual: Floats, wanted: Floats) -> tuple[Floats, Floats]:
         """Changes of the gaps and of the duals, so that the residuals vanish and gap times dual changes as wanted."""

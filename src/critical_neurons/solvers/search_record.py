@@ -18,7 +18,7 @@ TIE_BREAK_SHARE = 0.1
 """Share of the gap tolerance left to the tie-break."""
 
 
-class Stop(Exception):
+class StopSearch(Exception):
     """Ends a search before its time."""
 
     def __init__(self, status: Status) -> None:
@@ -88,10 +88,10 @@ class SearchRecord:
         return time.monotonic() - self._started
 
     def remaining(self) -> float:
-        """Seconds. Raise a `Stop` where there are none."""
+        """Seconds. Raise a `StopSearch` where there are none."""
         remaining = self.limits.time_limit - self.elapsed
         if remaining <= 0:
-            raise Stop(Status.TIMED_OUT)
+            raise StopSearch(Status.TIMED_OUT)
         return remaining
 
     def tell(self) -> None:

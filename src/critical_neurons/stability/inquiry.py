@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from critical_neurons.stability.reach import Answer, ReachSearch
 from critical_neurons.stability.relaxation import Relaxation
-from critical_neurons.stability.search import Answer, Search
 
 ROUNDS = (1, 32, 512, 10**9)
 """Linear programs for a question: all questions have one before any has more, so that hard ones come last."""
@@ -51,7 +51,7 @@ class Inquiry:
     def answer(self, tell: Callable[[Reply], None], seconds: float = np.inf) -> None:
         """A unit whose question is refuted, or open at the end of a round, is not asked about any further in it."""
         deadline = time.monotonic() + seconds
-        search = Search(self.relaxation)
+        search = ReachSearch(self.relaxation)
         waiting = list(self.questions)
         refuted: set[tuple[int, float]] = set()
         for most in ROUNDS:

@@ -9,7 +9,7 @@ from critical_neurons.structure import weights as _weights  # noqa: F401  so doe
 from critical_neurons.structure.find import convert_to_double, find_structure, join_rows
 from critical_neurons.structure.run import OUTPUT
 from critical_neurons.structure.source import copy_model, fingerprint, unwrap
-from critical_neurons.structure.span import select_span
+from critical_neurons.structure.within_span import select_span
 
 __all__ = [
     "OUTPUT",

@@ -13,8 +13,8 @@ from critical_neurons.errors import ConversionError, CriticalNeuronsError, Expor
 from critical_neurons.io.exporters import ONNX_NAMES
 from critical_neurons.io.onnx_import import elementwise, layers, shapes, windows  # noqa: F401  register converters
 from critical_neurons.io.onnx_import.builder import Builder
+from critical_neurons.io.onnx_import.converters import CONVERTERS, GraphStep, Sizes, Value
 from critical_neurons.io.onnx_import.onnx_file import OnnxGraph, read_onnx
-from critical_neurons.io.onnx_import.registry import CONVERTERS, Sizes, Step, Value
 from critical_neurons.io.onnx_runtime import open_session
 
 EXAMPLE_ROWS = 13
@@ -49,7 +49,7 @@ def convert_graph(graph: OnnxGraph, shape: tuple[int, ...]) -> fx.GraphModule:
     rows = graph.input_shape[0] or EXAMPLE_ROWS
     values[graph.input] = builder.start(graph.input, (rows, *shape), graph.dtype)
     for node in graph.nodes:
-        values.update(_convert(Step(node, graph, values, builder)))
+        values.update(_convert(GraphStep(node, graph, values, builder)))
     outputs = [values[name] for name in graph.outputs]
     if any(isinstance(value, Sizes) for value in outputs):
         raise ConversionError(f"{graph.path}: gives a shape as its output. Accepted: tensors.")
@@ -58,7 +58,7 @@ def convert_graph(graph: OnnxGraph, shape: tuple[int, ...]) -> fx.GraphModule:
     return module
 
 
-def _convert(step: Step) -> dict[str, Value]:
+def _convert(step: GraphStep) -> dict[str, Value]:
     """What torch raises, which is of every type, becomes one sentence with the place."""
     try:
         results = CONVERTERS[step.node.operator](step)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from critical_neurons.io.onnx_import.builder import find_shape
-from critical_neurons.io.onnx_import.registry import Sizes, Step, Value, converts, fill
+from critical_neurons.io.onnx_import.converters import GraphStep, Sizes, Value, converts, fill
 
-ACTIVATIONS: dict[str, Callable[[Step], nn.Module]] = {
+ACTIVATIONS: dict[str, Callable[[GraphStep], nn.Module]] = {
     "Relu": lambda step: nn.ReLU(),
     "LeakyRelu": lambda step: nn.LeakyReLU(step.attribute("alpha", 0.01)),
     "Sigmoid": lambda step: nn.Sigmoid(),
@@ -70,19 +70,19 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
 
 
 @converts(*ACTIVATIONS)
-def convert_activation(step: Step) -> Value:
+def convert_activation(step: GraphStep) -> Value:
     return step.activate(ACTIVATIONS[step.node.operator](step))
 
 
 @converts("Identity", "Dropout")
-def convert_nothing(step: Step) -> Value:
+def convert_nothing(step: GraphStep) -> Value:
     if step.has(2) and bool(step.constant(2)):
         raise step.refuse("is in training mode", "dropout for inference")
     return step.any()
 
 
 @converts("PRelu")
-def convert_parametric_relu(step: Step) -> Value:
+def convert_parametric_relu(step: GraphStep) -> Value:
     slope, shape = step.constant(1), step.shape()
     sizes = (1,) * (len(shape) - slope.ndim) + tuple(slope.shape)
     if any(size > 1 for axis, size in enumerate(sizes) if axis != 1):
@@ -92,7 +92,7 @@ def convert_parametric_relu(step: Step) -> Value:
 
 
 @converts("Clip")
-def convert_clip(step: Step) -> Value:
+def convert_clip(step: GraphStep) -> Value:
     lowest = float(step.constant(1)) if step.has(1) else step.attribute("min", -math.inf)
     highest = float(step.constant(2)) if step.has(2) else step.attribute("max", math.inf)
     if lowest == 0 and highest in (6.0, math.inf):
@@ -103,7 +103,7 @@ def convert_clip(step: Step) -> Value:
 
 
 @converts("HardSigmoid")
-def convert_hard_sigmoid(step: Step) -> Value:
+def convert_hard_sigmoid(step: GraphStep) -> Value:
     slope, offset = step.attribute("alpha", 0.2), step.attribute("beta", 0.5)
     if math.isclose(slope, 1 / 6, rel_tol=1e-6) and offset == 0.5:
         return step.activate(nn.Hardsigmoid())
@@ -112,7 +112,7 @@ def convert_hard_sigmoid(step: Step) -> Value:
 
 
 @converts("Selu")
-def convert_selu(step: Step) -> Value:
+def convert_selu(step: GraphStep) -> Value:
     """gamma times an ELU; torch's SELU is that for the usual two numbers."""
     alpha, gamma = step.attribute("alpha", 1.6732632), step.attribute("gamma", 1.0507010)
     if math.isclose(alpha, 1.6732632, rel_tol=1e-6) and math.isclose(gamma, 1.0507010, rel_tol=1e-6):
@@ -121,7 +121,7 @@ def convert_selu(step: Step) -> Value:
 
 
 @converts("Softmax", "LogSoftmax")
-def convert_softmax(step: Step) -> Value:
+def convert_softmax(step: GraphStep) -> Value:
     rank = len(step.shape())
     axis = step.attribute("axis", -1 if step.opset >= 13 else 1) % rank
     if step.opset < 13 and any(size > 1 for size in step.shape()[axis + 1 :]):
@@ -130,12 +130,12 @@ def convert_softmax(step: Step) -> Value:
 
 
 @converts(*UNARY)
-def convert_unary(step: Step) -> Value:
+def convert_unary(step: GraphStep) -> Value:
     return step.call(UNARY[step.node.operator], step.input())
 
 
 @converts(*BINARY)
-def convert_binary(step: Step) -> Value:
+def convert_binary(step: GraphStep) -> Value:
     kind = step.node.operator
     if step.any_sizes() and kind in OF_SIZES:
         function = partial(step.builder.call, step.node.name, OF_SIZES[kind])
@@ -149,7 +149,7 @@ def convert_binary(step: Step) -> Value:
     return step.call(BINARY[kind], _as_number(first, second), _as_number(second, first))
 
 
-def as_entries(step: Step, place: int) -> Any:
+def as_entries(step: GraphStep, place: int) -> Any:
     """Sizes as an array of numbers and nodes."""
     value = step.any(place)
     if isinstance(value, Sizes):
@@ -166,7 +166,7 @@ def _as_number(value: Tensor | fx.Node, other: Tensor | fx.Node) -> Any:
     return value.item() if alone and value.ndim <= len(find_shape(other)) else value  # type: ignore[union-attr]
 
 
-def _fold_bias(step: Step, value: Any, constant: Any) -> fx.Node | None:
+def _fold_bias(step: GraphStep, value: Any, constant: Any) -> fx.Node | None:
     """The call of a layer without a bias, given one: where nobody else reads it and the constant is one per unit."""
     if not isinstance(value, fx.Node) or value.op != "call_module" or not isinstance(constant, Tensor):
         return None
@@ -185,23 +185,23 @@ def _fold_bias(step: Step, value: Any, constant: Any) -> fx.Node | None:
 
 
 @converts(*VARIADIC)
-def convert_variadic(step: Step) -> Value:
+def convert_variadic(step: GraphStep) -> Value:
     return reduce(partial(step.call, VARIADIC[step.node.operator]), step.inputs())
 
 
 @converts("Mean")
-def convert_mean(step: Step) -> Value:
+def convert_mean(step: GraphStep) -> Value:
     values = step.inputs()
     return step.call(operator.truediv, reduce(partial(step.call, operator.add), values), len(values))
 
 
 @converts("Where")
-def convert_choice(step: Step) -> Value:
+def convert_choice(step: GraphStep) -> Value:
     return step.call(torch.where, *step.inputs())
 
 
 @converts(*REDUCTIONS)
-def convert_reduction(step: Step) -> Value:
+def convert_reduction(step: GraphStep) -> Value:
     axes = step.numbers(1, "axes")
     if not axes and step.attribute("noop_with_empty_axes", 0):
         return step.input()
@@ -211,7 +211,7 @@ def convert_reduction(step: Step) -> Value:
 
 
 @converts("ReduceProd")
-def convert_product_of_sizes(step: Step) -> Value:
+def convert_product_of_sizes(step: GraphStep) -> Value:
     """Of shapes alone: how many elements there are."""
     if not step.any_sizes():
         raise step.refuse("multiplies values of the network", "sizes")

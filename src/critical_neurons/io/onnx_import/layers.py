@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from critical_neurons.io.onnx_import.registry import Step, Value, converts, fill
+from critical_neurons.io.onnx_import.converters import GraphStep, Value, converts, fill
 from critical_neurons.io.onnx_import.windows import find_window
 
 CONVOLUTIONS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -19,7 +19,7 @@ INSTANCE_NORMS = {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm
 
 
 @converts("Conv")
-def convert_convolution(step: Step) -> Value:
+def convert_convolution(step: GraphStep) -> Value:
     value, weight, bias = step.computed(), step.constant(1), step.optional(2)
     axes = weight.ndim - 2
     if axes not in CONVOLUTIONS:
@@ -42,7 +42,7 @@ def convert_convolution(step: Step) -> Value:
 
 
 @converts("ConvTranspose")
-def convert_transposed_convolution(step: Step) -> Value:
+def convert_transposed_convolution(step: GraphStep) -> Value:
     value, weight, bias = step.computed(), step.constant(1), step.optional(2)
     axes = weight.ndim - 2
     if axes not in TRANSPOSED:
@@ -71,7 +71,7 @@ def convert_transposed_convolution(step: Step) -> Value:
 
 
 @converts("Gemm")
-def convert_gemm(step: Step) -> Value:
+def convert_gemm(step: GraphStep) -> Value:
     """alpha A B + beta C."""
     alpha, beta = step.attribute("alpha", 1.0), step.attribute("beta", 1.0)
     weight = step.any(1)
@@ -88,7 +88,7 @@ def convert_gemm(step: Step) -> Value:
 
 
 @converts("MatMul")
-def convert_product(step: Step) -> Value:
+def convert_product(step: GraphStep) -> Value:
     right = step.any(1)
     if isinstance(step.any(0), fx.Node) and isinstance(right, Tensor) and right.ndim == 2:
         return step.module(_make_linear(right.T, None))
@@ -101,7 +101,7 @@ def _make_linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
 
 
 @converts("BatchNormalization")
-def convert_batch_norm(step: Step) -> Value:
+def convert_batch_norm(step: GraphStep) -> Value:
     axes = len(step.shape()) - 2
     if step.attribute("training_mode", 0) or not step.attribute("spatial", 1) or axes not in BATCH_NORMS:
         raise step.refuse("is in training mode, or not one per channel", "batch norms for inference, per channel")
@@ -111,7 +111,7 @@ def convert_batch_norm(step: Step) -> Value:
 
 
 @converts("InstanceNormalization")
-def convert_instance_norm(step: Step) -> Value:
+def convert_instance_norm(step: GraphStep) -> Value:
     scale, axes = step.constant(1), len(step.shape()) - 2
     if axes not in INSTANCE_NORMS:
         raise step.refuse(f"reads {axes + 2} axes", "three to five")
@@ -120,7 +120,7 @@ def convert_instance_norm(step: Step) -> Value:
 
 
 @converts("LayerNormalization")
-def convert_layer_norm(step: Step) -> Value:
+def convert_layer_norm(step: GraphStep) -> Value:
     shape = step.shape()
     sizes = shape[step.attribute("axis", -1) % len(shape) :]
     bias = step.optional(2)
@@ -130,7 +130,7 @@ def convert_layer_norm(step: Step) -> Value:
 
 
 @converts("GroupNormalization")
-def convert_group_norm(step: Step) -> Value:
+def convert_group_norm(step: GraphStep) -> Value:
     channels, groups = step.shape()[1], step.attribute("num_groups", 1)
     module = nn.GroupNorm(groups, channels, eps=step.attribute("epsilon", 1e-5), device="meta")
     scale, offset = (step.constant(place) for place in (1, 2))
@@ -140,7 +140,7 @@ def convert_group_norm(step: Step) -> Value:
 
 
 @converts("LRN")
-def convert_local_response_norm(step: Step) -> Value:
+def convert_local_response_norm(step: GraphStep) -> Value:
     return step.module(
         nn.LocalResponseNorm(
             step.attribute("size"),

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from critical_neurons.io.onnx_import.builder import Size, find_shape
+from critical_neurons.io.onnx_import.converters import GraphStep, Sizes, Value, converts
 from critical_neurons.io.onnx_import.elementwise import as_entries
-from critical_neurons.io.onnx_import.registry import Sizes, Step, Value, converts
 
 FAR = 2**31 - 1
 """What files write for the end of an axis, or more."""
@@ -30,7 +30,7 @@ DTYPES = {
 
 
 @converts("Constant")
-def convert_constant(step: Step) -> Value:
+def convert_constant(step: GraphStep) -> Value:
     for name in ("value_float", "value_floats", "value_int", "value_ints"):
         if (numbers := step.attribute(name)) is not None:
             return torch.tensor(numbers, dtype=torch.float32 if "float" in name else torch.int64)
@@ -40,13 +40,13 @@ def convert_constant(step: Step) -> Value:
 
 
 @converts("ConstantOfShape")
-def convert_filling(step: Step) -> Value:
+def convert_filling(step: GraphStep) -> Value:
     value = step.attribute("value", torch.zeros(1))
     return step.call(torch.full, step.sizes(0), value.item(), dtype=value.dtype)
 
 
 @converts("Shape")
-def convert_shape(step: Step) -> Value:
+def convert_shape(step: GraphStep) -> Value:
     value, chosen = step.input(), slice(step.attribute("start", 0), step.attribute("end"))
     if isinstance(value, Tensor):
         return torch.tensor(value.shape[chosen])
@@ -55,7 +55,7 @@ def convert_shape(step: Step) -> Value:
 
 
 @converts("Cast")
-def convert_cast(step: Step) -> Value:
+def convert_cast(step: GraphStep) -> Value:
     dtype = DTYPES.get(step.attribute("to"))
     if dtype is None or (step.any_sizes() and dtype not in (torch.int32, torch.int64)):
         raise step.refuse("gives another type", "float32, float64, integers and bool; whole numbers of shapes")
@@ -65,7 +65,7 @@ def convert_cast(step: Step) -> Value:
 
 
 @converts("Flatten")
-def convert_flattening(step: Step) -> Value:
+def convert_flattening(step: GraphStep) -> Value:
     axis = step.attribute("axis", 1)
     axis = axis + len(step.shape()) if axis < 0 else axis
     if axis != 1:
@@ -74,7 +74,7 @@ def convert_flattening(step: Step) -> Value:
 
 
 @converts("Reshape")
-def convert_reshape(step: Step) -> Value:
+def convert_reshape(step: GraphStep) -> Value:
     sizes = step.numbers(1, "shape")
     wanted: list[Size] = step.sizes(1) if step.has(1) else [*sizes]
     if step.any_sizes() and isinstance(step.any(0), Sizes):
@@ -94,7 +94,7 @@ def convert_reshape(step: Step) -> Value:
     return step.call(torch.reshape, value, _loosen(step, value, wanted, after))
 
 
-def _loosen(step: Step, value: fx.Node, wanted: list[Size], after: tuple[int, ...]) -> list[Size]:
+def _loosen(step: GraphStep, value: fx.Node, wanted: list[Size], after: tuple[int, ...]) -> list[Size]:
     """The same sizes for any number of inputs, and of channels where torch can find it out: the batch, the first axis
     before and after, is asked for, and -1 stands where the channels go."""
     before = find_shape(value)
@@ -119,14 +119,14 @@ def find_channels(before: tuple[int, ...], after: tuple[int, ...]) -> int | None
     return None
 
 
-def _take(step: Step, value: Any, axis: int) -> Size:
+def _take(step: GraphStep, value: Any, axis: int) -> Size:
     if isinstance(value, fx.Node):
         return step.builder.take_size(value, axis)
     return int(value.shape[axis])
 
 
 @converts("Expand")
-def convert_expansion(step: Step) -> Value:
+def convert_expansion(step: GraphStep) -> Value:
     """Sizes of one in either shape give way to the other's."""
     value, sizes = step.input(), step.sizes(1)
     new = len(sizes) - len(find_shape(value))  # axes that the value does not have; torch keeps a size by -1
@@ -135,13 +135,13 @@ def convert_expansion(step: Step) -> Value:
 
 
 @converts("Transpose")
-def convert_transposition(step: Step) -> Value:
+def convert_transposition(step: GraphStep) -> Value:
     order = step.attribute("perm", tuple(reversed(range(len(step.shape())))))
     return step.call(torch.permute, step.input(), order)
 
 
 @converts("Squeeze")
-def convert_squeeze(step: Step) -> Value:
+def convert_squeeze(step: GraphStep) -> Value:
     axes = step.numbers(1, "axes")
     if step.any_sizes():
         return Sizes(np.squeeze(as_entries(step, 0), axes))
@@ -150,7 +150,7 @@ def convert_squeeze(step: Step) -> Value:
 
 
 @converts("Unsqueeze")
-def convert_unsqueeze(step: Step) -> Value:
+def convert_unsqueeze(step: GraphStep) -> Value:
     axes = step.numbers(1, "axes", ())
     if step.any_sizes():
         return Sizes(np.expand_dims(as_entries(step, 0), axes))
@@ -162,7 +162,7 @@ def convert_unsqueeze(step: Step) -> Value:
 
 
 @converts("Concat")
-def convert_concatenation(step: Step) -> Value:
+def convert_concatenation(step: GraphStep) -> Value:
     axis = step.attribute("axis", 0)
     if step.any_sizes():
         return Sizes(np.concatenate([as_entries(step, place) for place in range(len(step.node.inputs))], axis))
@@ -170,7 +170,7 @@ def convert_concatenation(step: Step) -> Value:
 
 
 @converts("Split")
-def convert_split(step: Step) -> Value | tuple[Value, ...]:
+def convert_split(step: GraphStep) -> Value | tuple[Value, ...]:
     axis, count = step.attribute("axis", 0), len(step.node.outputs)
     size = step.shape()[axis]
     each = math.ceil(size / count)
@@ -187,7 +187,7 @@ def convert_split(step: Step) -> Value | tuple[Value, ...]:
 
 
 @converts("Slice")
-def convert_slice(step: Step) -> Value:
+def convert_slice(step: GraphStep) -> Value:
     starts, ends = (_find_ends(step, place, name) for place, name in ((1, "starts"), (2, "ends")))
     steps = step.numbers(4, "", (1,) * len(starts))
     source: Any = as_entries(step, 0) if isinstance(step.any(0), Sizes) else step.input()
@@ -205,12 +205,12 @@ def convert_slice(step: Step) -> Value:
     return step.call(operator.getitem, source, index)
 
 
-def _find_ends(step: Step, place: int, name: str) -> list[Size]:
+def _find_ends(step: GraphStep, place: int, name: str) -> list[Size]:
     return step.sizes(place) if step.has(place) else [*step.attribute(name, ())]
 
 
 @converts("Gather")
-def convert_gather(step: Step) -> Value:
+def convert_gather(step: GraphStep) -> Value:
     axis, numbers = step.attribute("axis", 0), step.constant(1)
     if isinstance(step.any(0), Sizes):
         result = as_entries(step, 0).take(numbers.numpy(), axis)
@@ -225,7 +225,7 @@ def convert_gather(step: Step) -> Value:
 
 
 @converts("DepthToSpace", "SpaceToDepth")
-def convert_shuffle(step: Step) -> Value:
+def convert_shuffle(step: GraphStep) -> Value:
     """Blocks of positions from channels, and back; in the order of columns, rows, depth that is torch's."""
     side, value = step.attribute("blocksize"), step.computed()
     batch, call = step.builder.take_size(value, 0), step.call

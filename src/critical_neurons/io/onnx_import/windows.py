@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from critical_neurons.io.onnx_import.builder import find_number
-from critical_neurons.io.onnx_import.registry import Step, Value, converts
+from critical_neurons.io.onnx_import.converters import GraphStep, Value, converts
 
 AVERAGES = {1: nn.AvgPool1d, 2: nn.AvgPool2d, 3: nn.AvgPool3d}
 MAXIMA = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
@@ -43,7 +43,9 @@ class Window:
     def symmetric(self) -> bool:
         return self.before == self.after
 
-    def pad(self, step: Step, value: fx.Node, fill: float, *, apart: bool = False) -> tuple[fx.Node, tuple[int, ...]]:
+    def pad(
+        self, step: GraphStep, value: fx.Node, fill: float, *, apart: bool = False
+    ) -> tuple[fx.Node, tuple[int, ...]]:
         """The value, and the padding that is left to the layer: all of it, or where torch's layers cannot (or
         `apart`), none of it and the value padded."""
         if self.symmetric and not apart:
@@ -55,7 +57,7 @@ class Window:
         return padded, (0,) * len(self.kernel)
 
 
-def find_window(step: Step, kernel: tuple[int, ...]) -> Window:
+def find_window(step: GraphStep, kernel: tuple[int, ...]) -> Window:
     axes = len(kernel)
     stride = step.attribute("strides", (1,) * axes)
     dilation = step.attribute("dilations", (1,) * axes)
@@ -78,7 +80,7 @@ def find_window(step: Step, kernel: tuple[int, ...]) -> Window:
 
 
 @converts("MaxPool")
-def convert_max_pool(step: Step) -> Value:
+def convert_max_pool(step: GraphStep) -> Value:
     window = find_window(step, step.attribute("kernel_shape", ()))
     too_wide = any(2 * width > size for width, size in zip(window.before, window.kernel, strict=True))
     value, padding = window.pad(step, step.computed(), -math.inf, apart=too_wide)
@@ -89,7 +91,7 @@ def convert_max_pool(step: Step) -> Value:
 
 
 @converts("AveragePool")
-def convert_average_pool(step: Step) -> Value:
+def convert_average_pool(step: GraphStep) -> Value:
     window = find_window(step, step.attribute("kernel_shape", ()))
     if set(window.dilation) != {1}:
         raise step.refuse(f"has dilations {window.dilation}", "average pools without")
@@ -109,12 +111,12 @@ def convert_average_pool(step: Step) -> Value:
 
 
 @converts("GlobalAveragePool", "GlobalMaxPool")
-def convert_global_pool(step: Step) -> Value:
+def convert_global_pool(step: GraphStep) -> Value:
     return step.module(GLOBAL[step.node.operator][len(step.shape()) - 2](1))
 
 
 @converts("Pad")
-def convert_padding(step: Step) -> Value:
+def convert_padding(step: GraphStep) -> Value:
     rank, widths = len(step.shape()), step.numbers(1, "pads", ())
     axes = [axis % rank for axis in step.numbers(3, "", range(rank))]
     mode = step.attribute("mode", "constant")
@@ -134,7 +136,7 @@ def convert_padding(step: Step) -> Value:
 
 
 @converts("Resize", "Upsample")
-def convert_resizing(step: Step) -> Value:
+def convert_resizing(step: GraphStep) -> Value:
     shape = step.shape()
     scale_place = 2 if step.node.operator == "Resize" and step.opset >= 11 else 1
     rank, chosen = len(shape), step.attribute("axes")
@@ -157,7 +159,7 @@ def convert_resizing(step: Step) -> Value:
     return step.module(nn.Upsample(scale_factor=tuple(scales[spatial]), mode=mode, align_corners=corners))
 
 
-def _find_mode(step: Step, axes: int) -> tuple[str, bool | None]:
+def _find_mode(step: GraphStep, axes: int) -> tuple[str, bool | None]:
     """Torch's mode, and whether the corners are aligned, which modes without a choice take as None."""
     before_11 = step.node.operator == "Upsample" or step.opset < 11
     mode = step.attribute("mode", "nearest")

@@ -16,7 +16,7 @@ from critical_neurons.core.structure import Measure
 from critical_neurons.errors import InvalidSettingError, PlanMismatchError
 from critical_neurons.reports.content import Answered, Content, Gain
 from critical_neurons.reports.course import describe_course, trade_off
-from critical_neurons.reports.network import find_rails, list_layers, list_strips
+from critical_neurons.reports.diagram import find_rails, list_layers, list_strips
 from critical_neurons.reports.provenance import list_facts
 
 TITLE = "A smaller network"

@@ -28,7 +28,7 @@ Value: TypeAlias = "Tensor | fx.Node | Sizes"
 
 
 @dataclass(frozen=True)
-class Step:
+class GraphStep:
     """One ONNX node that is being converted."""
 
     node: OnnxNode
@@ -122,7 +122,7 @@ class Step:
         return names[0] if names else self.node.name
 
 
-Converter: TypeAlias = Callable[[Step], "Value | tuple[Value, ...]"]
+Converter: TypeAlias = Callable[[GraphStep], "Value | tuple[Value, ...]"]
 
 CONVERTERS: dict[str, Converter] = {}
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from critical_neurons.core.network import Op, Relu, Shape
 from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints, Structure
-from critical_neurons.readers.labels import Channels, join, make_channels
+from critical_neurons.readers.provisional_units import Channels, join, make_channels
 from critical_neurons.readers.registry import Rectifies
 
 
 @dataclass(frozen=True)
-class Findings:
+class ScorableLayers:
     """What a program can score of a structure: `reasons` why layers are left alone, and the provisional units of
     every layer that is read. `modules` are all that were read."""
 
@@ -196,10 +196,10 @@ class ChannelTracker:
         """Leave the layers behind the channels alone, unless they have a reason already."""
         self._block(channels.units, reason)
 
-    def finish(self, outgoing: Channels, reason: str) -> Findings:
+    def finish(self, outgoing: Channels, reason: str) -> ScorableLayers:
         """`reason`: why the outgoing channels must stay."""
         self._block(outgoing.units, reason)
-        return Findings(
+        return ScorableLayers(
             {layer.name: layer.reason for layer in self._layers if layer.reason},
             {layer.name: layer.units for layer in self._layers},
             frozenset(self._modules),

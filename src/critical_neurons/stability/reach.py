@@ -57,7 +57,7 @@ class _Node:
     off: tuple[int, ...] = field(compare=False)
 
 
-class Search:
+class ReachSearch:
     """Of one relaxation; one engine that keeps its basis from program to program."""
 
     def __init__(self, relaxation: Relaxation, threads: int = 1) -> None:
