@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -142,3 +145,22 @@ def test_star_import():
 def test_unknown_names():
     with pytest.raises(AttributeError, match="module 'critical_neurons' has no attribute 'prunes'"):
         cn.prunes  # noqa: B018
+
+
+SOURCE = Path(cn.__file__).parent
+
+
+def test_files_have_names_of_their_own():
+    """Commands, and plans, are called as the public functions that they belong to."""
+    found = Counter(path.name for path in SOURCE.rglob("*.py") if path.name != "__init__.py")
+    twice = {name for name, count in found.items() if count > 1}
+    assert twice <= {path.name for path in (SOURCE / "api").glob("*.py")}
+    for name in twice:
+        packages = {path.parent.name for path in SOURCE.rglob(name)}
+        assert packages in ({"api", "cli"}, {"api", "core"})
+
+
+def test_public_classes_have_names_of_their_own():
+    texts = (path.read_text() for path in SOURCE.rglob("*.py"))
+    found = Counter(name for text in texts for name in re.findall(r"^class ([A-Z]\w*)", text, re.MULTILINE))
+    assert [name for name, count in found.items() if count > 1] == []

@@ -61,7 +61,7 @@ def compress(
     ] = None,
     split: options.Split = "train",
     test_data: Annotated[
-        str | None, typer.Option(help="Labelled data for the comparison, which had no part in anything.")
+        str | None, typer.Option(help="Labelled data for the comparison, which was used for nothing else.")
     ] = None,
     test_split: Annotated[
         str | None, typer.Option(help="Split of --test-data, test by default; or of DATA where it is not given.")

@@ -25,7 +25,7 @@ def evaluate(
         typer.Option(help="The data of scoring and refitting: looked up in --data, and used for int8 ranges."),
     ] = None,
     seen: Annotated[
-        bool, typer.Option("--seen", help="The data had a part in scoring or refitting: call it calibration data.")
+        bool, typer.Option("--seen", help="The data was used in scoring or refitting: call it calibration data.")
     ] = False,
     output: Annotated[Path | None, typer.Option(help="Where the comparison goes, as JSON.")] = None,
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes whose latency is measured.")] = "1,64",

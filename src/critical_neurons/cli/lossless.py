@@ -25,14 +25,14 @@ def lossless(
     ] = "",
     data: options.DataOption = None,
     radius: Annotated[
-        float | None, typer.Option(help="In place of one box, one of this half width around every data point.")
+        float | None, typer.Option(help="Half width of a box around every data point, in place of one box.")
     ] = None,
     input_shape: options.InputShape = None,
     time_limit: Annotated[float, typer.Option(help="Seconds for proofs; undecided units then stay.")] = 300.0,
     no_collapse: Annotated[bool, typer.Option("--no-collapse", help="Keep layers that could become one.")] = False,
     record: Annotated[
         Path | None,
-        typer.Option(help="Where every unit's state and proof go, as JSON; taken up again if it is there."),
+        typer.Option(help="Where every unit's state and proof go, as JSON. An existing record is continued."),
     ] = None,
     output: Annotated[
         list[Path] | None, typer.Option(help="The smaller network, as .onnx or .pt2; repeat for more.")

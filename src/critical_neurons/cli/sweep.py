@@ -38,7 +38,9 @@ def sweep(
     params: Annotated[str, typer.Option(help=f"Of the parameters. {SHARES}")] = "",
     units: Annotated[str, typer.Option(help=f"Of the units of every layer. {SHARES}")] = "",
     methods: Annotated[str, typer.Option(help="How units are chosen: search, paper, norm, random.")] = "search",
-    test_data: Annotated[str | None, typer.Option(help="Labelled data, which had no part in anything.")] = None,
+    test_data: Annotated[
+        str | None, typer.Option(help="Labelled data for the comparison, which was used for nothing else.")
+    ] = None,
     test_split: Annotated[str | None, typer.Option(help="Split of --test-data, or of DATA without it.")] = None,
     report: Annotated[Path | None, typer.Option(help="A page with the curve, one .html file.")] = None,
     picture: Annotated[Path | None, typer.Option(help="The curve alone: .svg, .png or .pdf.")] = None,

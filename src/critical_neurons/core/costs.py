@@ -13,7 +13,7 @@ from critical_neurons.core.structure import Floats, Measure, Product, Structure,
 def count_cost(structure: Structure, kept: Floats, measure: Measure) -> float:
     """Units, parameters, multiply-adds or nanoseconds of what is left when so much of every unit is kept.
 
-    `kept` has one entry per unit and a last one, 1, that answers for NO_UNIT.
+    `kept` has one entry per unit and a last one, 1, that stands for NO_UNIT.
     """
     if measure == "units":
         return float(kept[:-1].sum())

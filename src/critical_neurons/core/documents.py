@@ -78,7 +78,7 @@ class Document:
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise InvalidFileError(f"{path}: what it says does not fit together ({error}).") from error
         if unknown:
-            raise InvalidFileError(f"{path}: holds more than is understood, in {', '.join(unknown)}.")
+            raise InvalidFileError(f"{path}: has entries that are not known, in {', '.join(unknown)}.")
         return found
 
 

@@ -24,7 +24,7 @@ def describe_versions(*packages: str) -> dict[str, str]:
 
 @cache
 def digest_source() -> str:
-    """A digest of the package's own code: two checkouts may call themselves the same version."""
+    """A digest of the package's own code: two checkouts may have the same version number."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):

@@ -147,7 +147,7 @@ class Network:
 
         A linear layer has 1, and so has a convolution with a single output position: it is a linear layer.
         """
-        of_unit = np.ones(self.unit_count + 1, dtype=np.int64)  # the last entry answers for NO_UNIT
+        of_unit = np.ones(self.unit_count + 1, dtype=np.int64)  # the last entry stands for NO_UNIT
         for wiring in self.structure.wirings:
             np.maximum.at(of_unit, wiring.outputs, wiring.kernel if wiring.positions > 1 else 1)
         return tuple(int(part.max()) for part in np.split(of_unit[:-1], np.cumsum(self.group_sizes)[:-1]))

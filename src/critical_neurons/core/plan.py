@@ -53,7 +53,7 @@ class _PlanDocument:
 
 @dataclass(frozen=True, eq=False)
 class Plan(Shown, Document):
-    """`stays` has an entry for every unit of the structure and a last one, True, that answers for NO_UNIT. `rule` is
+    """`stays` has an entry for every unit of the structure and a last one, True, that stands for NO_UNIT. `rule` is
     what the plan was made by, `reasons` that of every layer; `span` the part of the model that was scored; `seen` the
     data points that the scores come from, and those the plan was chosen by (see `batch.digest_rows`). `provenance` is
     for the record.
@@ -106,12 +106,12 @@ class Plan(Shown, Document):
         return {layer.name: layer.removed for layer in self.layers if len(layer.kept) < layer.total}
 
     def random(self, seed: int = 0) -> Plan:
-        """As many units removed, layer by layer, at random without replacement."""
+        """The same number of units of every layer removed, at random without replacement."""
         generator = np.random.default_rng(seed)
         return self.preferred(generator.random(self.structure.unit_count), f"random, seed {seed}")
 
     def critical(self, scores: Mapping[str, Floats]) -> Plan:
-        """As many units removed, layer by layer, the highest-scored ones."""
+        """The same number of units of every layer removed, the highest-scored ones."""
         preference = np.zeros(self.structure.unit_count + 1)
         for layer in self.structure.layers:
             if layer.name in self.removed and (layer.name not in scores or len(scores[layer.name]) != layer.size):
@@ -123,7 +123,8 @@ class Plan(Shown, Document):
         return self.preferred(preference[:-1], "highest-scored removed")
 
     def preferred(self, preference: Floats, rule: str) -> Plan:
-        """As many units removed, layer by layer, the least preferred ones: `preference` has a number for every unit.
+        """The same number of units of every layer removed, the least preferred ones: `preference` has a number for
+        every unit.
 
         `rule` says where the numbers come from; the reasons name it before those of this plan.
         """

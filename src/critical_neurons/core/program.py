@@ -72,14 +72,14 @@ def lay_out(**sizes: int) -> dict[str, slice]:
 
 
 class RowSource(Protocol):
-    """Rows too many to write out: numbered `0 … count - 1`, judged all at once, built one by one."""
+    """Rows that are too many to write out: numbered `0 … count - 1`, judged all at once, built when asked for."""
 
     @property
     def count(self) -> int: ...
 
     @property
     def row_count(self) -> int:
-        """How many rows they are: one number may stand for more than one."""
+        """The number of rows; one `number` may stand for several."""
 
     @property
     def ends(self) -> Ints:
@@ -91,7 +91,7 @@ class RowSource(Protocol):
 
     @property
     def piece(self) -> int:
-        """How many rows to build between two looks at the clock."""
+        """How many rows to build between two checks of the time."""
 
     def violations(self, point: Floats) -> Floats:
         """By how much each row is violated at the point, relative to its scale; zero or less: not at all."""

@@ -195,7 +195,7 @@ class Scores(Shown, Document, Mapping[str, Floats]):
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """A table with one line per channel of every layer: layer, channel, unit, score, reason.
 
-        Channels with the same unit live or die together. Without a score there is no unit either, but the reason.
+        Channels with the same unit are removed together. A channel without a score has no unit, but a reason.
         """
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")

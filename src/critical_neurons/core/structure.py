@@ -1,8 +1,8 @@
-"""Structure: which channels of a model live or die together, what has to be sliced when they go, and what must stay.
+"""Structure: which channels of a model are removed together, what has to be sliced for that, and what must stay.
 
 A *unit* is a neuron of a linear layer or a feature map of a convolution, or several of them that can only be removed
 together: channels that meet in an addition, the two halves of a gated unit. The units are numbered through, group by
-group; `NO_UNIT` stands for every channel that must stay. Arrays over units have a last entry that answers for it.
+group; `NO_UNIT` stands for every channel that must stay. Arrays over units have a last entry that stands for it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ NO_UNIT = -1
 OUTSIDE = "it lies outside the span"
 
 SIZE = -1
-"""In place of the axis of a slice: a whole number that a module keeps, as the number of its channels."""
+"""In place of the axis of a slice: what is sliced is a whole number that a module stores, its number of channels."""
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
     """A linear layer, convolution or embedding and the unit behind each of its output channels.
 
-    With a `reason` none of them can be removed. The units fall into `blocks` equal blocks that must lose as many
-    each: grouped convolutions. `stays`: why channels without a unit must stay, where others have one.
+    With a `reason` none of them can be removed. The units fall into `blocks` equal blocks, and each must lose the
+    same number: grouped convolutions. `stays`: why channels without a unit must stay, where others have one.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Fingerprint:
 @dataclass(frozen=True, eq=False)
 class Group:
     """Units that are chosen among each other: those of a layer, or of layers that share some. They fall into equal
-    `blocks`, one after the other, that must lose as many each, and keep at least one."""
+    `blocks`, one after the other. Each block must lose the same number, and keeps at least one."""
 
     layers: tuple[str, ...]
     units: Ints
@@ -273,7 +273,7 @@ class Structure:
 
 
 def spread(per_unit: Floats) -> Floats:
-    """With a last entry, 1, that answers for NO_UNIT."""
+    """With a last entry, 1, that stands for NO_UNIT."""
     return np.append(per_unit, 1.0)
 
 

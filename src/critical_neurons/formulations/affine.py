@@ -175,7 +175,7 @@ class AffineNetwork(ResolvedNetwork):
                 return self.sums[index].add(value, columns) if index in self.sums else value
             case Relu():
                 gate = self.gates[index]
-                loss = np.append(1.0 - columns[: self.unit_count], 0.0)  # the last entry answers for NO_UNIT
+                loss = np.append(1.0 - columns[: self.unit_count], 0.0)  # the last entry stands for NO_UNIT
                 shrunk[index] = values[op.source] - loss[gate.units] * gate.shrink
                 activation = np.ascontiguousarray(np.where(gate.live, shrunk[index], 0.0))  # written to flat
                 activation.reshape(-1)[gate.explicit] = gate.tops * columns[gate.columns]
@@ -231,7 +231,7 @@ class AffineNetwork(ResolvedNetwork):
 
     def least_scores(self) -> Floats:
         """The rows q >= floor of every ReLU that reads no column: there q = p - (1 - s) shrink with p known."""
-        least = np.zeros(self.unit_count + 1)  # the last entry answers for NO_UNIT
+        least = np.zeros(self.unit_count + 1)  # the last entry stands for NO_UNIT
         for index, gate in self.gates.items():
             if self.depends[self.ops[index].sources[0]] or gate.follow_scores:
                 continue

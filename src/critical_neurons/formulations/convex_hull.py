@@ -7,7 +7,7 @@ each product stands what bounds it:
     h >= b s + sum_{w_i > 0} w_i max(0, x_i + s - 1)   + sum_{w_i < 0} w_i min(x_i, s)
 
 Each choice of the smaller and the larger is a row; the tightest at a point takes one pass to find. Where the columns
-below are 0 or 1 these rows leave nothing but h = s max(p, 0), whatever z is; those with big constants leave a lot.
+below are 0 or 1 these rows leave only h = s max(p, 0), whatever z is; big-M rows leave much more.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ On every ReLU, position and data point, with q = p - (1 - s) max(U, 0):
     h             >= q     (B)
     h             <= z U   (C)
 
-Nothing is eliminated, so this is the yardstick of the eliminated program, not the one to use on a large network.
+Nothing is eliminated: the eliminated program is tested against this one, which is too large for a large network.
 """
 
 from __future__ import annotations

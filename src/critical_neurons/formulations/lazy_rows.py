@@ -16,7 +16,7 @@ from critical_neurons.formulations.max_pooling import Pool
 from critical_neurons.formulations.pooled_columns import Sums
 
 PIECE_ELEMENTS = 2 * 10**7
-"""Numbers a backward pass may touch: a second or so of work."""
+"""Numbers that the backward passes of one call may touch: about a second of work."""
 
 
 PIECE = 10**5

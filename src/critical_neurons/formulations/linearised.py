@@ -1,6 +1,7 @@
 """The linearised formulation: every gate and every max pool as at the data point, no rows at all.
 
-The fastest, and a heuristic: nothing keeps a score from turning a gate over. Its bounds must be points (radius 0).
+The fastest, and a heuristic: a score may change a gate, and no row prevents it. Its bounds must be points (radius
+0).
 """
 
 from __future__ import annotations

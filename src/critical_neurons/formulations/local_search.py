@@ -1,4 +1,5 @@
-"""Good 0/1 scores by trial: units dropped, taken back, exchanged; each trial a pass of the masked network."""
+"""Good scores of 0 and 1 by local search: units are dropped, taken back or exchanged. Each trial is a forward
+pass."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ MOST_MOVES = 2000
 """Moves tried before the best of them is taken; where there are more, this many are drawn at random."""
 
 KICKS = 30
-"""How often some scores are turned over at random and the search goes on from there."""
+"""How often some scores are flipped at random, and the search goes on from there."""
 
 TURNED = (2, 6)
-"""How many scores that are, at least and at most."""
+"""Number of scores that are flipped, at least and at most."""
 
 CHUNK_ELEMENTS = 10**7
 """Numbers in the forward passes made at once."""

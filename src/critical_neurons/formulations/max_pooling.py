@@ -22,7 +22,7 @@ PAIR_LIMIT = 50_000
 """Rivals compared with their winners; in larger pools only dead rivals decide a window."""
 
 SAFE = -1e-12
-"""Winner minus rival, relative to the larger: less than this is a defeat."""
+"""Winner minus rival, relative to the larger: below this the rival may win."""
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class Objective:
 
 @dataclass(frozen=True, eq=False)
 class BudgetRows:
-    """At most so much kept, in place of the sparsity term: weights (rows, units) · scores <= limits.
+    """A limit on what is kept, in place of the sparsity term: weights (rows, units) · scores <= limits.
 
     What is minimised is the softmax term alone, averaged over the data points.
     """
@@ -77,7 +77,7 @@ Goal: TypeAlias = Objective | BudgetRows
 
 
 def find_floor(goal: Goal, network: Network) -> float:
-    """What no scores fall below: every unit removed, and nothing lost."""
+    """A lower bound for all scores: every unit removed, at no loss."""
     return goal.compute(network, np.zeros(network.unit_count), np.zeros(1))
 
 

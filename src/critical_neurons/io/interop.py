@@ -81,7 +81,7 @@ def as_torch_pruning(
     """An importance for the pruners of Torch-Pruning, and the layers they have to leave alone.
 
     `model` is the one that the pruner changes; without it the importance takes the pruner's own when first asked, and
-    answers for groups alone. Torch-Pruning knows shares, not thresholds: for a threshold, or any
+    stands for groups alone. Torch-Pruning knows shares, not thresholds: for a threshold, or any
     other plan, give it `pruning_ratio=0.0` and `pruning_ratio_dict=importance.ratios(plan)`.
 
     Every group of units keeps one, and at least what `max_pruning_ratio` leaves: ranked over all layers in one step,
@@ -230,7 +230,7 @@ class TorchPruningImportance:
         )
 
     def _replay(self, graph: Any) -> Bools:
-        """The units that are left: one entry per unit, and a last one, True, that answers for NO_UNIT.
+        """The units that are left: one entry per unit, and a last one, True, that stands for NO_UNIT.
 
         The history names channels as they were numbered when they were removed.
         """

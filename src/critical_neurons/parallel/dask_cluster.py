@@ -1,4 +1,4 @@
-"""Pieces on the workers of a Dask cluster. Alone in knowing distributed.
+"""Pieces on the workers of a Dask cluster. The only file that imports distributed.
 
 Pieces are submitted to the client itself: joblib's own backend for Dask is never told of a piece that failed there,
 and would wait for it for ever.
@@ -218,7 +218,7 @@ def _run_there(name: str, piece: Piece, threads: int, versions: Mapping[str, str
         settle_threads(threads)
         try:
             return attempt(name, piece, tell)
-        except KeyboardInterrupt:  # nobody waits for it; raised from here it would end the worker
+        except KeyboardInterrupt:  # its result is not wanted; raised from here it would end the worker
             return Done(name, error=WorkersError("given up"))
 
 

@@ -1,4 +1,4 @@
-"""Pieces on processes of this machine. Alone in knowing joblib."""
+"""Pieces on processes of this machine. The only file that imports joblib."""
 
 from __future__ import annotations
 

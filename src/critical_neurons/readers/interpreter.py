@@ -19,7 +19,6 @@ from critical_neurons.readers.registry import (
     SLICEABLE,
     SPAN_ADVICE,
     Adds,
-    Call,
     Concatenates,
     Ends,
     Reader,
@@ -27,6 +26,7 @@ from critical_neurons.readers.registry import (
     Rectifies,
     Scales,
     TakesMaximum,
+    TracedCall,
     find_module_reader,
     find_reader,
     overrides_readable,
@@ -123,7 +123,7 @@ class Walk(fx.Interpreter):
         if n.op == "call_module":
             self.collector.pass_by(str(n.target), self.fetch_attr(str(n.target)))
 
-    def _end(self, call: Call, reading: Ends) -> None:
+    def _end(self, call: TracedCall, reading: Ends) -> None:
         self.logits, self.ended = call.input, call.name
         self.notes.append(reading.note)
 
@@ -156,7 +156,7 @@ class Walk(fx.Interpreter):
             "a, b = x.chunk(2, 1)."
         )
 
-    def _check_constants(self, n: fx.Node, call: Call, reading: Reading) -> None:
+    def _check_constants(self, n: fx.Node, call: TracedCall, reading: Reading) -> None:
         """What a call reads besides its inputs: constants where it calculates, sizes where it does not."""
         others = [node for node in list_arguments(n) if node not in self._value_of]
         constant = call.module is None and isinstance(reading, Scales | Rectifies)
@@ -168,9 +168,9 @@ class Walk(fx.Interpreter):
                 "Write the number out.",
             )
 
-    def _call(self, n: fx.Node, module: nn.Module | None, result: Tensor) -> Call:
+    def _call(self, n: fx.Node, module: nn.Module | None, result: Tensor) -> TracedCall:
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        return Call(
+        return TracedCall(
             name=name_call(n),
             function=module if module is not None else n.target,  # type: ignore[arg-type]
             module=module,

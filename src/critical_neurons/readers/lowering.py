@@ -17,7 +17,6 @@ from critical_neurons.readers.provisional_units import Channels
 from critical_neurons.readers.registry import (
     SLICEABLE,
     Adds,
-    Call,
     Concatenates,
     Ends,
     Filters,
@@ -31,6 +30,7 @@ from critical_neurons.readers.registry import (
     Reshapes,
     Scales,
     TakesMaximum,
+    TracedCall,
 )
 from critical_neurons.readers.scorable_layers import ChannelTracker
 
@@ -49,7 +49,7 @@ class OpCollector:
     def start(self, shape: Shape) -> int:
         return self.add(Input(shape), self.tracker.start(shape))
 
-    def note(self, call: Call, reading: Reading, sources: tuple[int, ...]) -> int:
+    def note(self, call: TracedCall, reading: Reading, sources: tuple[int, ...]) -> int:
         """Add the ops of a call; the index of its value."""
         name, shape, source = call.name, call.output_shape, sources[0]
         incoming, tracker = self.channels[source], self.tracker
@@ -199,7 +199,7 @@ class OpCollector:
         self.channels.append(channels)
         return len(self.ops) - 1
 
-    def _call_once(self, call: Call) -> None:
+    def _call_once(self, call: TracedCall) -> None:
         if call.name in self._called | self._outside:
             raise call.refuse("this module is called more than once", "Layers that share weights are not read.")
         self._called.add(call.name)
@@ -221,7 +221,7 @@ def _renumber(op: Op, number: dict[int, int]) -> Op:
             assert_never(op)
 
 
-def _obstacle(call: Call) -> str:
+def _obstacle(call: TracedCall) -> str:
     """Why the channels around a call must stay, if so: its parameters cannot be sliced."""
     if call.module is None or isinstance(call.module, SLICEABLE) or not call.module.state_dict():
         return ""

@@ -28,7 +28,7 @@ SLICEABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d)
 
 
 @dataclass(frozen=True)
-class Call:
+class TracedCall:
     """One call of a module, function or tensor method in the traced forward, run on an example in float64."""
 
     name: str
@@ -211,7 +211,7 @@ Reading: TypeAlias = (
     | Passes
     | Ends
 )
-Reader: TypeAlias = Callable[[Call], Reading]
+Reader: TypeAlias = Callable[[TracedCall], Reading]
 Target: TypeAlias = "type[nn.Module] | Callable[..., Any] | str"
 
 _readers: dict[Target, Reader] = {}

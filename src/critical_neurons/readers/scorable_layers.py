@@ -1,8 +1,8 @@
 """Channels: which layers a program can score.
 
 Every layer gives its units provisional numbers, which travel with the elements (`labels.Channels`) through batch
-norms, pools, slices, ReLUs and concatenations up to the layers that read them. On the way a layer may meet a reason
-to get no scores. Which units live or die together is the structure's to say.
+norms, pools, slices, ReLUs and concatenations up to the layers that read them. On the way there may be a reason why a
+layer gets no scores. Which units are removed together is decided by the structure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ScorableLayers:
     def number(self, structure: Structure, ops: Iterable[Op]) -> tuple[Op, ...]:
         """The ops with the units of the structure in place of provisional ones."""
         count = sum(len(units) for units in self.units.values())
-        number = np.full(count + 1, NO_UNIT)  # the last entry answers for NO_UNIT itself
+        number = np.full(count + 1, NO_UNIT)  # the last entry stands for NO_UNIT itself
         units = {layer.name: layer.units for layer in structure.layers}
         for name, provisional in self.units.items():
             number[provisional] = units[name]

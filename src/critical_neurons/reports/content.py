@@ -39,8 +39,8 @@ class LayerWidth:
 
 @dataclass(frozen=True)
 class Rail:
-    """Channels that several layers write, which live or die together, or that are not read by the next layer alone:
-    skip connections. Layers by their place; `lane` keeps rails that overlap apart."""
+    """Channels that several layers write and that are removed together, or that not only the next layer reads: skip
+    connections. Layers by their place; `lane` keeps rails that overlap apart."""
 
     name: str
     lane: int

@@ -25,7 +25,7 @@ several times as long; and up to which they are where rows join, since these mak
 columns that are shared, or one data point's own."""
 
 MOST_COLUMNS = 100_000
-"""In all: what Newton's equations keep of each data point fits into memory, and a step takes no minutes."""
+"""In all, so that Newton's equations fit into memory and a step takes less than a minute."""
 
 SETTLED = (Status.OPTIMAL, Status.INFEASIBLE, Status.UNBOUNDED)
 
@@ -38,7 +38,7 @@ class AutoSolver:
         HighsSolver().check_options(options)
 
     def solve(self, program: Program, limits: Limits, report: Report) -> Solution:
-        """What the first solver cannot settle in the time there is, the other tries."""
+        """If the first solver does not finish, the other one gets the rest of the time."""
         first, *others = self._order(program, limits)
         deadline = time.monotonic() + limits.time_limit
         found = first.solve(program, limits, report)

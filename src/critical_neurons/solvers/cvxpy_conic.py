@@ -1,8 +1,8 @@
 """Any solver of CVXPY with exponential cones, as `cvxpy:NAME`: the whole program in one call, no rows added later.
 
-Such a solver stops when its residuals and its duality gap are below its own tolerance. That is no proof, so there
-is never a `bound`. Its point is moved inside the column bounds, its convex term raised to the true value, and its
-rows are checked here. Ties are not broken: an interior point method ends in the middle of the optimal face.
+Such a solver stops when its residuals and its duality gap are below its own tolerance. That proves nothing, so there
+is no `bound`. Its point is moved inside the column bounds, its convex term is raised to the true value, and its rows
+are checked. Ties are not broken: an interior point method ends in the middle of the optimal face.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bounds of columns that have none of their own: what the rows make of the bounds of the others."""
+"""Bounds of columns that have none of their own, implied by the rows and the bounds of the other columns."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from critical_neurons.core.program import Program
 from critical_neurons.core.structure import Floats
 
 ROOM = 1.0
-"""Left above a column that the rows push up, so that its bound never decides."""
+"""Added to the implied upper bound of a column, so that this bound is never active."""
 
 
 def imply_bounds(program: Program) -> tuple[Floats, Floats]:
-    """Of the columns in front of the convex term's. A column that costs something goes no higher than the rows push
-    it."""
+    """Of the columns in front of the convex term's. A column with a positive cost is no larger than the rows
+    require."""
     count = program.term.columns.start
     lower, upper = program.lower[:count].copy(), program.upper[:count].copy()
     open_ended = np.flatnonzero(~np.isfinite(lower) | ~np.isfinite(upper))

@@ -16,7 +16,7 @@ FEASIBILITY = 1e-9
 for a new tangent."""
 
 LOOK_SECONDS = 0.1
-"""Between two looks at a running solve: whether it has ended, what it has found, whether Ctrl-C was pressed."""
+"""Between two checks of a running solve: whether it has ended, what it has found, whether Ctrl-C was pressed."""
 
 
 class Outcome(Enum):
@@ -80,7 +80,8 @@ class LinearEngine(Protocol):
 
 
 def run_in_thread(action: Callable[[], None]) -> threading.Event:
-    """Start it; the event is set when it has ended. Waiting for the thread itself would forget it on Ctrl-C."""
+    """Start it; the event is set when it has ended. Waiting for the thread itself could not be interrupted by
+    Ctrl-C."""
     ended = threading.Event()
 
     def run() -> None:

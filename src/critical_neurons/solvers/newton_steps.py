@@ -12,7 +12,7 @@ from critical_neurons.core.structure import Floats
 from critical_neurons.solvers.fronts import FrontElimination, Root, Tree
 
 RELAXATION = 1e-8
-"""By which rows may be violated: well within what counts as satisfied, and there is room inside."""
+"""By which rows may be violated: well within the tolerance, and the feasible set gets an interior."""
 
 SMALLEST_SLACK = 1e-3
 """Of a row that joins while it is violated."""

@@ -68,7 +68,7 @@ class Decision:
     def __init__(self, network: Network, boxes: Interval, points: Points, run: Run, deadline: float) -> None:
         self._network, self._boxes, self._points, self._run = network, boxes, points, run
         self._deadline = deadline
-        count = network.unit_count + 1  # the last entry answers for NO_UNIT
+        count = network.unit_count + 1  # the last entry stands for NO_UNIT
         self._ends: dict[int, _Ends] = {}
         self._programs = np.zeros(count, dtype=np.int64)
         self._known: dict[int, UnitStability] = {}

@@ -35,7 +35,7 @@ CHUNK_NUMBERS = 2 * 10**7
 
 class Points:
     """`highest` and `lowest` (units + 1): what was seen of every unit's pre-activations, at any position, in any box;
-    the last entry answers for NO_UNIT."""
+    the last entry stands for NO_UNIT."""
 
     def __init__(self, network: Network, boxes: Interval, seed: int = 0) -> None:
         self._network, self._boxes = network, boxes

@@ -9,81 +9,81 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from critical_neurons.readers.registry import Call, Reading, Rectifies, reads
+from critical_neurons.readers.registry import Reading, Rectifies, TracedCall, reads
 
 
 @reads(nn.ReLU, F.relu, torch.relu, torch.relu_, "relu", "relu_")
-def read_relu(call: Call) -> Reading:
+def read_relu(call: TracedCall) -> Reading:
     return Rectifies()
 
 
 @reads(nn.ReLU6, F.relu6)
-def read_relu6(call: Call) -> Reading:
+def read_relu6(call: TracedCall) -> Reading:
     return Rectifies(ceiling=6.0)
 
 
 @reads(torch.clamp, torch.clamp_, torch.clip, torch.clip_, "clamp", "clamp_", "clip", "clip_")
-def read_clamp(call: Call) -> Reading:
+def read_clamp(call: TracedCall) -> Reading:
     return _clamp(call, call.argument(1, "min"), call.argument(2, "max"))
 
 
 @reads(torch.clamp_min, torch.clamp_min_, "clamp_min", "clamp_min_")
-def read_clamp_from_below(call: Call) -> Reading:
+def read_clamp_from_below(call: TracedCall) -> Reading:
     return _clamp(call, call.argument(1, "min"), None)
 
 
 @reads(nn.Hardtanh)
-def read_hardtanh(call: Call) -> Reading:
+def read_hardtanh(call: TracedCall) -> Reading:
     module = _module(call, nn.Hardtanh)
     return _clamp(call, module.min_val, module.max_val)
 
 
 @reads(F.hardtanh, F.hardtanh_)
-def read_functional_hardtanh(call: Call) -> Reading:
+def read_functional_hardtanh(call: TracedCall) -> Reading:
     return _clamp(call, call.argument(1, "min_val", -1.0), call.argument(2, "max_val", 1.0))
 
 
 @reads(nn.Threshold)
-def read_threshold(call: Call) -> Reading:
+def read_threshold(call: TracedCall) -> Reading:
     module = _module(call, nn.Threshold)
     return _threshold(call, module.threshold, module.value)
 
 
 @reads(F.threshold, torch.threshold, torch.threshold_)
-def read_functional_threshold(call: Call) -> Reading:
+def read_functional_threshold(call: TracedCall) -> Reading:
     return _threshold(call, call.argument(1, "threshold"), call.argument(2, "value"))
 
 
 @reads(nn.LeakyReLU)
-def read_leaky_relu(call: Call) -> Reading:
+def read_leaky_relu(call: TracedCall) -> Reading:
     module = _module(call, nn.LeakyReLU)
     return Rectifies(slope=float(module.negative_slope))
 
 
 @reads(F.leaky_relu, F.leaky_relu_)
-def read_functional_leaky_relu(call: Call) -> Reading:
+def read_functional_leaky_relu(call: TracedCall) -> Reading:
     return Rectifies(slope=float(call.argument(1, "negative_slope", 0.01)))
 
 
 @reads(nn.RReLU)
-def read_randomised_leaky_relu(call: Call) -> Reading:
+def read_randomised_leaky_relu(call: TracedCall) -> Reading:
     """In evaluation mode the slope is the mean of what it is drawn from in training."""
     module = _module(call, nn.RReLU)
     return Rectifies(slope=(module.lower + module.upper) / 2)
 
 
 @reads(nn.PReLU)
-def read_prelu(call: Call) -> Reading:
+def read_prelu(call: TracedCall) -> Reading:
     return _prelu(_module(call, nn.PReLU).weight)
 
 
 @reads(F.prelu, torch.prelu, "prelu")
-def read_functional_prelu(call: Call) -> Reading:
+def read_functional_prelu(call: TracedCall) -> Reading:
     return _prelu(call.argument(1, "weight"), "whose slopes, one per channel, cannot be sliced")
 
 
 @reads(torch.abs, torch.absolute, "abs", "absolute")
-def read_absolute_value(call: Call) -> Reading:
+def read_absolute_value(call: TracedCall) -> Reading:
     return Rectifies(slope=-1.0)
 
 
@@ -92,7 +92,7 @@ def _prelu(weight: Tensor, obstacle: str = "") -> Reading:
     return Rectifies(slope=float(slopes[0])) if slopes.size == 1 else Rectifies(slope=slopes, obstacle=obstacle)
 
 
-def _clamp(call: Call, lowest: Any, highest: Any) -> Reading:
+def _clamp(call: TracedCall, lowest: Any, highest: Any) -> Reading:
     lower, upper = -math.inf if lowest is None else lowest, math.inf if highest is None else highest
     if not (isinstance(lower, int | float) and isinstance(upper, int | float) and lower <= 0 < upper):
         raise call.refuse(
@@ -103,7 +103,7 @@ def _clamp(call: Call, lowest: Any, highest: Any) -> Reading:
     return Rectifies(ceiling, 0.0 if lower == 0 else 1.0, None if lower == -math.inf else -float(lower))
 
 
-def _threshold(call: Call, threshold: Any, value: Any) -> Reading:
+def _threshold(call: TracedCall, threshold: Any, value: Any) -> Reading:
     if threshold != 0 or value != 0:
         raise call.refuse(
             f"a threshold {threshold} with the value {value}", "One of 0 with the value 0 is read: a ReLU."
@@ -111,6 +111,6 @@ def _threshold(call: Call, threshold: Any, value: Any) -> Reading:
     return Rectifies()
 
 
-def _module(call: Call, *kinds: type[nn.Module]) -> Any:
+def _module(call: TracedCall, *kinds: type[nn.Module]) -> Any:
     assert isinstance(call.module, kinds)
     return call.module

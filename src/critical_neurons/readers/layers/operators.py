@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from critical_neurons.core.structure import Floats
-from critical_neurons.readers.registry import Adds, Call, Reading, Rectifies, Scales, TakesMaximum, reads
+from critical_neurons.readers.registry import Adds, Reading, Rectifies, Scales, TakesMaximum, TracedCall, reads
 
 CONSTANTS_READ = "A constant is read that is one number, or one per channel: of shape (channels, 1, 1) for images."
 
 
 @reads(operator.add, operator.iadd, torch.add, "add", "add_")
-def read_addition(call: Call) -> Reading:
+def read_addition(call: TracedCall) -> Reading:
     if len(call.inputs) == 1:
         return _scale(call, 1.0, _constant(call))
     _require_alike(call, "an addition", "x + y")
@@ -23,7 +23,7 @@ def read_addition(call: Call) -> Reading:
 
 
 @reads(operator.sub, operator.isub, torch.sub, "sub", "sub_")
-def read_subtraction(call: Call) -> Reading:
+def read_subtraction(call: TracedCall) -> Reading:
     if len(call.inputs) == 2:
         _require_alike(call, "a subtraction", "x - y")
         return Adds(difference=True)
@@ -32,12 +32,12 @@ def read_subtraction(call: Call) -> Reading:
 
 
 @reads(operator.mul, operator.imul, torch.mul, "mul", "mul_")
-def read_multiplication(call: Call) -> Reading:
+def read_multiplication(call: TracedCall) -> Reading:
     return _scale(call, _constant(call), 0.0)
 
 
 @reads(operator.truediv, operator.itruediv, torch.div, "div", "div_")
-def read_division(call: Call) -> Reading:
+def read_division(call: TracedCall) -> Reading:
     constant = _constant(call)
     if not _stands_first(call) or not constant.all():
         raise call.refuse("a division by values of the network, or by zero", "Only one by a constant is read.")
@@ -45,12 +45,12 @@ def read_division(call: Call) -> Reading:
 
 
 @reads(operator.neg, torch.neg, "neg")
-def read_negative(call: Call) -> Reading:
+def read_negative(call: TracedCall) -> Reading:
     return _scale(call, -1.0, 0.0)
 
 
 @reads(torch.maximum, "maximum", torch.max, "max", torch.minimum, "minimum", torch.min, "min")
-def read_comparison(call: Call) -> Reading:
+def read_comparison(call: TracedCall) -> Reading:
     """Of two values, or of one and zero: a ReLU."""
     name = call.function if isinstance(call.function, str) else call.function.__name__
     smaller = name in ("minimum", "min")
@@ -67,11 +67,11 @@ def read_comparison(call: Call) -> Reading:
 
 
 @reads(torch.zeros_like)
-def read_zeros(call: Call) -> Reading:
+def read_zeros(call: TracedCall) -> Reading:
     return _scale(call, 0.0, 0.0)
 
 
-def _require_alike(call: Call, what: str, read: str) -> None:
+def _require_alike(call: TracedCall, what: str, read: str) -> None:
     if len({value.shape for value in call.inputs}) > 1 or call.argument(2, "alpha", 1) != 1:
         raise call.refuse(
             f"{what} of other than two values of one shape",
@@ -79,7 +79,7 @@ def _require_alike(call: Call, what: str, read: str) -> None:
         )
 
 
-def _scale(call: Call, scale: Floats | float, offset: Floats | float) -> Reading:
+def _scale(call: TracedCall, scale: Floats | float, offset: Floats | float) -> Reading:
     per_channel = np.ndim(scale) or np.ndim(offset)
     zeros = np.zeros(call.input_shape[0])
     return Scales(
@@ -87,7 +87,7 @@ def _scale(call: Call, scale: Floats | float, offset: Floats | float) -> Reading
     )
 
 
-def _constant(call: Call) -> Floats:
+def _constant(call: TracedCall) -> Floats:
     """What the input is combined with: one number, or one per channel."""
     if len(call.inputs) != 1:
         raise call.refuse(
@@ -109,7 +109,7 @@ def _constant(call: Call) -> Floats:
     return result
 
 
-def _stands_first(call: Call) -> bool:
+def _stands_first(call: TracedCall) -> bool:
     return call.argument(0, "input") is call.input
 
 

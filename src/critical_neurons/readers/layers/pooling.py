@@ -15,24 +15,32 @@ from critical_neurons.core.network import NO_POSITION, Shape
 from critical_neurons.core.structure import Ints
 from critical_neurons.readers.layers.rearranging import find_elements, run_again
 from critical_neurons.readers.linear_maps import PositionsMap, separate_pooling
-from critical_neurons.readers.registry import Call, KeepsChannels, Passes, PoolsMaximum, Reading, Rearranges, reads
+from critical_neurons.readers.registry import (
+    KeepsChannels,
+    Passes,
+    PoolsMaximum,
+    Reading,
+    Rearranges,
+    TracedCall,
+    reads,
+)
 
 INTERPOLATIONS = ("nearest", "nearest-exact", "linear", "bilinear", "area")
 """Modes of upsampling that take weighted averages along one axis after the other."""
 
 
 @reads(nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
-def read_average_pool(call: Call) -> Reading:
+def read_average_pool(call: TracedCall) -> Reading:
     return _pooling(call, call.function)
 
 
 @reads(F.avg_pool1d, F.avg_pool2d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d)
-def read_functional_average_pool(call: Call) -> Reading:
+def read_functional_average_pool(call: TracedCall) -> Reading:
     return _pooling(call, lambda values: call.function(values, *call.args[1:], **call.kwargs))
 
 
 @reads(torch.mean, "mean")
-def read_mean(call: Call) -> Reading:
+def read_mean(call: TracedCall) -> Reading:
     axes = call.argument(1, "dim")
     if axes is None or not _spatial(axes, call.input.ndim):
         raise call.refuse(f"a mean over the axes {axes}", "Only a mean over positions (axes 2 and 3) is read.")
@@ -40,26 +48,26 @@ def read_mean(call: Call) -> Reading:
 
 
 @reads(nn.MaxPool1d, nn.MaxPool2d)
-def read_max_pool(call: Call) -> Reading:
+def read_max_pool(call: TracedCall) -> Reading:
     module = call.module
     assert isinstance(module, nn.MaxPool1d | nn.MaxPool2d)
     return _max_pooling(call, module.kernel_size, module.stride, module.padding, module.dilation)
 
 
 @reads(F.max_pool1d, F.max_pool2d, torch.max_pool1d, torch.max_pool2d)
-def read_functional_max_pool(call: Call) -> Reading:
+def read_functional_max_pool(call: TracedCall) -> Reading:
     kernel = call.argument(1, "kernel_size")
     stride = call.argument(2, "stride") or kernel
     return _max_pooling(call, kernel, stride, call.argument(3, "padding", 0), call.argument(4, "dilation", 1))
 
 
 @reads(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, F.adaptive_max_pool1d, F.adaptive_max_pool2d)
-def read_adaptive_max_pool(call: Call) -> Reading:
+def read_adaptive_max_pool(call: TracedCall) -> Reading:
     return _adaptive_max_pooling(call, call.output_shape[1:])
 
 
 @reads(torch.amax, "amax")
-def read_maximum(call: Call) -> Reading:
+def read_maximum(call: TracedCall) -> Reading:
     axes, ndim = call.argument(1, "dim"), call.input.ndim
     if axes is None or not _spatial(axes, ndim):
         raise call.refuse(f"a maximum over the axes {axes}", "Only one over positions (axes 2 and 3) is read.")
@@ -70,29 +78,29 @@ def read_maximum(call: Call) -> Reading:
 
 
 @reads(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
-def read_upsampling(call: Call) -> Reading:
+def read_upsampling(call: TracedCall) -> Reading:
     assert call.module is not None
     return _interpolation(call, str(call.module.mode))
 
 
 @reads(F.interpolate, F.upsample)
-def read_functional_upsampling(call: Call) -> Reading:
+def read_functional_upsampling(call: TracedCall) -> Reading:
     return _interpolation(call, call.argument(3, "mode", "nearest"))
 
 
 @reads(nn.ZeroPad1d, nn.ZeroPad2d, nn.ConstantPad1d, nn.ConstantPad2d)
-def read_padding(call: Call) -> Reading:
+def read_padding(call: TracedCall) -> Reading:
     module = call.module
     assert isinstance(module, nn.ConstantPad1d | nn.ConstantPad2d)
     return _padding(call, module.padding, "constant", module.value)
 
 
 @reads(F.pad)
-def read_functional_padding(call: Call) -> Reading:
+def read_functional_padding(call: TracedCall) -> Reading:
     return _padding(call, call.argument(1, "pad"), call.argument(2, "mode", "constant"), call.argument(3, "value"))
 
 
-def _pooling(call: Call, pool: Callable[[Tensor], Tensor]) -> Reading:
+def _pooling(call: TracedCall, pool: Callable[[Tensor], Tensor]) -> Reading:
     matrices = separate_pooling(pool, call.input_shape[1:])
     keeps_constants = all(np.allclose(matrix.sum(axis=1), matrix.sum(axis=1)[0]) for matrix in matrices)
     whole = float(np.prod([matrix.sum(axis=1)[0] for matrix in matrices]))
@@ -102,7 +110,7 @@ def _pooling(call: Call, pool: Callable[[Tensor], Tensor]) -> Reading:
     )
 
 
-def _interpolation(call: Call, mode: str) -> Reading:
+def _interpolation(call: TracedCall, mode: str) -> Reading:
     if mode not in INTERPOLATIONS or call.input.ndim > 4:
         raise call.refuse(
             f"upsampling of {call.input.ndim - 2} axes in the mode {mode!r}",
@@ -111,7 +119,7 @@ def _interpolation(call: Call, mode: str) -> Reading:
     return _pooling(call, lambda values: run_again(call, values))
 
 
-def _padding(call: Call, widths: Sequence[int], mode: str, value: float | None) -> Reading:
+def _padding(call: TracedCall, widths: Sequence[int], mode: str, value: float | None) -> Reading:
     """`widths` as F.pad takes them: two for every axis, the last axis first."""
     positions = 2 * (call.input.ndim - 2)
     around, beside = widths[:positions], widths[positions : positions + 2]
@@ -125,7 +133,7 @@ def _padding(call: Call, widths: Sequence[int], mode: str, value: float | None) 
     return _pooling(call, lambda values: F.pad(values, around)) if any(around) else Passes()
 
 
-def _max_pooling(call: Call, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Reading:
+def _max_pooling(call: TracedCall, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Reading:
     """The positions each window covers, axis by axis; how many windows there are is read off the output."""
     sizes = call.input_shape[1:]
     axes = [
@@ -140,7 +148,7 @@ def _max_pooling(call: Call, kernel: Any, stride: Any, padding: Any, dilation: A
     return _cross(axes, sizes)
 
 
-def _adaptive_max_pooling(call: Call, counts: Shape) -> Reading:
+def _adaptive_max_pooling(call: TracedCall, counts: Shape) -> Reading:
     """Window i of n reaches from floor(i size / n) to ceil((i + 1) size / n)."""
     sizes = call.input_shape[1:]
     axes = []

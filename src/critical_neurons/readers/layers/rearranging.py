@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from critical_neurons.core.structure import Ints
 from critical_neurons.readers.fx_nodes import DIVISIONS
 from critical_neurons.readers.layers.reshaping import read_reshape
-from critical_neurons.readers.registry import Call, Reading, Rearranges, reads
+from critical_neurons.readers.registry import Reading, Rearranges, TracedCall, reads
 
 
 @reads(torch.permute, "permute", torch.transpose, "transpose", torch.movedim, "movedim", torch.swapaxes, "swapaxes")
-def read_permutation(call: Call) -> Reading:
+def read_permutation(call: TracedCall) -> Reading:
     return Rearranges(find_elements(call))
 
 
 @reads(operator.getitem)
-def read_index(call: Call) -> Reading:
+def read_index(call: TracedCall) -> Reading:
     """Axes of size 1 may go, and others come: x[:, :, 0, 0], x[:, None]. Other axes are sliced by numbers."""
     index = call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],)
     if not all(part is None or part is ... or isinstance(part, int | slice) for part in index):
@@ -41,25 +41,25 @@ def read_index(call: Call) -> Reading:
 
 
 @reads(torch.narrow, "narrow", torch.select, "select", torch.flip, "flip")
-def read_part(call: Call) -> Reading:
+def read_part(call: TracedCall) -> Reading:
     dims = call.argument(1, "dims" if _name(call) == "flip" else "dim")
     axes = (dims,) if isinstance(dims, int) else tuple(dims)
     return Rearranges(find_elements(call), tuple(axis % call.input.ndim - 1 for axis in axes))
 
 
 @reads(*DIVISIONS)
-def read_division(call: Call) -> Reading:
+def read_division(call: TracedCall) -> Reading:
     """One of the parts that a value is divided into: `call.part` says which."""
     axis = call.argument(1, "dim", 0) if _name(call) == "unbind" else call.argument(2, "dim", 0)
     return Rearranges(find_elements(call), (axis % call.input.ndim - 1,))
 
 
 @reads(nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, F.pixel_shuffle, F.pixel_unshuffle, F.channel_shuffle)
-def read_shuffle(call: Call) -> Reading:
+def read_shuffle(call: TracedCall) -> Reading:
     return Rearranges(find_elements(call), (0,))
 
 
-def find_elements(call: Call) -> Ints:
+def find_elements(call: TracedCall) -> Ints:
     """As in `Rearranges`, by running the call on the numbers of the elements, 1 and up; 0 stands for a new zero."""
     batch, size = len(call.input), math.prod(call.input_shape)
     numbers = torch.arange(1, batch * size + 1, dtype=torch.float64).reshape(call.input.shape)
@@ -75,7 +75,7 @@ def find_elements(call: Call) -> Ints:
     return elements
 
 
-def run_again(call: Call, values: Tensor) -> Tensor:
+def run_again(call: TracedCall, values: Tensor) -> Tensor:
     """The same call on other values of the same shape."""
     function: Callable[..., Any] = call.function
     if isinstance(function, str):
@@ -94,7 +94,7 @@ def _list_sliced_axes(index: Sequence[Any], ndim: int) -> tuple[int, ...]:
     return tuple(axis - 1 for axis, part in enumerate(parts) if part != slice(None))
 
 
-def _name(call: Call) -> str:
+def _name(call: TracedCall) -> str:
     return call.function if isinstance(call.function, str) else getattr(call.function, "__name__", "")
 
 
@@ -103,5 +103,5 @@ def _describe(index: Iterable[Any]) -> str:
     return f"of {', '.join(kinds)}"
 
 
-def _batched(call: Call) -> str:
+def _batched(call: TracedCall) -> str:
     return f"(batch, {', '.join(map(str, call.input_shape))})"

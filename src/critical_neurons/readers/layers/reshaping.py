@@ -7,21 +7,21 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from critical_neurons.readers.registry import Call, Reading, Reshapes, reads
+from critical_neurons.readers.registry import Reading, Reshapes, TracedCall, reads
 
 
 @reads(nn.Flatten, torch.flatten, "flatten", torch.unsqueeze, "unsqueeze")
-def read_reshape(call: Call) -> Reading:
+def read_reshape(call: TracedCall) -> Reading:
     return _reshape(call)
 
 
 @reads("view", "reshape", torch.reshape)
-def read_view(call: Call) -> Reading:
+def read_view(call: TracedCall) -> Reading:
     return _reshape(call, _written(call, call.literal_sizes, "x.flatten(1)"))
 
 
 @reads(nn.Unflatten, torch.unflatten, "unflatten")
-def read_unflattening(call: Call) -> Reading:
+def read_unflattening(call: TracedCall) -> Reading:
     module = call.module
     if isinstance(module, nn.Unflatten):
         axis, sizes = module.dim, module.unflattened_size
@@ -34,7 +34,7 @@ def read_unflattening(call: Call) -> Reading:
 
 
 @reads(torch.squeeze, "squeeze")
-def read_squeeze(call: Call) -> Reading:
+def read_squeeze(call: TracedCall) -> Reading:
     dim = call.argument(1, "dim")
     axes = {axis % call.input.ndim for axis in ((dim,) if isinstance(dim, int) else dim or (0,))}
     if 0 in axes:
@@ -45,7 +45,7 @@ def read_squeeze(call: Call) -> Reading:
     return _reshape(call, f"{call.name}, which takes the channels' axis away if one is left" if 1 in axes else "")
 
 
-def _reshape(call: Call, obstacle: str = "") -> Reading:
+def _reshape(call: TracedCall, obstacle: str = "") -> Reading:
     if len(call.output) != len(call.input):
         raise call.refuse(
             f"it turns {tuple(call.input.shape)} into {tuple(call.output.shape)} and so changes the batch axis",
@@ -54,7 +54,7 @@ def _reshape(call: Call, obstacle: str = "") -> Reading:
     return Reshapes(obstacle)
 
 
-def _written(call: Call, sizes: Iterable[int], instead: str) -> str:
+def _written(call: TracedCall, sizes: Iterable[int], instead: str) -> str:
     """Why channels must stay whose number is written into the call, if it is."""
     found = ", ".join(map(str, sizes))
     return f"{call.name}, which has the size {found} written into it; write {instead}" if found else ""

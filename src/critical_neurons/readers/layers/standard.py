@@ -14,7 +14,6 @@ from critical_neurons.core.structure import Floats
 from critical_neurons.readers.linear_maps import ConvolutionMap, DenseMap, TransposedConvolutionMap
 from critical_neurons.readers.registry import (
     LEFT_OUT,
-    Call,
     Concatenates,
     Ends,
     Filters,
@@ -22,12 +21,13 @@ from critical_neurons.readers.registry import (
     Passes,
     Reading,
     Scales,
+    TracedCall,
     reads,
 )
 
 
 @reads(nn.Linear)
-def read_linear(call: Call) -> Reading:
+def read_linear(call: TracedCall) -> Reading:
     module = _module(call, nn.Linear)
     several = len(call.input_shape) > 1  # masks and refitting know channels along axis 1 alone
     return Mixes(
@@ -38,7 +38,7 @@ def read_linear(call: Call) -> Reading:
 
 
 @reads(nn.Conv1d, nn.Conv2d)
-def read_convolution(call: Call) -> Reading:
+def read_convolution(call: TracedCall) -> Reading:
     module = _module(call, nn.Conv1d, nn.Conv2d)
     if module.padding_mode != "zeros":
         raise call.refuse(f"padding_mode={module.padding_mode!r}", "Convolutions are read with padding_mode='zeros'.")
@@ -60,7 +60,7 @@ def read_convolution(call: Call) -> Reading:
 
 
 @reads(nn.ConvTranspose1d, nn.ConvTranspose2d)
-def read_transposed_convolution(call: Call) -> Reading:
+def read_transposed_convolution(call: TracedCall) -> Reading:
     module = _module(call, nn.ConvTranspose1d, nn.ConvTranspose2d)
     if call.kwargs or len(call.args) > 1:
         raise call.refuse("a transposed convolution with an output_size", "Set output_padding instead.")
@@ -77,7 +77,7 @@ def read_transposed_convolution(call: Call) -> Reading:
 
 
 @reads(nn.BatchNorm1d, nn.BatchNorm2d)
-def read_batch_norm(call: Call) -> Reading:
+def read_batch_norm(call: TracedCall) -> Reading:
     module = _module(call, nn.BatchNorm1d, nn.BatchNorm2d)
     if module.running_mean is None or module.running_var is None:
         raise call.refuse(
@@ -91,7 +91,7 @@ def read_batch_norm(call: Call) -> Reading:
 
 
 @reads(torch.cat, torch.concat)
-def read_concatenation(call: Call) -> Reading:
+def read_concatenation(call: TracedCall) -> Reading:
     axis = call.argument(1, "dim", 0)
     if axis % call.output.ndim != 1:
         raise call.refuse(f"a concatenation along axis {axis}", "Only one along the channels (axis 1) is read.")
@@ -99,12 +99,12 @@ def read_concatenation(call: Call) -> Reading:
 
 
 @reads(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Identity, "contiguous")
-def read_identity(call: Call) -> Reading:
+def read_identity(call: TracedCall) -> Reading:
     return Passes()
 
 
 @reads(F.dropout, F.dropout1d, F.dropout2d)
-def read_functional_dropout(call: Call) -> Reading:
+def read_functional_dropout(call: TracedCall) -> Reading:
     if not torch.equal(call.input, call.output):
         raise call.refuse("dropout that stays on in evaluation mode", "Pass training=self.training.")
     return Passes()
@@ -112,7 +112,7 @@ def read_functional_dropout(call: Call) -> Reading:
 
 @reads(nn.Softmax, nn.LogSoftmax, F.softmax, F.log_softmax, torch.softmax, torch.log_softmax)
 @reads("softmax", "log_softmax")
-def read_softmax(call: Call) -> Reading:
+def read_softmax(call: TracedCall) -> Reading:
     axis = call.module.dim if call.module is not None else call.argument(1, "dim")  # None: torch takes axis 1
     if call.input.ndim != 2 or axis not in (None, 1, -1):
         raise call.refuse(f"a softmax over axis {axis} of {call.input.ndim}", "Only one over the classes is read.")
@@ -120,7 +120,7 @@ def read_softmax(call: Call) -> Reading:
 
 
 @reads(nn.Sigmoid, F.sigmoid, torch.sigmoid, "sigmoid", nn.LogSigmoid, F.logsigmoid)
-def read_sigmoid(call: Call) -> Reading:
+def read_sigmoid(call: TracedCall) -> Reading:
     if call.input[0].numel() != 1:
         raise call.refuse("a sigmoid of other than one output", "Only one of a single output, at the end, is read.")
     return Ends(f"{call.name} (sigmoid) {LEFT_OUT}")
@@ -135,7 +135,7 @@ def _paddings(module: nn.Conv1d | nn.Conv2d) -> tuple[Shape, Shape]:
     return padding, padding
 
 
-def _module(call: Call, *kinds: type[nn.Module]) -> Any:
+def _module(call: TracedCall, *kinds: type[nn.Module]) -> Any:
     assert isinstance(call.module, kinds)
     return call.module
 
