@@ -48,7 +48,7 @@ INT8_INPUTS = 256
 """Inputs the int8 ranges are taken from, at most."""
 
 MOST_BYTES, MOST_ROWS = 2**28, 512
-"""Of activations: as many inputs are run at once as fit, and no more than the most."""
+"""Bytes of activations, and rows, that are run at once at most."""
 
 
 @isolated
@@ -73,9 +73,9 @@ def compare(
     alone or with labels beside them. The models may return anything that holds tensors. Accuracy needs one output
     (batch, classes) and `labels`, the index of the right class of every input; agreement the former alone.
 
-    Where some of the inputs had a part in scoring or refitting, as a network made by `prune` remembers, the data is
-    labelled so; of others say `data="calibration"`, or give the inputs that had such a part as `calibration`. The
-    int8 ranges are taken from `calibration`, else from the first of `inputs`.
+    A network made by `prune` remembers which inputs it was scored and refitted on: where some of them are among
+    these, the data is labelled calibration. For other networks say `data="calibration"`, or give the inputs that were
+    used as `calibration`. The int8 ranges are taken from `calibration`, else from the first of `inputs`.
 
     `repeats` samples are taken of every latency, before and after in turns, on `threads` threads. `progress` is told
     what is about to be measured.

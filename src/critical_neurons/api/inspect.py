@@ -23,7 +23,7 @@ def inspect(
     start: str | None = None,
     stop: str | None = None,
 ) -> Structure:
-    """The structure of any model: its layers, which units live or die together, what must stay and why.
+    """The structure of any model: its layers, which units are removed together, what must stay and why.
 
     Found by one run on a few rows of `example`: a tensor or array, a tuple or dict of them for a model of several
     inputs, or an iterable of batches. `ignore`, `start` and `stop` as in `search`.

@@ -42,10 +42,10 @@ CHECKED = 64
 """Points of the boxes at which the smaller model is compared with the original, in float64."""
 
 SAVED_EVERY = 10.0
-"""Seconds between two writings of the record."""
+"""Seconds between two times that the record is written."""
 
 PIECES = 4
-"""For every slot of the workers, so that none waits long for the last."""
+"""Pieces of work for every slot of the workers: with several, none waits long for the last."""
 
 
 @dataclass(frozen=True, eq=False)

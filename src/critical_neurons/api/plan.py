@@ -34,8 +34,8 @@ DROP_STEPS = 7
 """Bisections of the share kept: it is then known to within a hundredth."""
 
 ROUGH_STEPS, FINE_STEPS, FINE_REACH = 5, 3, 0.75
-"""Where better plans take long: bisections with others, then with those, from the share found down to this much of
-it."""
+"""Where good plans take long to find: bisections with rough ones, then with good ones, from the share found down to
+this part of it."""
 
 ROUNDING = 1e-9
 """By which a drop may exceed what is allowed: accuracies are quotients."""
@@ -81,7 +81,7 @@ def plan(
     `evaluate(model)`, by bisection. The smaller models judged are made as `prune` makes them with `example`, a batch
     of inputs (the calibration ones, unless given), `compensate` and `calibration`. `progress` is told of each of
     them; Ctrl-C leaves the best one so far. `judged_on` are the inputs that `evaluate` uses: the plan remembers them,
-    and no comparison takes them for test data.
+    and no comparison calls them test data.
 
     >>> scores = cn.score(model, inputs[:3], labels[:3])
     >>> plan = cn.plan(scores, units=0.5, keep=["0"])
@@ -144,7 +144,7 @@ def find_most(
 ) -> tuple[Plan, Scores]:
     """The plan of `plan(max_drop=...)` where every share may have scores of its own, and the scores behind it.
 
-    `finer` chooses better and takes longer: it is asked for the last candidates alone. `make` carries a plan out.
+    `finer` chooses better and takes longer: it is used for the last candidates only. `make` carries a plan out.
     """
 
     def judge(chosen: Plan) -> float:

@@ -82,7 +82,7 @@ def score(
     * `start`, `stop`: names of the first and of the last module that is read and scored, as in `named_modules`; of a
       container its first and its last call, of a function the name torch.fx gives it. What comes before is run as it
       is: its outputs are what the program takes for inputs, and `input_radius` is around them. What follows is run as
-      well, and stands in the program to first order at every data point. Budgets are shares of the span.
+      well, and enters the program to first order at every data point. Budgets are shares of the span.
 
     >>> scores = cn.score(model, inputs[:3], labels[:3])
     >>> scores.status

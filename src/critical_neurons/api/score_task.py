@@ -70,8 +70,8 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class DataPoints:
-    """What the model itself makes of the data points, their loss, what they are known by, and the user's bounds, if
-    they are to be used."""
+    """The data points: what the model computes for them, their loss, their digests, and the user's own bounds, if
+    given."""
 
     passage: Passage
     loss: Loss
@@ -92,7 +92,7 @@ class DataPoints:
 
 @dataclass(frozen=True)
 class ScoreTask:
-    """What all programs of one call have in common; `record` is what else is told of them."""
+    """What all programs of one call have in common; `record` holds further settings for the scores."""
 
     network: Network
     formulation: Formulation
@@ -253,7 +253,7 @@ class ScoreTask:
                 assert_never(self.formulation)
 
     def describe(self, points: DataPoints) -> dict[str, Any]:
-        """The settings as scores keep them."""
+        """The settings that scores record."""
         return {
             "formulation": self.formulation,
             "by_class": self.by_class is not None,

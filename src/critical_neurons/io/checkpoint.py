@@ -40,14 +40,14 @@ WRITTEN = (*FILES, CARD, SCORES, COMPARISON)
 """What `save` writes, the last two where they are given."""
 
 LARGEST_MODEL = 2**36
-"""Bytes of a file of weights that are read at most."""
+"""Largest file of weights that is read, in bytes."""
 
 LISTED = 4
 """Complaints shown in a message before the rest is counted."""
 
 
 def check_unit_counts(model: nn.Module, plan: Plan) -> None:
-    """Raise unless the model has, of all that the plan slices, as much as the plan keeps."""
+    """Raise unless the sizes of the model are those that the plan leaves."""
     for each in plan.structure.slices:
         found = _measure(model, each)
         kept = plan.stays[np.atleast_2d(each.units)[0]].sum()  # all blocks keep as many
@@ -129,7 +129,7 @@ def _fits(found: Tensor, values: Tensor) -> bool:
 
 
 def find_shared(state: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
-    """The names of every tensor that has several."""
+    """For every tensor with several names, these names."""
     names: dict[int, list[str]] = {}
     for name, values in state.items():
         names.setdefault(id(values), []).append(name)

@@ -64,8 +64,8 @@ def load_batch(
 ) -> tuple[Tensor, Tensor]:
     """Inputs and labels of a `.npz` or `.safetensors` that holds both, or of a Hugging Face data set, folder or id.
 
-    With `per_class` as many of every class, drawn with `seed` and in the order of the classes; without it up to
-    `most_per_class` of a data set. uint8 inputs are scaled to [0, 1]. `split` means data sets only.
+    With `per_class` this many of every class, drawn with `seed`, in the order of the classes; without it up to
+    `most_per_class` of a data set. uint8 inputs are scaled to [0, 1]. `split` is for data sets only.
     """
     if is_file(source):
         arrays = read_arrays(Path(source))
@@ -99,7 +99,7 @@ def choose_balanced(
 ) -> NDArray[np.int64]:
     """Indices of `per_class` data points of every class, drawn without replacement; of all of them if None.
 
-    A class that has fewer is an error, or comes whole with `allow_fewer`.
+    A class that has fewer is an error; with `allow_fewer` all of it is taken.
     """
     if per_class is None:
         return np.arange(len(labels))

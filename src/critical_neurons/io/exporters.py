@@ -1,4 +1,4 @@
-"""Exporters: nn.Module to files that other programs run, each loaded again, run and compared before it counts."""
+"""Exporters: nn.Module to files that other programs run, each loaded again, run and compared with the model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ INPUT, OUTPUT, BATCH = "input", "output", "batch"
 several, inputs are called as in the forward and outputs by their names or numbers."""
 
 ONNX_NAMES = "onnx_names"
-"""Where the `meta` of a model that was an ONNX file has the names of its input and output: they stay."""
+"""Key in the `meta` of a model that was an ONNX file: the names of its input and output, which are kept."""
 
 FORWARD_HINT = " Neither the number of inputs nor their values may decide what the forward does."
 
@@ -189,7 +189,7 @@ def _run(model: nn.Module, rows: Inputs) -> Any:
 
 
 def _capture(model: nn.Module, rows: Inputs) -> torch.export.ExportedProgram:
-    """The forward as a graph. Neither how many inputs there are nor what is in them may change its course."""
+    """The forward as a graph. Neither the number of inputs nor their values may decide what it does."""
     args, kwargs = split_arguments(rows)
     shapes = _free_batch(model, rows, torch.export.Dim(BATCH))
     return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
@@ -209,7 +209,7 @@ def _copy(model: nn.Module) -> nn.Module:
 
 
 def _cycle(example: Inputs, count: int, model: nn.Module) -> Inputs:
-    """So many inputs on the CPU, floating-point ones in the type of the model's parameters."""
+    """`count` inputs on the CPU, floating-point ones in the type of the model's parameters."""
     rows = count_rows(example)
     if rows == 0:
         raise InvalidInputError("example: give a batch of inputs, with at least one row.")

@@ -22,13 +22,14 @@ from critical_neurons.removal.remove import zero_units
 from critical_neurons.structure import unwrap
 
 STEP = 2.0**-40
-"""Between the importance of units that score the same: more than float64 loses on the way, less than scores mean."""
+"""Difference between the importance of units with equal scores: larger than rounding in float64, smaller than any
+difference of scores that counts."""
 
 STAYS = 2.0
-"""Added to the importance of the units that a group is not to lose: no score reaches it."""
+"""Added to the importance of units that a group must keep: larger than any score."""
 
 ROUNDING = 1e-9
-"""Taken off a share times a count before it is rounded up, so that 0.1 of 10 units are 1."""
+"""Subtracted before a share of a count is rounded up, so that 0.1 of 10 units is 1."""
 
 INSTEAD = "Use cn.mask or cn.prune instead."
 
@@ -38,8 +39,8 @@ def as_masks(plan: Plan, model: nn.Module) -> dict[tuple[str, str], Tensor]:
     """Masks for `torch.nn.utils.prune`, by the names of module and parameter: 0 for removed units, 1 for the others.
 
     The model then gives what `cn.mask` gives: masked is all that belongs to a removed unit, in the layers that make
-    it, in norms, and in the layers that read it. Where it leaves a constant that `cn.mask` adds to a bias, no mask
-    will do: an error.
+    it, in norms, and in the layers that read it. Where a removed unit leaves a constant, which `cn.mask` adds to a
+    bias, no mask can do that: an error.
 
     >>> from torch.nn.utils import prune
     >>> masked = make_model()
@@ -80,9 +81,9 @@ def as_torch_pruning(
 ) -> TorchPruningImportance | LateImportance:
     """An importance for the pruners of Torch-Pruning, and the layers they have to leave alone.
 
-    `model` is the one that the pruner changes; without it the importance takes the pruner's own when first asked, and
-    stands for groups alone. Torch-Pruning knows shares, not thresholds: for a threshold, or any
-    other plan, give it `pruning_ratio=0.0` and `pruning_ratio_dict=importance.ratios(plan)`.
+    `model` is the one that the pruner changes; without it the importance takes the pruner's own when it is first
+    called, and has no `ignored_layers` and `ratios`. Torch-Pruning knows shares, not thresholds: for a threshold, or
+    any other plan, give it `pruning_ratio=0.0` and `pruning_ratio_dict=importance.ratios(plan)`.
 
     Every group of units keeps one, and at least what `max_pruning_ratio` leaves: ranked over all layers in one step,
     Torch-Pruning does not see to that. A share of all units that leaves fewer makes it skip whole groups. Some things
@@ -133,7 +134,7 @@ def as_torch_pruning(
 
 
 class LateImportance:
-    """An importance that learns from the first group which model it is for."""
+    """An importance that takes its model from the first group it is called with."""
 
     def __init__(self, scores: Scores, max_pruning_ratio: float) -> None:
         self._scores, self._max_pruning_ratio = scores, max_pruning_ratio

@@ -75,7 +75,8 @@ def _call_factory(spec: str) -> nn.Module:
 
 @contextmanager
 def _current_directory_importable() -> Iterator[None]:
-    """As `python -m` would have it; only here, so that a folder called `datasets` hides nothing later on."""
+    """The current folder is importable, as with `python -m`, but only here: a folder called `datasets` hides no
+    package later."""
     directory = os.getcwd()
     sys.path.insert(0, directory)
     importlib.invalidate_caches()

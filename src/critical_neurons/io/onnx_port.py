@@ -1,4 +1,4 @@
-"""ONNX port: how large a model is as an ONNX file, and how large and how often right in int8."""
+"""ONNX port: the size of a model as an ONNX file, and its size and accuracy in int8."""
 
 from __future__ import annotations
 

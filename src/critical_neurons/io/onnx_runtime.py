@@ -139,7 +139,7 @@ def _failed(step: str, error: Exception, hint: str = "") -> ExportError:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Exporters speak about their own insides. What matters to the user is raised, or checked afterwards."""
+    """Silences what exporters print. What matters to the user is raised, or checked afterwards."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -83,7 +83,7 @@ def settle_threads(count: int) -> None:
 
 
 def _limit_blas(count: int) -> AbstractContextManager[Any]:
-    """At once; as a context it is undone at its end."""
+    """Takes effect at once; used as a context it is undone at the end."""
     try:
         from threadpoolctl import threadpool_limits
     except ImportError as error:
@@ -94,7 +94,7 @@ def _limit_blas(count: int) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _holding_threads(count: int) -> Iterator[None]:
-    """The same for a while. Without its package BLAS is left as it is: then no other workers are possible, either."""
+    """The same within a context. Without threadpoolctl BLAS is left as it is."""
     token = _allowed.set(count)
     try:
         limits = _limit_blas(count)

@@ -33,13 +33,13 @@ WAIT_SECONDS = 60.0
 """How long a cluster may be without workers."""
 
 LOOK_SECONDS = 0.5
-"""Between two looks at the cluster: whether it is there, and how many workers it has."""
+"""Between two checks of the cluster: whether it is there, and how many workers it has."""
 
 PACKAGES = ("torch", "numpy", "scipy", "highspy")
 """What results depend on, besides Python and this package."""
 
 LOGS = ("distributed", "distributed.client", "tornado", "tornado.application")
-"""Of Dask and what it is built on, each with a level of its own."""
+"""Loggers of Dask and of what it is built on."""
 
 KEPT = "What is finished is kept."
 
@@ -103,7 +103,7 @@ class Cluster:
                 yield done
 
     def check_workers(self) -> None:
-        """Those that are there now."""
+        """Check the workers that are there now."""
         with self._noticing_loss():
             answers = self._client.run(describe_worker, on_error="return")
         for address, answer in sorted(answers.items()):
@@ -115,7 +115,7 @@ class Cluster:
             _check_versions(address, answer, self._versions)
 
     def wait_for_workers(self) -> None:
-        """By asking for one: clusters that adapt start none before there is work."""
+        """Asks for one: adaptive clusters start none before there is work."""
         try:
             if not self._client.nthreads():
                 self._client.submit(describe_worker, pure=False).result(timeout=WAIT_SECONDS)
@@ -243,7 +243,7 @@ def _explain_killed(error: KilledWorker) -> WorkersError:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What is lost is told by an error of ours: Dask's own log of it, with its traceback, is not shown."""
+    """Silences Dask's logs with their tracebacks: a loss is reported by an error of ours."""
     before = {log: log.level for log in map(logging.getLogger, LOGS)}
     for log in before:
         log.setLevel(logging.CRITICAL)

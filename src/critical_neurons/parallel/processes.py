@@ -22,13 +22,13 @@ except ImportError as missing:
 
 
 def count_slots(jobs: int, threads: int) -> int:
-    """No more pieces at once than the cores that this process may use have room for."""
+    """At most as many pieces at once as fit on the cores that this process may use."""
     cores: int = joblib.cpu_count()
     return max(1, min(jobs, cores // threads))
 
 
 class Processes:
-    """`news` is a queue for what pieces tell."""
+    """`news` is a queue for the messages of pieces."""
 
     def __init__(self, slots: int, threads: int, news: Any) -> None:
         self.slots, self._threads, self._news = slots, threads, news

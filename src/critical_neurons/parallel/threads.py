@@ -1,4 +1,4 @@
-"""Threads: on how many torch computes."""
+"""Threads: the number that torch computes on."""
 
 from __future__ import annotations
 

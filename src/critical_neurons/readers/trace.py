@@ -118,7 +118,7 @@ def check_weights(model: nn.Module, span: Span) -> None:
             )
         if values.is_complex() or values.is_quantized:
             raise UnreadableModelError(f"{name}: {values.dtype} weights are not read; float32 and float64 are.")
-        if values.is_floating_point() and not torch.isfinite(values).all():
+        if values.is_floating_point() and not torch.isfinite(values.detach()).all():
             raise InvalidInputError(f"{name}: the model has NaN or infinite weights.")
 
 

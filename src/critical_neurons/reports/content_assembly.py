@@ -22,7 +22,7 @@ from critical_neurons.reports.provenance import list_facts
 TITLE = "A smaller network"
 
 MOST_CLASSES, MOST_CHANGES = 1000, 10_000
-"""In a page, so that it stays small."""
+"""Listed in a page at most, so that it stays small."""
 
 COUNTED: Mapping[str, Measure] = {"Multiply-adds": "macs", "Parameters": "params", "Units": "units"}
 
@@ -81,7 +81,7 @@ def list_gains(comparison: Comparison) -> tuple[Gain, ...]:
 
 
 def list_answers(comparison: Comparison) -> Answered | None:
-    """None where the outputs are no classes."""
+    """None unless the outputs are classes."""
     answers = comparison.answers
     if answers is None:
         return None

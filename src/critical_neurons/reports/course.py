@@ -14,7 +14,7 @@ from critical_neurons.core.solution import Step
 from critical_neurons.reports.content import ChoiceError, Course, CurveDot, Solved, TradeOff, Trials
 
 MOST_STEPS = 400
-"""Of a history that are shown; of a longer one evenly chosen, the last among them."""
+"""Steps of a history that are shown; a longer one is thinned out evenly, up to its last step."""
 
 
 def describe_course(scores: Scores | None, plan: Plan | None) -> Course | None:
@@ -32,7 +32,7 @@ def describe_course(scores: Scores | None, plan: Plan | None) -> Course | None:
 
 
 def trade_off(curve: Curve) -> TradeOff:
-    """Of a sweep with points."""
+    """From a sweep that has points."""
     dots = []
     for point in curve.points:
         before, after, timed = point.comparison.before, point.comparison.after, point.seconds_per_input
@@ -90,5 +90,5 @@ def _thin(history: tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 def _finite(value: float | None) -> float | None:
-    """A bound that is not known yet may be infinite, which JSON has no word for."""
+    """A bound that is not known yet may be infinite, which JSON cannot express."""
     return value if value is not None and isfinite(value) else None

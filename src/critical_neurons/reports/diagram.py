@@ -15,7 +15,7 @@ MOST_UNITS = 60_000
 """Units listed at most; of a larger network every n-th is, so that a page stays small."""
 
 DIGITS = 4
-"""Of scores."""
+"""Decimals of scores."""
 
 
 def list_layers(structure: Structure, plan: Plan | None) -> tuple[LayerWidth, ...]:
@@ -27,7 +27,7 @@ def list_layers(structure: Structure, plan: Plan | None) -> tuple[LayerWidth, ..
 
 
 def find_rails(structure: Structure) -> tuple[Rail, ...]:
-    """One for every group of units that more than one layer writes, or that more is behind than the next layer."""
+    """One for every group of units that several layers write, or that is read not only by the next layer."""
     places = {layer.name: place for place, layer in enumerate(structure.layers)}
     ends = np.cumsum(structure.group_sizes)
     readers = defaultdict[int, set[int]](set)

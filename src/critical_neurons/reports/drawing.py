@@ -11,10 +11,10 @@ from critical_neurons.core.answers import ClassCount
 from critical_neurons.reports.content import Content, Rail, Strip
 
 SHADES = 8
-"""In which scores from 0 to 1 are drawn."""
+"""Number of shades for scores from 0 to 1."""
 
 HEIGHT, REMOVED_HEIGHT = 10, 4
-"""Of units in a strip: those that stay stand higher than those that go."""
+"""Heights of units in a strip: those that stay are drawn higher."""
 
 FINE = 300
 """Units beyond which each is narrower than a pixel of a small screen: edges are then smoothed."""
@@ -23,7 +23,7 @@ ROW, DENSE_ROW, MANY_LAYERS = 26, 19, 40
 """Height of a layer in pixels, and where there are many."""
 
 WIDEST_LANE, WIDEST_LANES = 12.0, 96.0
-"""Pixels from rail to rail, and for all of them."""
+"""Pixels between rails, and for all rails together."""
 
 
 @dataclass(frozen=True)

@@ -46,10 +46,10 @@ STYLE = {
 }
 
 WIDTH, CHART = 6.0, (4.4, 2.5)
-"""Inches: of a picture by itself, and of a chart in a page, whose text must be read on a phone."""
+"""Inches: the width of a picture, and the size of a chart in a page, whose text must be readable on a phone."""
 
 ROWS_FULL_SIZE, CHART_ROWS = 60, 10
-"""Rows beyond which they become thinner rather than the picture higher; and as many as a chart is high."""
+"""With more rows than this a picture does not grow any higher; and the height of a chart, in rows."""
 
 
 @singledispatch
@@ -132,7 +132,7 @@ def _draw_trade_off(found: TradeOff, axes: Any) -> None:
 
 
 def draw_history(history: Sequence[Step]) -> str:
-    """How bound and incumbent met."""
+    """Bound and incumbent over time."""
 
     def draw(axes: Any) -> None:
         for label, colour, name in (("incumbent", REMOVED, "objective"), ("bound", KEPT, "bound")):
@@ -194,7 +194,7 @@ def _drawing(axes: Any, rows: int) -> Iterator[Any]:
 
 
 def _write_svg(draw: Callable[[Any], None]) -> str:
-    """For inside a page: colours by its variables, no header, the same text every time, nothing of pyplot's."""
+    """SVG to put into a page: with the page's colours, without a header, the same text every time, without pyplot."""
     with _styled():
         from matplotlib.figure import Figure
 

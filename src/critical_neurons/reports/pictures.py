@@ -11,7 +11,7 @@ import numpy as np
 from critical_neurons.core.structure import Floats
 
 SIDE = 64
-"""Pixels, at most."""
+"""Pixels of a picture at most."""
 
 MOST_PICTURES = 60
 
@@ -19,7 +19,7 @@ MOST_PICTURES = 60
 def draw_pictures(images: Floats) -> list[str]:
     """Images (count, 1 or 3 channels, height, width) of any range of values as `data:` addresses of PNG files.
 
-    One scale for all of them, from their lowest value to their highest: what normalisation did is undone nearly.
+    One scale for all of them, from their lowest value to their highest: this nearly undoes a normalisation.
     """
     if not images.size:
         return []

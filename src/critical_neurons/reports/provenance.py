@@ -13,10 +13,10 @@ from critical_neurons.core.scores import Scores
 from critical_neurons.core.structure import Structure
 
 APART = ("inputs", "versions")
-"""Settings that have a place of their own."""
+"""Settings that are shown elsewhere on the page."""
 
 LISTED = 12
-"""Values of a setting written one by one; of more, as labels, the number is."""
+"""A setting with more values than this, such as labels, is shown as their number."""
 
 
 def list_facts(

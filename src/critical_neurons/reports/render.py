@@ -27,7 +27,7 @@ from critical_neurons.reports.wording import show_change, show_number, show_quan
 TEMPLATES = Path(__file__).parent / "templates"
 
 ROWS_SHOWN = 24
-"""Of a long table; the others are folded."""
+"""Rows of a long table that are shown; the others are folded."""
 
 NO_PLOTS = "Drawn where matplotlib is installed: pip install 'critical_neurons[plot]'."
 

@@ -8,7 +8,7 @@ THOUSANDS = ("", "k", "M", "G", "T")
 
 
 def show_quantity(value: float, kind: Kind) -> str:
-    """Three digits or so, in the unit that suits."""
+    """About three digits, in a suitable unit."""
     match kind:
         case "share":
             return f"{value:.2%}"
@@ -21,7 +21,7 @@ def show_quantity(value: float, kind: Kind) -> str:
 
 
 def show_change(gain: Gain) -> str:
-    """How the second stands to the first: points of a share, times as fast, the part that is left of all else."""
+    """The change: points for a share, times as fast for seconds, the remaining part for everything else."""
     if gain.before is None:
         return ""
     if gain.before == gain.after:

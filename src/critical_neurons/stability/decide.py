@@ -22,7 +22,7 @@ ROUNDING = 1e-11
 """How far above 0 a unit that is off may reach, relative to the largest end of its layer: rounding in float64."""
 
 MOST_WORK = 2 * 10**9
-"""Numbers that backward substitution may touch in all: half a minute. Layers beyond have intervals alone."""
+"""Numbers that backward substitution may touch in all: half a minute. Later layers get intervals only."""
 
 MOST_TIGHTENED = 500
 """Elements of a layer that get tighter bounds by linear programs for the sake of later layers."""
@@ -31,7 +31,7 @@ METHODS: tuple[Method, ...] = ("interval", "backward", "linear program", "intege
 INTERVAL, BACKWARD, LINEAR, INTEGER = range(4)
 
 Run: TypeAlias = Callable[[Sequence[Inquiry], float, Callable[[Inquiry, Reply], None]], None]
-"""Carries out inquiries, in any order, until a time (as `time.monotonic` has it), and tells of every reply."""
+"""Carries out inquiries, in any order, until a time (of `time.monotonic`), and reports every reply."""
 
 
 class _Ends:
@@ -63,7 +63,8 @@ class _Ends:
 
 
 class Decision:
-    """The state of all units so far. `decide` goes through the network; what is known stays so if that is ended."""
+    """The state of all units so far. `decide` goes through the network; if it is interrupted, what is known so far is
+    kept."""
 
     def __init__(self, network: Network, boxes: Interval, points: Points, run: Run, deadline: float) -> None:
         self._network, self._boxes, self._points, self._run = network, boxes, points, run
@@ -149,14 +150,14 @@ class Decision:
         return values[index] if self._work > MOST_WORK else self._backward.tighten(index, values)
 
     def _doubtful(self, ends: _Ends, sign: float) -> Bools:
-        """Elements (boxes, elements) that could be all that keeps a unit from being off (+1) or on (-1)."""
+        """Elements (boxes, elements) whose sign still has to be proved for their unit to be off (+1) or on (-1)."""
         seen = self._points.highest if sign > 0 else -self._points.lowest
         possible = (seen <= ends.slack) & (np.arange(len(seen)) < self._network.unit_count)
         beyond = ends.upper > ends.slack if sign > 0 else ends.lower < -ends.slack
         return beyond & possible[ends.units]
 
     def _find_end(self, share: float) -> float:
-        """When a share of the time that is left will be over."""
+        """The time at which this share of the remaining seconds will be used up."""
         now = time.monotonic()
         return now + share * max(0.0, self._deadline - now)
 

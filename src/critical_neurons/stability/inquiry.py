@@ -1,4 +1,4 @@
-"""Inquiries: questions about pre-activations of one box to answers, each told as soon as it is there."""
+"""Inquiries: questions about pre-activations of one box to answers, each reported as soon as it is known."""
 
 from __future__ import annotations
 

@@ -25,10 +25,10 @@ DRAWN = 256
 """Points drawn at random, half of them corners."""
 
 STEPS = 12
-"""Of an ascent, each to the corner that the gradient points to, or part of the way."""
+"""Steps of an ascent, each to the corner that the gradient points to, or part of the way."""
 
 SHARES = (1.0, 0.5, 0.2)
-"""Of the way to a corner that are tried."""
+"""Parts of the way to a corner that are tried."""
 
 CHUNK_NUMBERS = 2 * 10**7
 
@@ -54,7 +54,7 @@ class Points:
         self.look(lower[which] + shares * (upper - lower)[which], end)
 
     def look(self, inputs: Floats, end: float = np.inf) -> None:
-        """At all of them, or those that there is time for until `end`."""
+        """Evaluate at all of these inputs, or at as many as there is time for until `end`."""
         for first in range(0, len(inputs), self._chunk):
             self._note(self._network.evaluate(inputs[first : first + self._chunk]))
             if time.monotonic() >= end:

@@ -29,7 +29,7 @@ CHUNK_NUMBERS = 4 * 10**6
 
 
 class TooLarge(Exception):
-    """A program that would not be solved in any time."""
+    """A program that is too large to be solved."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class _Builder:
         self._columns = box.lower.size
 
     def align(self, form: Form) -> Form:
-        """Over all columns there are by now."""
+        """The same over all columns that exist so far."""
         return Form(widen(form.matrix, self._columns), form.constant)
 
     def rectify(self, before: Form, lower: Floats, upper: Floats) -> Form:

@@ -1,7 +1,7 @@
 """Builder: calls of torch, one after the other, to a `torch.fx.GraphModule`.
 
-Every call runs at once on meta tensors, which have shapes and no memory: converters can ask for shapes, what does not
-fit is found where it stands, and no file makes us ask for memory that it should not.
+Every call runs at once on meta tensors, which have shapes and no memory: converters can ask for shapes, errors are
+found at the operator that causes them, and no file can make us allocate too much memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Conversion: an ONNX graph to a `torch.fx.GraphModule`, compared with onnxruntime before it counts."""
+"""Conversion: an ONNX graph to a `torch.fx.GraphModule`, compared with onnxruntime."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from critical_neurons.io.onnx_import.onnx_file import OnnxGraph, read_onnx
 from critical_neurons.io.onnx_runtime import open_session
 
 EXAMPLE_ROWS = 13
-"""Inputs in the batch where the file leaves their number open: few networks have as many of anything else, and no
-other axis should be taken for the batch. Nothing is computed with them but shapes."""
+"""Inputs in the batch where the file leaves their number open: an unusual number, so that no other axis is taken for
+the batch. Nothing is computed with them but shapes."""
 
 CHECKED_BATCHES = (2, 3)
 """In inputs, or, where the file fixes the size of a batch, in batches of that size."""

@@ -167,7 +167,8 @@ def _as_number(value: Tensor | fx.Node, other: Tensor | fx.Node) -> Any:
 
 
 def _fold_bias(step: GraphStep, value: Any, constant: Any) -> fx.Node | None:
-    """The call of a layer without a bias, given one: where nobody else reads it and the constant is one per unit."""
+    """The call of a layer without a bias, given one: where nothing else reads it and the constant has one number per
+    unit."""
     if not isinstance(value, fx.Node) or value.op != "call_module" or not isinstance(constant, Tensor):
         return None
     module = step.builder.root.get_submodule(str(value.target))
