@@ -15,7 +15,7 @@ from critical_neurons.errors import InvalidSettingError
 from critical_neurons.removal import distil as distil_module
 from critical_neurons.removal.augmentation import blend, choose_augmentation, flip, paste, shift
 from critical_neurons.removal.distil import distil
-from critical_neurons.removal.imitation import LAST_LAYER, STREAMS, Aim, Imitation, Reader, find_readers
+from critical_neurons.removal.imitation import LAST_LAYER, STREAMS, Aim, Imitation, StreamReader, find_readers
 from critical_neurons.removal.rows import find_tensors
 from tests.any_models import ANY, build_any, halve, make_inputs, run
 
@@ -200,7 +200,7 @@ def test_what_layers_read_is_to_agree_as_well():
     original = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 3))
     smaller, kept = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 2), nn.Linear(2, 3)), torch.tensor([1, 3])
     readers, inputs = (
-        (Reader("0", torch.arange(6)), Reader("1", torch.arange(5)), Reader("2", kept)),
+        (StreamReader("0", torch.arange(6)), StreamReader("1", torch.arange(5)), StreamReader("2", kept)),
         torch.randn(9, 6),
     )
     pair = Imitation(original, smaller, Aim(lambda found, wanted: 0 * found.sum(), square, readers))

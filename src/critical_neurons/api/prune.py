@@ -16,7 +16,7 @@ from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.readers import check_architecture, isolated
 from critical_neurons.removal.augmentation import choose_augmentation
 from critical_neurons.removal.distil import distil
-from critical_neurons.removal.imitation import Aim, Reader, find_readers
+from critical_neurons.removal.imitation import Aim, StreamReader, find_readers
 from critical_neurons.removal.refit.behind import refit_behind
 from critical_neurons.removal.remove import check_removal, keep_attributes, own_tensors, remove_units, zero_units
 from critical_neurons.removal.rows import (
@@ -130,7 +130,7 @@ def _check_alike(example: Any, calibration: Any) -> None:
 
 
 def _choose_aim(
-    model: nn.Module, inputs: Inputs, settings: Distillation, name: DistanceName, readers: tuple[Reader, ...]
+    model: nn.Module, inputs: Inputs, settings: Distillation, name: DistanceName, readers: tuple[StreamReader, ...]
 ) -> Aim:
     """The distance by which `search` compares outputs, of classes at the temperature at which all of them count; what
     is taken is judged by decisions, as in `search`."""

@@ -24,7 +24,7 @@ variance."""
 
 
 @dataclass(frozen=True)
-class Reader:
+class StreamReader:
     """A module that multiplies with weights, and which of the original's input channels it still has."""
 
     module: str
@@ -38,15 +38,15 @@ class Aim:
 
     loss: Loss
     judge: Callable[[Any, Any], float | Tensor]
-    readers: tuple[Reader, ...] = ()
+    readers: tuple[StreamReader, ...] = ()
 
 
-def find_readers(smaller: nn.Module, structure: Structure, stays: Bools) -> tuple[Reader, ...]:
+def find_readers(smaller: nn.Module, structure: Structure, stays: Bools) -> tuple[StreamReader, ...]:
     """The last layer, and before it those that have lost none of what they read, as the streams of residual networks:
     there the next block makes up for what a branch has lost. Only those of which hooks see what they read."""
     wirings = [each for each in structure.wirings if each.kernel]
     return tuple(
-        Reader(each.module, torch.from_numpy(np.flatnonzero(stays[each.inputs])))
+        StreamReader(each.module, torch.from_numpy(np.flatnonzero(stays[each.inputs])))
         for each in wirings
         if (each is wirings[-1] or stays[each.inputs].all())
         and each.alone
@@ -102,7 +102,7 @@ class Imitation:
     def _remember(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._read[module] = args[0] if args else kwargs["input"]
 
-    def _compare_read(self, reader: Reader) -> Tensor | None:
+    def _compare_read(self, reader: StreamReader) -> Tensor | None:
         """None where nothing is to be changed, as of the input, or a model goes other ways when it is smaller."""
         module = self.smaller.get_submodule(reader.module)
         wanted = self._read.get(self.original.get_submodule(reader.module))
