@@ -23,7 +23,8 @@ from critical_neurons.errors import InvalidSettingError
 from critical_neurons.readers import isolated
 from critical_neurons.removal.copies import copy_whole
 from critical_neurons.removal.rows import digest_inputs, gather_inputs
-from critical_neurons.selection.plan_rules import Threshold, select_units
+from critical_neurons.selection.group_counts import Threshold
+from critical_neurons.selection.plan_rules import select_units
 from critical_neurons.structure import unwrap
 
 Chooser: TypeAlias = Callable[[float], tuple[Plan, Scores]]
