@@ -94,32 +94,23 @@ def report_plan(plan: Plan) -> RenderableType:
 
 
 def report_stability(stability: Stability) -> RenderableType:
-    table = make_table("Layer", ">Units", ">Off", ">On", ">Unstable", ">Undecided", ">Kept", "")
-    for row in stability.rows:
-        table.add_row(*row)
-    return Group(table, Text(stability.summary))
+    headers = "Layer", ">Units", ">Off", ">On", ">Unstable", ">Undecided", ">Kept", ""
+    return Group(make_table(*headers, rows=stability.rows), Text(stability.summary))
 
 
 def report_change(rows: Sequence[tuple[str, str, str]]) -> RenderableType:
     """What is measured, before, after."""
-    table = make_table("", ">Before", ">After")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return make_table("", ">Before", ">After", rows=rows)
 
 
 def report_comparison(comparison: Comparison) -> RenderableType:
-    table = make_table("", ">Before", ">After", ">Change")
-    for row in comparison.rows:
-        table.add_row(*row)
+    table = make_table("", ">Before", ">After", ">Change", rows=comparison.rows)
     return Group(table, *map(Text, comparison.notes))
 
 
 def report_curve(curve: Curve) -> RenderableType:
-    table = make_table(*(f">{header.capitalize()}" if at else "Units by" for at, header in enumerate(curve.headers)))
-    for row in curve.rows:
-        table.add_row(*row)
-    return Group(table, *list_notes(curve.notes))
+    headers = (f">{header.capitalize()}" if at else "Units by" for at, header in enumerate(curve.headers))
+    return Group(make_table(*headers, rows=curve.rows), *list_notes(curve.notes))
 
 
 def report_compression(found: Compression) -> RenderableType:
@@ -206,11 +197,13 @@ def demo_to_dict(demo: Demo, read_back: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
-def make_table(*headers: str) -> Table:
+def make_table(*headers: str, rows: Sequence[Sequence[str]] = ()) -> Table:
     """Columns whose header starts with > hold numbers, set to the right."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
     for header in headers:
         table.add_column(header.removeprefix(">"), justify="right" if header.startswith(">") else "left")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -10,11 +10,12 @@ from critical_neurons.core.network import Network
 from critical_neurons.core.program import Program
 from critical_neurons.core.structure import Ints
 from critical_neurons.errors import InvalidSettingError
-from critical_neurons.formulations.exact import encode_exact
+from critical_neurons.formulations.exact import ExactGates
 from critical_neurons.formulations.full_space import encode_literal
-from critical_neurons.formulations.linearised import encode_linearised
+from critical_neurons.formulations.linearised import LinearisedGates
 from critical_neurons.formulations.objective import BudgetRows, Goal, Objective, budget_network, find_floor
 from critical_neurons.formulations.paper import encode_paper
+from critical_neurons.formulations.reduced_space import encode_eliminated
 
 __all__ = [
     "BudgetRows",
@@ -81,13 +82,14 @@ def encode_unchecked(
         )
     if formulation == "linearised" and not all(interval.is_point for interval in bounds.before_relu.values()):
         raise InvalidSettingError("bounds: 'linearised' takes points, the gates as they are at the inputs.")
+    given = network, bounds, labels, wanted
     match formulation:
         case "paper":
-            return encode_paper(network, bounds, labels, wanted, integer=integer, tail=tail)
+            return encode_paper(*given, integer=integer, tail=tail)
         case "exact":
-            return encode_exact(network, bounds, labels, wanted, integer=integer, binary=binary)
+            return encode_eliminated(*given, ExactGates(binary), integer=integer, binary=binary)
         case "linearised":
-            return encode_linearised(network, bounds, labels, wanted, tail=tail)
+            return encode_eliminated(*given, LinearisedGates(), integer=False, has_rows=False, tail=tail)
         case _:
             raise InvalidSettingError(
                 f"formulation: found {formulation!r}. Accepted: 'paper', 'exact', 'linearised'."

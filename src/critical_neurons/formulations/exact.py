@@ -14,20 +14,9 @@ from __future__ import annotations
 import numpy as np
 
 from critical_neurons.core.bounds import Bounds, Interval
-from critical_neurons.core.loss import Loss
 from critical_neurons.core.network import Network, Relu
-from critical_neurons.core.program import Program
-from critical_neurons.core.structure import NO_UNIT, Floats, Ints
+from critical_neurons.core.structure import NO_UNIT, Floats
 from critical_neurons.formulations.gates import GateDecision
-from critical_neurons.formulations.objective import Goal
-from critical_neurons.formulations.reduced_space import encode_eliminated
-
-
-def encode_exact(
-    network: Network, bounds: Bounds, labels: Ints | Loss, goal: Goal, *, integer: bool = True, binary: bool = False
-) -> Program:
-    """`binary`: scores are 0 or 1."""
-    return encode_eliminated(network, bounds, labels, goal, ExactGates(binary), integer=integer, binary=binary)
 
 
 class ExactGates:

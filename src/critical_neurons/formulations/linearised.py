@@ -9,23 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from critical_neurons.core.bounds import Bounds, Interval
-from critical_neurons.core.linear_suffix import Tail
-from critical_neurons.core.loss import Loss
 from critical_neurons.core.network import Network, Relu
-from critical_neurons.core.program import Program
-from critical_neurons.core.structure import Floats, Ints
+from critical_neurons.core.structure import Floats
 from critical_neurons.formulations.gates import GateDecision
-from critical_neurons.formulations.objective import Goal
-from critical_neurons.formulations.reduced_space import encode_eliminated
 from critical_neurons.formulations.shrinkage import find_shrinks
-
-
-def encode_linearised(
-    network: Network, bounds: Bounds, labels: Ints | Loss, goal: Goal, *, tail: Tail | None = None
-) -> Program:
-    return encode_eliminated(
-        network, bounds, labels, goal, LinearisedGates(), integer=False, has_rows=False, tail=tail
-    )
 
 
 class LinearisedGates:
