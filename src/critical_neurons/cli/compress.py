@@ -42,8 +42,8 @@ def compress(
     compensate: Annotated[
         Compensation | None,
         typer.Option(
-            help=f"{options.COMPENSATE_HELP} Default: least_squares; distil with --effort thorough, unless there is a "
-            "--max-drop; none with --paper."
+            help=f"{options.COMPENSATE_HELP} Default: least_squares; distil with --effort thorough, unless there is "
+            "a --max-drop; none with --paper."
         ),
     ] = None,
     distillation: Distillation | None,
