@@ -25,7 +25,7 @@ def reproduce(
         str,
         typer.Argument(
             help="table-1, table-1-appendix, table-2, table-3, snip, snip-transfer, rescale, batches, training, "
-            "lambda, differences, or all of them; status; page.",
+            "lambda, differences, table-2-given (with --vgg-weights), or all of them; status; page.",
             metavar="TABLE",
         ),
     ],
@@ -51,6 +51,10 @@ def reproduce(
         typer.Option(help="How networks are trained: as the paper says, as its authors' code does, or short, ours."),
     ] = "short",
     images: Annotated[int | None, typer.Option(help="Train on the first so many images.")] = None,
+    vgg_weights: Annotated[
+        Path | None,
+        typer.Option(help="Weights of VGG-16, for table-2-given. Without them all leaves that out."),
+    ] = None,
     results: Annotated[Path, typer.Option(help="Folder of the results, one line a cell, and tables.")] = RESULTS,
     runs: Annotated[Path, typer.Option(help="Folder of trainings, which go on where they stopped.")] = RUNS,
     output: Annotated[Path, typer.Option(help="Where page writes the page.")] = PAGE,
@@ -93,6 +97,8 @@ def reproduce(
     workers = crew.read()
     store = Store(results)
     named = list(TABLES) if what in ("all", "status", "page") else [what]
+    if what == "all" and vgg_weights is None:
+        named.remove("table-2-given")
     schedule = QUICK if profile == "quick" else Schedule(epochs, images)
 
     def list_all(count: int) -> list[Cell]:
@@ -124,7 +130,7 @@ def reproduce(
     references, missing = find_work(cells, store)
     try:
         with show_bars(len(references) + len(missing)) as (finished, tell):
-            place = Runs(runs, data, schedule, recipes=recipes, tell=tell)
+            place = Runs(runs, data, schedule, recipes=recipes, weights=vgg_weights, tell=tell)
             failures = run_cells(cells, store, place, workers=workers, finished=finished)
     except (KeyboardInterrupt, WorkersError):
         note("What is finished is kept: the same command goes on from there.")

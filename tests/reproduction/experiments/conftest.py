@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save
 
+from critical_neurons.io.builtin_models import vgg16
 from critical_neurons.parallel.threads import on_threads
 from critical_neurons_reproduction.datasets import PICTURES, digest_pictures
-from critical_neurons_reproduction.experiments.cells import FOLDERS, Schedule, list_cells, select_cells
+from critical_neurons_reproduction.experiments.cells import FOLDERS, GIVEN, Schedule, list_cells, select_cells
 from critical_neurons_reproduction.experiments.runner import run_cells
 from critical_neurons_reproduction.experiments.workspace import Runs
 from critical_neurons_reproduction.store import Cell, Record, Store
+from critical_neurons_reproduction.training import build_model
 from tests.blocks import write_blocks
 
 TINY = Schedule(epochs=4, narrow=32)
@@ -51,9 +55,19 @@ def cache(blocks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def runs(blocks: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of a tiny VGG-16; cells are for these here."""
+    path = tmp_path_factory.mktemp("weights") / "vgg16.safetensors"
+    path.write_bytes(save(build_model(lambda: vgg16(narrow=TINY.narrow), 5).state_dict()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(GIVEN, "digest", hashlib.sha256(path.read_bytes()).hexdigest()[:16])
+        yield path
+
+
+@pytest.fixture(scope="session")
+def runs(blocks: Path, cache: Path, weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Kept for the session: every network is trained once."""
-    return Runs(tmp_path_factory.mktemp("runs"), blocks, TINY, cache)
+    return Runs(tmp_path_factory.mktemp("runs"), blocks, TINY, cache, weights=weights)
 
 
 @pytest.fixture(scope="session")

@@ -60,6 +60,10 @@ def invent(cell):
             shares = {"units": 0.25, "as_published": 0.5, "parameters": 0.75}
             solver = {"solver": SOLVER} if settings["method"] == "scores" else {}
             return {"reference": 0.95, "accuracy": 0.9, **shares, **solver, **COMMON}
+        case "given":
+            found = removal(settings["thresholds"][0], seed)
+            kept = ("threshold", "units", "as_published", "parameters", "accuracy", "fine_tuned")
+            return {"reference": 0.95, "solver": SOLVER, **{key: found[key] for key in kept}, **COMMON}
         case "epochs":
             point = {"reference": 0.95, "accuracy": 0.9, "units": 0.25, "as_published": 0.5, "solver": SOLVER}
             return {"epochs": [{"epoch": number, **point} for number in (1, 2, 3)], **COMMON}

@@ -1,5 +1,6 @@
 """Decoupled greedy learning: a deep network in parts that are trained and scored one by one."""
 
+from critical_neurons_reproduction.decoupled.head_training import train_heads
 from critical_neurons_reproduction.decoupled.part_scoring import join_scores, run_to, score_parts
 from critical_neurons_reproduction.decoupled.part_training import train_part, train_parts
 from critical_neurons_reproduction.decoupled.parts import Decoupled, Part, build_head, decouple
@@ -12,6 +13,7 @@ __all__ = [
     "join_scores",
     "run_to",
     "score_parts",
+    "train_heads",
     "train_part",
     "train_parts",
 ]

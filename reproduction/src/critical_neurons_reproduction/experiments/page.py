@@ -73,6 +73,7 @@ ACCURACY: Mapping[str, tuple[str, ...]] = {
     "table-1-appendix": ("accuracy",),
     "table-2": ("Ref", "Ours", "Ours + FT"),
     "table-2-deep": ("Ref", "Ours + FT"),
+    "table-2-given": ("Ref", "Ours + FT"),
     "table-3": ("Ref", "masked"),
     "snip": ("accuracy",),
     "snip-transfer": ("Ref", "masked"),
@@ -107,7 +108,7 @@ def build_page(cells: Collection[Cell], store: Store, beside: Path) -> str:
                 sections.append(_summarise_points(tables[name]))
             else:
                 sections.append(tables[name].to_markdown())
-            if name.startswith("table-2") and name != "table-2-deep":
+            if table == "table-2" and name != "table-2-deep":
                 sections.append(_judge(tables[name]))
         if table in TRENDS:
             sections.append(TRENDS[table](tables))
@@ -314,6 +315,8 @@ def _describe_programs(records: Sequence[Record]) -> list[str]:
     settings = records[0].cell.settings
     if settings.get("method", "scores") != "scores":
         return ["SNIP", *[""] * (len(SOLVING) - 4)]
+    if settings.get("removed") == "nothing":
+        return ["the whole network", *[""] * (len(SOLVING) - 4)]
     score = settings["score"]
     solvers = [each for record in records for each in _find_solvers(record.result)]
     gaps = [each["gap"] for each in solvers if each["gap"] is not None]

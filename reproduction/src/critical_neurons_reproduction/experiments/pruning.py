@@ -118,7 +118,7 @@ def score_reference(settings: Settings, runs: Runs) -> tuple[nn.Module, Dataset,
 
 def score_on(model: nn.Module, data: Dataset, settings: Settings) -> cn.Scores:
     batch = draw(settings, data, model)
-    return _score(model, batch.inputs, batch.labels, **read_score_settings(settings["score"]))
+    return score_interruptible(model, batch.inputs, batch.labels, **read_score_settings(settings["score"]))
 
 
 def score_decoupled(settings: Settings, runs: Runs) -> tuple[nn.Module, cn.Scores]:
@@ -131,14 +131,14 @@ def score_decoupled(settings: Settings, runs: Runs) -> tuple[nn.Module, cn.Score
     drawn = {**settings, "batch": {**settings["batch"], "correct": correct}}
     batch = draw(drawn, runs.load(data), decoupled.model)
     told = read_score_settings(settings["score"])
-    formulation, score = told.pop("formulation"), partial(_score, **told)
+    formulation, score = told.pop("formulation"), partial(score_interruptible, **told)
     scores = score_parts(
         decoupled, batch.inputs, batch.labels, formulation=formulation, score=score, **settings["parts"]
     )
     return decoupled.model, scores
 
 
-def _score(model: nn.Module, inputs: Any, labels: Any, **settings: Any) -> cn.Scores:
+def score_interruptible(model: nn.Module, inputs: Any, labels: Any, **settings: Any) -> cn.Scores:
     """Ctrl-C leaves `cn.score` with the best so far, which is no result of a cell."""
     scores = cn.score(model, inputs, labels, **settings)
     if any(note.startswith(INTERRUPTED) for note in scores.notes):

@@ -15,6 +15,7 @@ from critical_neurons.errors import InvalidSettingError, MissingExtraError, Outp
 from critical_neurons.parallel import Piece, Tell, hire
 from critical_neurons_reproduction.experiments.cells import Schedule, Settings, describe_schedule, find_data_sets
 from critical_neurons_reproduction.experiments.epochs import run_epochs
+from critical_neurons_reproduction.experiments.given_weights import run_given
 from critical_neurons_reproduction.experiments.pruning import run_comparison, run_decoupled, run_removal
 from critical_neurons_reproduction.experiments.transfer import run_transfer
 from critical_neurons_reproduction.experiments.workspace import Runs
@@ -28,6 +29,7 @@ RUNNERS: Mapping[str, Runner] = {
     "decoupled": run_decoupled,
     "transfer": run_transfer,
     "epochs": run_epochs,
+    "given": run_given,
 }
 """By the kind of a cell."""
 
@@ -91,7 +93,7 @@ def find_work(cells: Collection[Cell], store: Store) -> tuple[list[Reference], l
 
 def find_references(settings: Settings) -> Iterator[Reference]:
     """What is trained before a cell can be run."""
-    if not (settings.get("initial") or settings.get("incremental")):
+    if not (settings.get("initial") or settings.get("incremental") or settings["kind"] == "given"):
         yield Reference(settings["network"], settings["data"], settings["seed"])
     if "target" in settings:
         yield Reference(settings["network"], settings["target"], settings["seed"])
@@ -128,7 +130,8 @@ def _placed(runs: Runs, tell: Tell) -> Runs:
 def _send(runs: Runs) -> Runs:
     """What another process needs of it: it may be in another directory, and cannot call `tell`."""
     data = None if runs.data is None else runs.data.expanduser().absolute()
-    return replace(runs, folder=runs.folder.absolute(), data=data, tell=_tell_nobody)
+    weights = None if runs.weights is None else runs.weights.expanduser().absolute()
+    return replace(runs, folder=runs.folder.absolute(), data=data, weights=weights, tell=_tell_nobody)
 
 
 def _tell_nobody(what: str, done: int, of: int) -> None: ...

@@ -38,13 +38,15 @@ DECOUPLED = "decoupled.pt"
 @dataclass(frozen=True)
 class Runs:
     """`folder` keeps the trainings, which go on where they were stopped; those cut down have places of their own.
-    `data` is a folder of data sets, None for those of the hub; `recipes` are those networks are trained by."""
+    `data` is a folder of data sets, None for those of the hub; `recipes` are those networks are trained by,
+    `weights` a file of a trained VGG-16, for the cells that begin with one."""
 
     folder: Path
     data: Path | None = None
     schedule: Schedule = WHOLE
     cache: Path | None = None
     recipes: str = BEST_RECIPES
+    weights: Path | None = None
     tell: Tell = lambda what, done, of: None
 
     def load(self, data: str) -> Dataset:
@@ -83,7 +85,7 @@ class Runs:
 
     def load_epoch(self, network: str, data: str, seed: int, number: int) -> nn.Module:
         """What `train_reference` has kept of an epoch, where it keeps epochs."""
-        folder = self._place(self.find_recipe(network, data), data, network, f"seed-{seed}")
+        folder = self.place(self.find_recipe(network, data), data, network, f"seed-{seed}")
         return load_model(network, folder / EPOCH.format(number))
 
     def train(
@@ -95,7 +97,7 @@ class Runs:
             self.load(data),
             self.schedule.shorten(recipe),
             seed=seed,
-            folder=self._place(recipe, *names),
+            folder=self.place(recipe, *names),
             keep_epochs=keep_epochs,
             progress=lambda epoch: self.tell("/".join(names), epoch.number, epoch.of),
         ).model
@@ -107,7 +109,7 @@ class Runs:
         whole = self.find_recipe("vgg16", data)
         recipe = self.schedule.shorten(whole)
         found = decouple(model, training.inputs[:1], seed=seed)
-        folder = make_folder(self._place(whole, *names))
+        folder = make_folder(self.place(whole, *names))
         train_parts(
             found,
             training.inputs,
@@ -119,7 +121,7 @@ class Runs:
         )
         return found
 
-    def _place(self, recipe: Recipe, *names: str) -> Path:
+    def place(self, recipe: Recipe, *names: str) -> Path:
         """A folder for this training and no other."""
         cut: dict[str, int | None] = {
             "epochs": self.schedule.epochs if self.schedule.cuts(recipe) else None,
