@@ -2,22 +2,24 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+LINT := $(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy && $(BIN)/lint-imports
+
 .PHONY: demo test slow lint format docs notebooks benchmarks clean
 
 demo: .venv/demo.installed  ## Train a small network, make it smaller, save and export it to demo/, with demo/report.html.
 	$(BIN)/critical-neurons demo --save demo
 
-test: .venv/dev.installed lint  ## What continuous integration runs.
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal  # neighbours share what they compute
+# The linters run beside the tests and are shown behind them. Bytecode: without it every run rewrites all asserts again.
+test: .venv/dev.installed  ## What continuous integration runs.
+	@{ $(LINT); } > .venv/lint.log 2>&1 & lint=$$!; \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal; tests=$$?; \
+	wait $$lint; lint=$$?; cat .venv/lint.log; [ $$tests = 0 ] && [ $$lint = 0 ]
 
 slow: .venv/dev.installed  ## The tests that take minutes or need data outside the repository (DATA=folder).
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow --hypothesis-profile thorough --numprocesses 2 --dist worksteal
 
 lint: .venv/dev.installed
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(LINT)
 
 format: .venv/dev.installed
 	$(BIN)/ruff check --fix

@@ -4,13 +4,16 @@ import signal
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 
 from tests.zoo import CORE, ZOO
 
-settings.register_profile("quick", max_examples=10, deadline=None)
+settings.register_profile("quick", max_examples=5, deadline=None)
 settings.register_profile("thorough", max_examples=100, deadline=None)
 settings.load_profile("quick")  # `make slow` takes the other
 
@@ -27,6 +30,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if len(by_name) > len(CORE):
             for item in (item for name in by_name.keys() - set(CORE) for item in by_name[name]):
                 item.add_marker("slow")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _operators_are_read_once() -> Iterator[None]:
+    """Torch reads all operators that it can export to ONNX anew for every file, which takes longer than the export of
+    a tiny network. Here the first file reads them for all."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def export_by_one_table(*arguments: Any, **settings: Any) -> Any:
+            from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+            if not hasattr(ONNXRegistry.from_torchlib, "cache_info"):
+                patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
+            return export(*arguments, **settings)
+
+        export = torch.onnx.export
+        patch.setattr(torch.onnx, "export", export_by_one_table)
+        yield
 
 
 @pytest.fixture(autouse=True)

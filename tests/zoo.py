@@ -407,12 +407,10 @@ MAX_POOLED: dict[str, Specimen] = {
 ZOO = CHAINS | GRAPHS | MAX_POOLED
 
 CORE = (
-    *("mlp", "mlp without biases", "batch norm behind the relu", "stride, padding and dilation", "groups", "nest"),
-    *("convolution in one dimension", "constants of every channel", "clamps", "softmax"),
-    *("resnet", "mobilenet", "densenet", "sum of three", "addition behind relus", "grouped convolutions"),
-    *("shortcut of slices and zeros", "channels behind positions", "decoder", "leaky relus", "maxima"),
-    *("concatenation on a stream", "batch norm behind the relu, then padding"),
-    *("vgg", "max pool of a relu6", "max pool on a stream"),
+    *("mlp", "stride, padding and dilation", "nest", "constants of every channel", "clamps"),
+    *("resnet", "mobilenet", "densenet", "concatenation on a stream", "grouped convolutions"),
+    *("batch norm behind the relu, then padding", "shortcut of slices and zeros", "channels behind positions"),
+    *("decoder", "leaky relus", "maxima", "vgg", "max pool on a stream"),
 )
 """Those that differ in substance. The others differ from one of these in how they are written, which concerns reading
 and removal alone."""

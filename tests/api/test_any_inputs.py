@@ -6,6 +6,7 @@ from torch import nn
 
 import critical_neurons as cn
 from tests.structure.idioms import Written
+from tests.zoo import first_or_slow
 
 
 def make_graph():
@@ -50,7 +51,7 @@ def test_search_and_prune(make, effort):
     assert comparison.difference < 1
 
 
-@pytest.mark.parametrize("make", [make_graph, make_texts])
+@pytest.mark.parametrize("make", first_or_slow(make_texts, make_graph))
 def test_export(make, tmp_path):
     model, inputs = make()
     assert cn.export(model, tmp_path / "model.onnx", inputs).difference < 1e-5

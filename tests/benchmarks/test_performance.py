@@ -86,6 +86,7 @@ def test_cases_without_data_or_weights(tmp_path):
     assert not {cell.key for cell in cells} & {cell.key for cell in more}
 
 
+@pytest.mark.slow
 def test_a_case_runs_in_a_process_of_its_own_and_is_ended_by_its_cap(tmp_path):
     place = Place(None, tmp_path)
     np.savez(tmp_path / "digits.npz", inputs=np.random.default_rng(0).random((10, 12)), labels=np.arange(10) % 3)

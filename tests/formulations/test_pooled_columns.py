@@ -16,6 +16,7 @@ from critical_neurons.formulations.paper import PaperGates, encode_paper
 from critical_neurons.formulations.pooled_columns import find_deal
 from critical_neurons.readers import read_network
 from critical_neurons.solvers import Limits, find_solver, ignore_progress
+from tests.zoo import first_or_slow
 
 EXACT = 1e-9
 SAME = 1e-4
@@ -78,7 +79,7 @@ def test_what_is_read_one_by_one_keeps_its_columns(name):
     assert program.blocks["activation"].stop - program.blocks["activation"].start == undecided == program.gate_count
 
 
-@pytest.mark.parametrize("radius", [1e-2, 5e-2, 0.2])
+@pytest.mark.parametrize("radius", first_or_slow(5e-2, 1e-2, 0.2))
 @pytest.mark.parametrize("name", POOLED)
 def test_the_optimum_is_that_of_the_literal_program(name, radius):
     _, _, summed = encode_case(POOLED[name], radius=radius)

@@ -40,7 +40,10 @@ def read(name, span):
         raise
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in ("mobilenet", "densenet") else name for name in ZOO],
+)
 def test_the_program_of_a_span_gives_the_logits_of_the_model(name):
     case = share_case(name)
     expected = run_model(case.model, case.inputs, Span()).logits

@@ -18,6 +18,7 @@ from critical_neurons.formulations.paper import encode_paper
 from critical_neurons.readers import read_network
 from critical_neurons.solvers import Limits, find_solver, ignore_progress
 from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE
+from tests.zoo import first_or_slow
 
 GAP = 1e-7
 SAME = 1e-6
@@ -93,7 +94,7 @@ def test_the_literal_program_agrees(name):
     assert solve(encode(name), "barrier").objective == pytest.approx(expected.objective, rel=SAME)
 
 
-@pytest.mark.parametrize("name", ["max pool", "no biases"])
+@pytest.mark.parametrize("name", first_or_slow("no biases", "max pool"))
 def test_choices_need_no_column(name):
     """Those of the integer program, relaxed, have one each; and the literal one is no tighter."""
     whole = encode(name, integer=True)

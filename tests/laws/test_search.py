@@ -28,7 +28,7 @@ def draw(name, count=40):
     return build_model(name), draw_inputs(name, count, seed=3)
 
 
-@pytest.mark.parametrize("compensate", COMPENSATIONS)
+@pytest.mark.parametrize("compensate", first_or_slow(*COMPENSATIONS))
 @pytest.mark.parametrize("name", ZOO)
 def test_as_many_units_stay_as_a_plan_would_keep(name, compensate):
     model, inputs = draw(name)

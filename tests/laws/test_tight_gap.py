@@ -7,7 +7,7 @@ from critical_neurons.formulations.bound_propagation import bound_network
 from critical_neurons.formulations.objective import Objective
 from critical_neurons.formulations.paper import encode_paper
 from critical_neurons.solvers import Limits, find_solver, ignore_progress
-from tests.zoo import ZOO, share_case
+from tests.zoo import ZOO, first_or_slow, share_case
 
 TIGHT = 1e-6
 SECONDS = 60.0
@@ -16,8 +16,10 @@ NARROW = {"mobilenet": 0.005}
 """Radii that leave no more than a few dozen gates, where RADIUS would leave hundreds."""
 
 
-@pytest.mark.parametrize("integer", [True, False])
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("integer", first_or_slow(True, False))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "leaky relus" else name for name in ZOO]
+)
 def test_tight_gap_is_reached(name: str, integer: bool) -> None:
     case = share_case(name)
     bounds = bound_network(case.network, case.inputs, radius=NARROW.get(name, RADIUS))

@@ -290,10 +290,11 @@ def test_units_that_never_fire():
 def test_half_precision(dtype):
     model, inputs = build(KINDS["transposed"][0]).to(dtype), draw(64, 2, 6, 7).to(dtype)
     smaller = rescale(model, "0")
-    before = measure(model, smaller, inputs)
-    refit(model, smaller, ["2"], inputs)
+    with torch.backends.mkldnn.flags(enabled=False):  # its transposed convolution in bfloat16 kills some processors
+        before = measure(model, smaller, inputs)
+        refit(model, smaller, ["2"], inputs)
+        assert measure(model, smaller, inputs) <= 0.01 * before
     assert {values.dtype for values in smaller.state_dict().values()} == {dtype}
-    assert measure(model, smaller, inputs) <= 0.01 * before
 
 
 def test_autocast_is_for_the_models_alone():

@@ -378,6 +378,7 @@ def test_the_bounds_of_a_part_are_those_of_the_whole_network_there(trained, digi
         assert np.allclose(found[name].upper, interval.upper, atol=1e-12, rtol=0)
 
 
+@pytest.mark.slow
 def test_whatever_the_image_is_in_its_box_every_part_stays_within_its_bounds(trained, digits):
     radius = 0.05
     calls = record_calls(trained, digits, box="image", input_radius=radius)

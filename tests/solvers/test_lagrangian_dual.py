@@ -22,7 +22,7 @@ from tests.api.test_score import (
     softmax_losses,
 )
 from tests.settings import settle
-from tests.zoo import share_case
+from tests.zoo import first_or_slow, share_case
 
 ROUNDING = 1e-9
 SOLVED = 1e-4
@@ -75,7 +75,7 @@ class Masks:
         return max((self.dual(weight, level), weight) for weight in [0.0, *crossings])
 
 
-@pytest.mark.parametrize("increase", [0.0, 0.01, 0.1, 0.3])
+@pytest.mark.parametrize("increase", first_or_slow(0.1, 0.0, 0.01, 0.3))
 @pytest.mark.parametrize("name", ["mlp", "mlp without biases", "mlp of one hidden layer"])
 def test_with_binary_scores_it_is_that_of_enumeration(name, increase):
     case = share_case(name)
@@ -106,7 +106,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", first_or_slow(*NETWORKS, first=2))
 def test_against_a_fine_grid(name):
     model, inputs, settings = NETWORKS[name]
     scores = search(model, inputs, **settings)
@@ -216,7 +216,7 @@ def test_every_class_has_a_weight_of_its_own():
     assert [part.seconds for part in again.parts] == [part.seconds for part in scores.parts]
 
 
-@pytest.mark.parametrize("solver", ["highs", "barrier"])
+@pytest.mark.parametrize("solver", first_or_slow("highs", "barrier"))
 def test_solvers_agree(solver):
     model, inputs, settings = NETWORKS["relaxed gates"]
     expected, found = (search(model, inputs, solver=name, **settings).dual for name in ("auto", solver))

@@ -45,6 +45,7 @@ def test_plain_is_the_network_after_each_epoch(finish, runs):
         assert (each["units"], each["as_published"]) == count_removed(left)
 
 
+@pytest.mark.slow
 def test_incremental_goes_on_with_what_is_left(finish, runs):
     record = finish("training", "fashion/lenet5/incremental")
     epochs, (folder,) = record.result["epochs"], runs.folder.rglob(f"cells/{record.key}")
@@ -65,6 +66,7 @@ def test_incremental_goes_on_with_what_is_left(finish, runs):
     assert all(0 <= each[name] <= 1 for each in epochs for name in ("reference", "accuracy"))
 
 
+@pytest.mark.slow
 def test_two_plans_one_after_the_other_are_one(finish, runs):
     record = finish("training", "fashion/lenet5/plain")
     data = runs.load("fashion")

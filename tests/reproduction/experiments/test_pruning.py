@@ -34,6 +34,7 @@ from critical_neurons_reproduction.recipes import Recipe
 from critical_neurons_reproduction.score_settings import read_score_settings
 from critical_neurons_reproduction.training import train
 from tests.blocks import CLASSES
+from tests.zoo import first_or_slow
 
 ROUNDING = 1e-12
 """Shares, from whole numbers in another order."""
@@ -131,13 +132,14 @@ class TestRemoval:
             assert (least, most) == (scores[name].min(), scores[name].max())
             assert mean == pytest.approx(scores[name].mean(), abs=ROUNDING)
 
+    @pytest.mark.slow
     def test_every_threshold_is_measured(self, finish):
         removals = finish("table-1-appendix", "fashion/idp").result["removals"]
         assert [each["threshold"] for each in removals] == [0.1, 0.01]
         assert removals[0]["units"] >= removals[1]["units"]
 
 
-@pytest.fixture(scope="module", params=["fashion/sim", "mnist/imidp"])
+@pytest.fixture(scope="module", params=first_or_slow("fashion/sim", "mnist/imidp"))
 def removal(finish, runs, request):
     """A finished cell, and its network, data and scores once more."""
     record = finish("table-1", request.param)
@@ -145,6 +147,7 @@ def removal(finish, runs, request):
 
 
 class TestImages:
+    @pytest.mark.slow
     def test_class_by_class_is_a_program_for_each_averaged(self, finish, runs):
         sim, idp = (
             finish("table-1", "fashion/sim").cell.settings,
@@ -223,6 +226,7 @@ class TestComparison:
         draws = [plan.random(seed=seed).kept for seed in range(RANDOM_DRAWS)]
         assert found["random"] == [mask_fc3(model, each, data.test) for each in draws]
 
+    @pytest.mark.slow
     def test_an_epoch_of_fine_tuning(self, comparison, tmp_path):
         record, model, data, scores = comparison
         for found in record.result["removals"]:
@@ -231,6 +235,7 @@ class TestComparison:
             tuned = train(smaller, data, recipe, seed=0, folder=tmp_path / found["rule"]).model
             assert found["fine_tuned"] == accuracy_of(tuned, data.test)
 
+    @pytest.mark.slow
     def test_test_images_decide_nothing(self, comparison, runs):
         """Others change what is measured, but neither scores nor thresholds."""
         record, model, data, scores = comparison
@@ -284,7 +289,13 @@ def choose_by_hand(model, scores, validation, *, share, accuracy, steps):
         thresholds[name], removed, before = ways[name]
 
 
-@pytest.mark.parametrize(("share", "left"), [(0, 0.8), (0, 0), (0.3, 0.9), (0.6, 1), (1, 0)])
+@pytest.mark.parametrize(
+    ("share", "left"),
+    [
+        *((0, 0.8), (0.6, 1)),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((0, 0), (0.3, 0.9), (1, 0))),
+    ],
+)
 def test_thresholds_are_chosen_layer_by_layer(comparison, share, left):
     """By scores in steps of a tenth that know a little of what counts: accuracy falls, but not steadily."""
     _, model, data, scores = comparison
@@ -307,6 +318,7 @@ def find_share_below(model, scores, threshold):
     return share_as_published(model, cn.plan(scores, threshold=float(lower)))
 
 
+@pytest.mark.slow
 class TestDecoupled:
     def test_scores_of_the_parts_decide(self, decoupled, runs):
         record, model, scores = decoupled
@@ -352,7 +364,6 @@ class TestDecoupled:
         assert found["random"] == [measured.pop("random")]
         assert {name: found[name] for name in measured} == measured
 
-    @pytest.mark.slow
     def test_both_ways_to_solve_are_cells(self, decoupled, finish):
         record, *_ = decoupled
         other = finish("table-2", "vgg16/linearised")

@@ -16,6 +16,7 @@ from critical_neurons_reproduction.experiments.cells import QUICK, TABLES, WHOLE
 from critical_neurons_reproduction.experiments.runner import RUNNERS, Reference, find_references, run_cells
 from critical_neurons_reproduction.store import Store
 from critical_neurons_reproduction.training import CHECKPOINT
+from tests.zoo import first_or_slow
 
 SOME_OF_EVERY_TABLE = [
     ("table-1", "fashion/sim"),
@@ -39,8 +40,11 @@ SOME_OF_EVERY_TABLE = [
     ("differences", "fc3/integer-gates"),
 ]
 
-LONG = {"vgg16/linearised", "cifar10/mnist/vgg16"}
-"""Slow, and much like another one."""
+LONG = {
+    *("mnist/imidp", "fashion/idp", "vgg16/linearised", "cifar10/mnist/vgg16", "mnist/fashion/ours"),
+    *("mnist/fashion/snip", "mnist/paper/rescale-0", "fashion/lenet5/batch-07", "fc3/integer-gates"),
+}
+"""Much like another one."""
 
 SHARES = {"units", "as_published", "parameters"}
 REMOVAL = {"threshold", "accuracy", "biases_left", "L1", "L2", *SHARES}
@@ -153,6 +157,7 @@ class TestWhatIsDone:
         assert (second.epochs, second.finished) == ([], [])
         assert {path.name: path.read_bytes() for path in (tmp_path / "results").iterdir()} == before
 
+    @pytest.mark.slow
     def test_an_interrupted_run_goes_on(self, cells, runs, store, tmp_path):
         """In the middle of a training, then between two cells; the results are those of a run in one go."""
         own, results = replace(runs, folder=tmp_path / "runs"), Store(tmp_path / "results")
@@ -198,6 +203,7 @@ class TestWhatIsDone:
             run_cells(find("table-1", "mnist/idp"), results, runs)
         assert not list(tmp_path.iterdir())
 
+    @pytest.mark.slow
     def test_is_the_same_for_any_number_of_jobs_and_threads(self, cells, runs, store, tmp_path):
         """To the last bit, also where torch is left with more threads than one."""
         listener = Listener()
@@ -234,7 +240,7 @@ class TestFailures:
         assert done == {cell.name for cell in cells} - {failed}
         assert run_cells(cells, store, own) == [failure]
 
-    @pytest.mark.parametrize("jobs", [1, 2])
+    @pytest.mark.parametrize("jobs", first_or_slow(1, 2))
     def test_a_checkpoint_of_another_network(self, find, runs, tmp_path, jobs):
         """It is named, once, and stays as it is; cells of other networks are run."""
         runs.train_reference("fc3", "mnist", 0)
@@ -254,7 +260,7 @@ class TestFailures:
         assert store.find(failing) is None
         assert store.find(fine) is not None
 
-    @pytest.mark.parametrize("jobs", [1, 2])
+    @pytest.mark.parametrize("jobs", first_or_slow(1, 2))
     def test_results_that_cannot_be_written_end_the_run(self, find, runs, tmp_path, jobs):
         """A link into a folder that is gone; what is done in other files stays."""
         (tmp_path / "results").mkdir()

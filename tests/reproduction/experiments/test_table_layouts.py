@@ -82,6 +82,11 @@ def filled(cells, tmp_path_factory):
     return found
 
 
+@pytest.fixture(scope="module")
+def tables(cells, filled):
+    return build_tables(cells, filled)
+
+
 @pytest.fixture
 def store(filled, tmp_path):
     """A copy that a test may add to."""
@@ -100,8 +105,8 @@ def test_every_table_has_a_layout():
     assert set(LAYOUTS) == set(TABLES)
 
 
-def test_nothing_is_missing_of_a_full_store(cells, store):
-    for name, table in build_tables(cells, store).items():
+def test_nothing_is_missing_of_a_full_store(tables):
+    for name, table in tables.items():
         assert table.rows, name
         assert "missing" not in table.to_markdown(), name
         assert " seeds)" not in table.to_markdown(), name
@@ -114,8 +119,8 @@ def test_everything_is_missing_of_an_empty_store(cells, tmp_path):
     assert not tables["batches-fashion-lenet5"].rows
 
 
-def test_table_1_tells_methods_apart_and_percent_from_shares(cells, store):
-    table = build_tables(cells, store)["table-1"]
+def test_table_1_tells_methods_apart_and_percent_from_shares(tables):
+    table = tables["table-1"]
     for method in ("IDP", "IMIDP", "SIM"):
         row = find_row(table, "Fashion-MNIST", method)
         assert row.ours["accuracy"].mean == pytest.approx(100 * (0.8 + 0.1 * 0.01 + 0.005))
@@ -124,14 +129,13 @@ def test_table_1_tells_methods_apart_and_percent_from_shares(cells, store):
     assert find_row(table, "MNIST", "Ref").ours["accuracy"].seeds == len(SEEDS)
 
 
-def test_the_appendix_has_both_thresholds(cells, store):
-    table = build_tables(cells, store)["table-1-appendix"]
+def test_the_appendix_has_both_thresholds(tables):
+    table = tables["table-1-appendix"]
     means = [find_row(table, "MNIST", "SIM", each).ours["accuracy"].mean for each in ("0.1", "0.01")]
     assert means == pytest.approx([81.5, 80.6])
 
 
-def test_table_2_by_both_rules_and_both_programs_of_vgg16(cells, store):
-    tables = build_tables(cells, store)
+def test_table_2_by_both_rules_and_both_programs_of_vgg16(tables):
     paper = find_row(tables["table-2"], "MNIST", "FC-3", "0.1")
     chosen = find_row(tables["table-2-chosen"], "MNIST", "FC-3")
     assert paper.ours["Ours"].mean + 0.1 == pytest.approx(chosen.ours["Ours"].mean)
@@ -187,8 +191,8 @@ def test_seeds_of_different_schedules_are_not_averaged(tmp_path):
     assert (row.ours["reference"].mean, row.ours["reference"].seeds, row.schedule) == (pytest.approx(95), 1, None)
 
 
-def test_files_of_all_formats(cells, store, tmp_path):
-    written = {path.name for path in write_tables(cells, store, tmp_path / "tables")}
+def test_files_of_all_formats(cells, filled, tmp_path):
+    written = {path.name for path in write_tables(cells, filled, tmp_path / "tables")}
     names = {name for layouts in LAYOUTS.values() for name in layouts}
     assert written == {f"{name}{suffix}" for name in names for suffix in (".md", ".csv", ".tex")} | {
         f"{name}{suffix}" for name in FIGURES for suffix in (".png", ".svg")
@@ -197,13 +201,12 @@ def test_files_of_all_formats(cells, store, tmp_path):
     assert b"<svg" in (tmp_path / "tables" / "training-fashion-lenet5.svg").read_bytes()[:1000]
 
 
-def test_the_same_results_give_the_same_pictures(cells, store):
-    table = build_tables(cells, store)["lambda"]
+def test_the_same_results_give_the_same_pictures(tables):
+    table = tables["lambda"]
     assert draw_figure(table) == draw_figure(table)
 
 
-def test_figures_have_every_point(cells, store):
-    tables = build_tables(cells, store)
+def test_figures_have_every_point(tables):
     weights = ["0.1", "0.25", "0.5", "1", "2.5", "5", "10", "25"]
     for objective in ("balanced", "authors"):
         found = [row["λ"] for row in read_csv(tables["lambda"]) if row["objective"] == objective]
@@ -281,7 +284,7 @@ def test_the_page_of_nothing(cells, tmp_path):
     assert "Nothing has been run yet." in (tmp_path / "page.md").read_text()
 
 
-def test_status_is_plain_data(cells, store):
-    states = store.report_status(cells)
+def test_status_is_plain_data(cells, filled):
+    states = filled.report_status(cells)
     assert len(states) == len(cells)
     assert json.dumps([vars(state) for state in states])

@@ -59,6 +59,7 @@ class TestUnits:
         assert record.result["reference"] == measure_accuracy(reference, target.test.inputs, target.test.labels)
         assert record.result["solver"]["status"] == "optimal"
 
+    @pytest.mark.slow
     def test_both_networks_begin_with_the_same_weights(self, finish, runs):
         """Every weight of the smaller one is the one of the whole network between the units that stayed."""
         record = finish("table-3", "mnist/fashion/lenet5")
@@ -96,6 +97,7 @@ class TestUnits:
         assert run_cells([cell], Store(tmp_path / "results"), own) == []
         assert dict.fromkeys(told) == dict.fromkeys(["fashion/lenet5/seed-0", f"cells/{cell.key}"])
 
+    @pytest.mark.slow
     def test_vgg16_is_trained_in_parts_again(self, finish):
         record = finish("table-3", "cifar10/mnist/vgg16")
         assert record.cell.settings["parts"] == {"box": "image", "score_heads": True}
