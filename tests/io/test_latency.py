@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -56,6 +58,12 @@ def test_compress_meets_the_share_of_the_time(clock):
     assert 0.5 * before < after <= 0.7 * before
     assert len(found.plan.kept["0"]) == 8
     assert any("of the time in torch" in text for text in told)
+
+
+def test_times_are_of_the_processor():
+    """A machine that is busy with something else does not count."""
+    (taken,) = latency.take_times([latency.Timed(nn.Identity(), INPUTS[:1], lambda rows: time.sleep(0.002))])
+    assert taken < 0.001
 
 
 def test_layers_are_really_timed():

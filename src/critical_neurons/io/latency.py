@@ -1,7 +1,7 @@
 """Latency: how long layers take at several widths, and a smaller model beside the original.
 
-Times are those of one input on one thread, in onnxruntime where the model can be exported, else in torch. Of the
-samples the least counts: what else runs on a machine only adds to it.
+Times are those of one input on one thread, in onnxruntime where the model can be exported, else in torch: processor
+seconds, the least of the samples, since what else runs on a machine only adds to them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from time import process_time
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,6 +40,9 @@ CLOSE = 0.95
 
 MARGIN = 0.98
 
+STRIDE = 0.7
+"""What a share is corrected by at most: a single measurement can be far off."""
+
 NARROWED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 _Found = TypeVar("_Found")
@@ -57,9 +61,9 @@ class Timed:
 
 
 def take_times(timed: Sequence[Timed]) -> list[float]:
-    """Seconds, in turns."""
+    """Processor seconds, in turns."""
     with on_threads(1):
-        return [min(samples) for samples in time_in_turns(timed, repeats=REPEATS)]
+        return [min(samples) for samples in time_in_turns(timed, repeats=REPEATS, clock=process_time)]
 
 
 class Stopwatch:
@@ -147,13 +151,13 @@ def meet_latency(
             taken = measure(rough(share))
             if CLOSE * target <= taken <= target:
                 break
-            share = min(share * target / taken, 1.0)
+            share = min(share * max(target / taken, STRIDE), 1.0)
         for _ in range(TRIES):
             found = fine(share)
             taken = measure(found)
             if taken <= target:
                 return found
-            share *= MARGIN * target / taken
+            share *= MARGIN * max(target / taken, STRIDE)
     except InvalidSettingError as error:
         raise InvalidSettingError(
             f"latency: {target:.4g} of the measured time cannot be met; the last smaller model took {taken:.4g} of "

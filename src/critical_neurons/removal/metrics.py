@@ -92,8 +92,10 @@ def share_of_equals(found: Tensor, expected: Tensor) -> float:
     return int((found == expected.to(found.device)).sum()) / len(found)
 
 
-def time_in_turns(calls: Sequence[Callable[[], object]], *, repeats: int) -> list[list[float]]:
-    """Seconds per call: `repeats` samples of every call after a warm-up, fewer where that takes long.
+def time_in_turns(
+    calls: Sequence[Callable[[], object]], *, repeats: int, clock: Callable[[], float] = perf_counter
+) -> list[list[float]]:
+    """Seconds per call by the clock: `repeats` samples of every call after a warm-up, fewer where that takes long.
 
     The calls take turns, forwards and backwards, so that a machine that slows down slows all of them alike.
     """
@@ -104,10 +106,10 @@ def time_in_turns(calls: Sequence[Callable[[], object]], *, repeats: int) -> lis
         if turn >= LEAST_SAMPLES and perf_counter() - started > TIME_LIMIT:
             break
         for at in range(len(calls))[:: 1 if turn % 2 == 0 else -1]:
-            before = perf_counter()
+            before = clock()
             for _ in range(loops[at]):
                 calls[at]()
-            samples[at].append((perf_counter() - before) / loops[at])
+            samples[at].append((clock() - before) / loops[at])
     return samples
 
 
