@@ -410,6 +410,7 @@ def _spend(measured: Measured, compensate: str) -> tuple[float, float, float]:
 
 
 def draw_pictures(measured: Sequence[Measured]) -> Iterator[tuple[str, bytes]]:
+    measured = [each for each in measured if each.place.data not in VOID]
     usual = [each for each in measured if each.place.images == CALIBRATION and each.place.measure == "removed"]
     for case in dict.fromkeys(each.place.case for each in usual):
         mine = [each for each in usual if each.place.case == case]
