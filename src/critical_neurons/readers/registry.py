@@ -60,6 +60,10 @@ class TracedCall:
         """An argument given by position (0 is the input) or by keyword."""
         return self.args[position] if len(self.args) > position else self.kwargs.get(keyword, default)
 
+    def setting(self, position: int, keyword: str, default: Any = None) -> Any:
+        """What a module has as an attribute and its functional form takes as an argument of the same name."""
+        return self.argument(position, keyword, default) if self.module is None else getattr(self.module, keyword)
+
     def refuse(self, found: str, advice: str) -> UnreadableModelError:
         return UnreadableModelError(f"{self.name}: {found}. {advice} {SPAN_ADVICE}")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from critical_neurons.readers.registry import Reading, Rectifies, TracedCall, reads
 
@@ -32,64 +32,45 @@ def read_clamp_from_below(call: TracedCall) -> Reading:
     return _clamp(call, call.argument(1, "min"), None)
 
 
-@reads(nn.Hardtanh)
+@reads(nn.Hardtanh, F.hardtanh, F.hardtanh_)
 def read_hardtanh(call: TracedCall) -> Reading:
-    module = _module(call, nn.Hardtanh)
-    return _clamp(call, module.min_val, module.max_val)
+    return _clamp(call, call.setting(1, "min_val", -1.0), call.setting(2, "max_val", 1.0))
 
 
-@reads(F.hardtanh, F.hardtanh_)
-def read_functional_hardtanh(call: TracedCall) -> Reading:
-    return _clamp(call, call.argument(1, "min_val", -1.0), call.argument(2, "max_val", 1.0))
-
-
-@reads(nn.Threshold)
+@reads(nn.Threshold, F.threshold, torch.threshold, torch.threshold_)
 def read_threshold(call: TracedCall) -> Reading:
-    module = _module(call, nn.Threshold)
-    return _threshold(call, module.threshold, module.value)
+    threshold, value = call.setting(1, "threshold"), call.setting(2, "value")
+    if threshold != 0 or value != 0:
+        raise call.refuse(
+            f"a threshold {threshold} with the value {value}", "One of 0 with the value 0 is read: a ReLU."
+        )
+    return Rectifies()
 
 
-@reads(F.threshold, torch.threshold, torch.threshold_)
-def read_functional_threshold(call: TracedCall) -> Reading:
-    return _threshold(call, call.argument(1, "threshold"), call.argument(2, "value"))
-
-
-@reads(nn.LeakyReLU)
+@reads(nn.LeakyReLU, F.leaky_relu, F.leaky_relu_)
 def read_leaky_relu(call: TracedCall) -> Reading:
-    module = _module(call, nn.LeakyReLU)
-    return Rectifies(slope=float(module.negative_slope))
-
-
-@reads(F.leaky_relu, F.leaky_relu_)
-def read_functional_leaky_relu(call: TracedCall) -> Reading:
-    return Rectifies(slope=float(call.argument(1, "negative_slope", 0.01)))
+    return Rectifies(slope=float(call.setting(1, "negative_slope", 0.01)))
 
 
 @reads(nn.RReLU)
 def read_randomised_leaky_relu(call: TracedCall) -> Reading:
     """In evaluation mode the slope is the mean of what it is drawn from in training."""
-    module = _module(call, nn.RReLU)
-    return Rectifies(slope=(module.lower + module.upper) / 2)
+    assert isinstance(call.module, nn.RReLU)
+    return Rectifies(slope=(call.module.lower + call.module.upper) / 2)
 
 
-@reads(nn.PReLU)
+@reads(nn.PReLU, F.prelu, torch.prelu, "prelu")
 def read_prelu(call: TracedCall) -> Reading:
-    return _prelu(_module(call, nn.PReLU).weight)
-
-
-@reads(F.prelu, torch.prelu, "prelu")
-def read_functional_prelu(call: TracedCall) -> Reading:
-    return _prelu(call.argument(1, "weight"), "whose slopes, one per channel, cannot be sliced")
+    slopes = call.setting(1, "weight").detach().numpy()
+    if slopes.size == 1:
+        return Rectifies(slope=float(slopes[0]))
+    obstacle = "whose slopes, one per channel, cannot be sliced" if call.module is None else ""
+    return Rectifies(slope=slopes, obstacle=obstacle)
 
 
 @reads(torch.abs, torch.absolute, "abs", "absolute")
 def read_absolute_value(call: TracedCall) -> Reading:
     return Rectifies(slope=-1.0)
-
-
-def _prelu(weight: Tensor, obstacle: str = "") -> Reading:
-    slopes = weight.detach().numpy()
-    return Rectifies(slope=float(slopes[0])) if slopes.size == 1 else Rectifies(slope=slopes, obstacle=obstacle)
 
 
 def _clamp(call: TracedCall, lowest: Any, highest: Any) -> Reading:
@@ -101,16 +82,3 @@ def _clamp(call: TracedCall, lowest: Any, highest: Any) -> Reading:
         )
     ceiling = None if upper == math.inf else float(upper)
     return Rectifies(ceiling, 0.0 if lower == 0 else 1.0, None if lower == -math.inf else -float(lower))
-
-
-def _threshold(call: TracedCall, threshold: Any, value: Any) -> Reading:
-    if threshold != 0 or value != 0:
-        raise call.refuse(
-            f"a threshold {threshold} with the value {value}", "One of 0 with the value 0 is read: a ReLU."
-        )
-    return Rectifies()
-
-
-def _module(call: TracedCall, *kinds: type[nn.Module]) -> Any:
-    assert isinstance(call.module, kinds)
-    return call.module

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,13 +29,9 @@ INTERPOLATIONS = ("nearest", "nearest-exact", "linear", "bilinear", "area")
 
 
 @reads(nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
-def read_average_pool(call: TracedCall) -> Reading:
-    return _pooling(call, call.function)
-
-
 @reads(F.avg_pool1d, F.avg_pool2d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d)
-def read_functional_average_pool(call: TracedCall) -> Reading:
-    return _pooling(call, lambda values: call.function(values, *call.args[1:], **call.kwargs))
+def read_average_pool(call: TracedCall) -> Reading:
+    return _pooling(call, lambda values: run_again(call, values))
 
 
 @reads(torch.mean, "mean")
@@ -47,18 +42,22 @@ def read_mean(call: TracedCall) -> Reading:
     return _pooling(call, lambda values: values.mean(axes, keepdim=True))
 
 
-@reads(nn.MaxPool1d, nn.MaxPool2d)
+@reads(nn.MaxPool1d, nn.MaxPool2d, F.max_pool1d, F.max_pool2d, torch.max_pool1d, torch.max_pool2d)
 def read_max_pool(call: TracedCall) -> Reading:
-    module = call.module
-    assert isinstance(module, nn.MaxPool1d | nn.MaxPool2d)
-    return _max_pooling(call, module.kernel_size, module.stride, module.padding, module.dilation)
-
-
-@reads(F.max_pool1d, F.max_pool2d, torch.max_pool1d, torch.max_pool2d)
-def read_functional_max_pool(call: TracedCall) -> Reading:
-    kernel = call.argument(1, "kernel_size")
-    stride = call.argument(2, "stride") or kernel
-    return _max_pooling(call, kernel, stride, call.argument(3, "padding", 0), call.argument(4, "dilation", 1))
+    """The positions each window covers, axis by axis; how many windows there are is read off the output."""
+    sizes, kernel = call.input_shape[1:], call.setting(1, "kernel_size")
+    stride = call.setting(2, "stride") or kernel
+    padding, dilation = call.setting(3, "padding", 0), call.setting(4, "dilation", 1)
+    axes = [
+        _windows(size, count, *options)
+        for size, count, *options in zip(
+            sizes,
+            call.output_shape[1:],
+            *(_per_axis(value, len(sizes)) for value in (kernel, stride, padding, dilation)),
+            strict=True,
+        )
+    ]
+    return _cross(axes, sizes)
 
 
 @reads(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, F.adaptive_max_pool1d, F.adaptive_max_pool2d)
@@ -77,15 +76,15 @@ def read_maximum(call: TracedCall) -> Reading:
     )
 
 
-@reads(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
+@reads(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d, F.interpolate, F.upsample)
 def read_upsampling(call: TracedCall) -> Reading:
-    assert call.module is not None
-    return _interpolation(call, str(call.module.mode))
-
-
-@reads(F.interpolate, F.upsample)
-def read_functional_upsampling(call: TracedCall) -> Reading:
-    return _interpolation(call, call.argument(3, "mode", "nearest"))
+    mode = call.setting(3, "mode", "nearest")
+    if mode not in INTERPOLATIONS or call.input.ndim > 4:
+        raise call.refuse(
+            f"upsampling of {call.input.ndim - 2} axes in the mode {mode!r}",
+            f"One or two axes are read, in the modes {', '.join(INTERPOLATIONS)}.",
+        )
+    return _pooling(call, lambda values: run_again(call, values))
 
 
 @reads(nn.ZeroPad1d, nn.ZeroPad2d, nn.ConstantPad1d, nn.ConstantPad2d)
@@ -110,15 +109,6 @@ def _pooling(call: TracedCall, pool: Callable[[Tensor], Tensor]) -> Reading:
     )
 
 
-def _interpolation(call: TracedCall, mode: str) -> Reading:
-    if mode not in INTERPOLATIONS or call.input.ndim > 4:
-        raise call.refuse(
-            f"upsampling of {call.input.ndim - 2} axes in the mode {mode!r}",
-            f"One or two axes are read, in the modes {', '.join(INTERPOLATIONS)}.",
-        )
-    return _pooling(call, lambda values: run_again(call, values))
-
-
 def _padding(call: TracedCall, widths: Sequence[int], mode: str, value: float | None) -> Reading:
     """`widths` as F.pad takes them: two for every axis, the last axis first."""
     positions = 2 * (call.input.ndim - 2)
@@ -131,21 +121,6 @@ def _padding(call: TracedCall, widths: Sequence[int], mode: str, value: float | 
     if any(beside):
         return Rearranges(find_elements(call), (0,) if min(beside) < 0 else ())
     return _pooling(call, lambda values: F.pad(values, around)) if any(around) else Passes()
-
-
-def _max_pooling(call: TracedCall, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Reading:
-    """The positions each window covers, axis by axis; how many windows there are is read off the output."""
-    sizes = call.input_shape[1:]
-    axes = [
-        _windows(size, count, *options)
-        for size, count, *options in zip(
-            sizes,
-            call.output_shape[1:],
-            *(_per_axis(value, len(sizes)) for value in (kernel, stride, padding, dilation)),
-            strict=True,
-        )
-    ]
-    return _cross(axes, sizes)
 
 
 def _adaptive_max_pooling(call: TracedCall, counts: Shape) -> Reading:

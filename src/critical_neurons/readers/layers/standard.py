@@ -113,7 +113,7 @@ def read_functional_dropout(call: TracedCall) -> Reading:
 @reads(nn.Softmax, nn.LogSoftmax, F.softmax, F.log_softmax, torch.softmax, torch.log_softmax)
 @reads("softmax", "log_softmax")
 def read_softmax(call: TracedCall) -> Reading:
-    axis = call.module.dim if call.module is not None else call.argument(1, "dim")  # None: torch takes axis 1
+    axis = call.setting(1, "dim")  # None: torch takes axis 1
     if call.input.ndim != 2 or axis not in (None, 1, -1):
         raise call.refuse(f"a softmax over axis {axis} of {call.input.ndim}", "Only one over the classes is read.")
     return Ends(f"{call.name} (softmax) {LEFT_OUT}")
