@@ -58,7 +58,7 @@ FEW_ROWS = 64
 """Inputs whose outputs tell how outputs are compared."""
 
 NUMBERS_PER_OUTPUT = 3
-"""What a layer gives is normalised and activated: so many numbers for each of its outputs."""
+"""Numbers for each output of a layer: it is normalised and activated as well."""
 
 UNCERTIFIED = "searched: good units for this budget, nothing is certified of the network's loss"
 SKETCHED = "sketched: the units of every layer chosen as if the other layers lost none"
@@ -332,7 +332,7 @@ def _rank(values: Floats, stays: Bools) -> Floats:
 
 
 def _grade(count: int, kept: int) -> Floats:
-    """Ascending scores for so many units in the order in which they go, those that stay at least `REMOVED_BELOW`."""
+    """Ascending scores for `count` units in the order in which they go, those that stay at least `REMOVED_BELOW`."""
     gone = count - kept
     below = REMOVED_BELOW * np.arange(gone) / max(gone, 1)
     above = REMOVED_BELOW + (1 - REMOVED_BELOW) * (np.arange(kept) + 1) / max(kept, 1)

@@ -150,9 +150,9 @@ def _some(values: NDArray[Any]) -> str:
 
 
 def choose_evenly(labels: Ints, count: int, seed: int) -> Ints:
-    """Indices of `count` data points at random, in ascending order, as many of every class as there are."""
+    """Indices of `count` data points at random, ascending, the same number of every class as far as possible."""
     shuffled = np.random.default_rng(seed).permutation(len(labels))
-    rank = np.zeros(len(labels), dtype=np.int64)  # the how-manieth of its class a data point is
+    rank = np.zeros(len(labels), dtype=np.int64)  # the rank of a data point in its class
     for label in np.unique(labels):
         own = shuffled[labels[shuffled] == label]
         rank[own] = np.arange(len(own))

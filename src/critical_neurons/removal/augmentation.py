@@ -20,7 +20,7 @@ COLOURS = 3
 SMALLEST_SIDE = 8
 
 SHIFT_SHARE = 8
-"""Images are shifted by up to one in so many of their pixels."""
+"""Images are shifted by up to one in this many of their pixels."""
 
 
 def choose_augmentation(inputs: Inputs, name: AugmentationName) -> Augmentation:

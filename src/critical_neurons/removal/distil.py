@@ -23,7 +23,7 @@ from critical_neurons.removal.metrics import count_macs
 from critical_neurons.removal.rows import Inputs, count_rows, match_model, take_rows
 
 HELD_OUT = 8
-"""One of so many inputs is held out."""
+"""One of this many inputs is held out."""
 
 MOST_HELD_OUT = 256
 
@@ -31,11 +31,11 @@ RATES = (3e-3, 1e-3, 3e-4)
 """Learning rates that are tried."""
 
 TRIAL_SHARE = 0.05
-"""Of the steps and of the time, for each of them."""
+"""Share of the steps and of the time that each of them gets."""
 
 FEWEST_STEPS, MOST_STEPS = 600, 4000
 WORK = 1.5e12
-"""Steps that are not given: as many as make up so many multiply-adds of the original, within these limits."""
+"""Unless given, the number of steps is that of this many multiply-adds of the original, within these limits."""
 
 CHECKS = 8
 """How often the held-out inputs are looked at."""

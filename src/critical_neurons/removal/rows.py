@@ -97,7 +97,7 @@ def _name_tensors(value: Any, name: str, seen: frozenset[int]) -> Iterator[tuple
 
 
 def split_rows(inputs: Inputs, size: int) -> Iterator[Inputs]:
-    """Batches of so many rows, as views; the last may have fewer."""
+    """Batches of `size` rows, as views; the last may have fewer."""
     if is_whole(inputs):
         yield inputs
         return

@@ -31,7 +31,7 @@ def share_budget(
     rises = [np.diff(make_convex(np.concatenate([[0.0], loss]))) for loss in losses]
 
     def price(place: int, gone: int, saved: Floats) -> float:
-        """What the loss rises by, for the cost saved, when after so many the next of every block go."""
+        """What the loss rises by, for the cost saved, when the next units of every block go."""
         blocks = groups[place].blocks
         return float(rises[place][gone : gone + blocks].sum() / (blocks * saved[groups[place].units].mean()))
 

@@ -24,7 +24,7 @@ confidence."""
 
 STEP_SIZE = 0.05
 LEAST_BATCH, MOST_BATCH, BATCH_NUMBERS = 25, 250, 2 * 10**6
-"""Inputs of a step: as many as make so many numbers in a forward pass, within limits."""
+"""Inputs of a step: as many as make this many numbers in a forward pass, within limits."""
 
 RAMP = 0.5
 """Share of the steps during which the budget falls to what is wanted; in the others gates are driven to 0 or 1."""

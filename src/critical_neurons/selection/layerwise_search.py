@@ -46,8 +46,8 @@ LEAST_TRIED, MOST_TRIED = 16, 1024
 """Inputs of each of these trials."""
 
 MOST_BATCH, BATCH_NUMBERS, NUMBERS_PER_OUTPUT = 64, 2**28, 3
-"""Inputs run at once: as many as make so many numbers in a pass that is differentiated, 1 GB. What a layer gives is
-normalised and activated: so many numbers for each of its outputs."""
+"""Inputs run at once: as many as make this many numbers in a pass that is differentiated, 1 GB. For each output of a
+layer there are several numbers: it is normalised and activated as well."""
 
 Progress = Callable[[int, int], None]
 
@@ -121,7 +121,7 @@ class LayerwiseSearch:
         return found
 
     def exchange(self, view: View, found: Sequence[Elimination], counts: Sequence[int]) -> list[Ints]:
-        """Orders whose last so many units are to stay, with units exchanged as long as the error falls."""
+        """Orders whose last units are to stay, with units exchanged as long as the error falls."""
         orders = []
         for group, each, count in zip(self._structure.groups, found, counts, strict=True):
             order = each.order.numpy()

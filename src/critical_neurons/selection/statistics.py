@@ -17,8 +17,7 @@ from critical_neurons.selection.consumers import Part
 from critical_neurons.selection.distance import Distance, list_outputs
 
 ROWS_PER_COLUMN, LEAST_ROWS = 5, 10_000
-"""Positions beyond so many for every column, and beyond so many in all, are left out: to choose takes fewer than to
-refit."""
+"""Most positions for every column, and in all; others are left out: to choose takes fewer than to refit."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ EXAMPLE_ROWS = 2
 """More than one, so that a forward that touches the batch axis shows."""
 
 MOST_ROWS = 4096
-"""A model that does not run on a few of so many is run on all."""
+"""A model that does not run on a few rows is run on all, up to this many."""
 
 
 @torch.inference_mode(False)  # there a labelled run sees other calls

@@ -47,7 +47,7 @@ LAST = 2
 """Of the layers that ran before a forward failed, how many are suspected."""
 
 SIDE = 96
-"""Positions along an axis of an image beyond so many are left out where the model runs without them: what belongs
+"""Positions along an axis of an image beyond this many are left out where the model runs without them: what belongs
 together is the same at all of them."""
 
 TOGETHER = "removed along with others it gives other outputs than masked"

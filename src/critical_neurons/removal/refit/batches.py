@@ -13,7 +13,7 @@ MOST_BATCHES = 16
 """Beyond which batches are larger instead: every one takes two threads."""
 
 HELD_OUT = 4
-"""One of so many batches that come to a module is held out: on it the regularisation is chosen."""
+"""One of this many batches that reach a module is held out, to choose the regularisation."""
 
 LEAST_INPUTS = 2 * HELD_OUT
 """With fewer, a single input would be held out."""

@@ -39,7 +39,7 @@ REFITTED: tuple[type[nn.Module], ...] = (
 )
 
 ROWS_PER_COLUMN, LEAST_ROWS = 10, 20_000
-"""Rows of a regression beyond so many for every weight of a unit, and beyond so many in all, are left out."""
+"""Most rows of a regression for every weight of a unit, and in all; others are left out."""
 
 MOST_COLUMNS = 4608
 """Weights of a unit beyond which a regression goes through the products of any two rows, however many there are: the
@@ -53,7 +53,7 @@ class Refitting(Protocol):
     """Gathers what is needed to refit one module, batch by batch."""
 
     def add(self, read: Tensor, given: Tensor, found: Tensor, *, input_count: int, held_out: bool) -> None:
-        """What the original module reads and gives, and what the one to refit reads, for so many inputs."""
+        """What the original module reads and gives, and what the one to refit reads, for a number of inputs."""
 
     def finish(self) -> None:
         """Refit the module."""

@@ -60,7 +60,7 @@ class RowProducts:
 
 @dataclass(frozen=True)
 class _RowSystem:
-    """X X' and E of rows whose mean is zero, of so many columns, and what rounding may have left of X X'."""
+    """X X' and E of rows whose mean is zero, over a number of columns, and what rounding may have left of X X'."""
 
     products: Tensor
     errors: Tensor
