@@ -50,6 +50,7 @@ class Document:
         return from_plain(cls, data)
 
     def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a JSON file, whole or not at all."""
         write_atomically(path, encode_document(self.to_dict()))
 
     @classmethod
