@@ -162,6 +162,7 @@ def test_the_result_can_be_saved(halved, tmp_path, digits):
         assert torch.equal(again(digits[1][0]), found.model(digits[1][0]))
 
 
+@pytest.mark.slow
 def test_accuracy_on_what_was_used_is_called_calibration(model, digits):
     inputs, labels = digits[0]
     alone = compress(model, inputs, labels, units=0.7, **QUICK)

@@ -176,6 +176,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     return store.find_all(TABLE)
 
 
+@pytest.mark.slow
 def test_results_say_what_was_measured(records):
     assert len(records) == 3
     for record in records:
@@ -194,6 +195,7 @@ def test_results_say_what_was_measured(records):
             assert max(reached) == min(reached)  # the same counts
 
 
+@pytest.mark.slow
 def test_page_from_a_run(records, tmp_path):
     usual = [*records, *(relabel(record, images=1000) for record in records)]
     write_page(usual, tmp_path / "quality.md", {"mnist/fc3": 7})

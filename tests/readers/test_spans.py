@@ -19,6 +19,7 @@ from critical_neurons.errors import InvalidInputError, InvalidSettingError, Unre
 from critical_neurons.formulations import encode_literal
 from critical_neurons.readers import forward_pass, read_network, run_model
 from tests.settings import settle
+from tests.zoo import first_or_slow
 
 SAME_LOGITS = 1e-9
 """Largest difference between the model's own logits and those of its program with every score at 1."""
@@ -211,7 +212,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("case", SETTINGS)
+@pytest.mark.parametrize("case", first_or_slow(*SETTINGS, first=3))
 def test_scores_plans_and_smaller_models(case, tmp_path):
     scores = cn.score(HYBRID, IMAGES, LABELS, **settle(**BODY, **SETTINGS[case], **QUICK))
     assert list(scores) == ["body.0", "body.4"]

@@ -440,6 +440,7 @@ def test_heads_are_scored_if_wanted_and_left_out_of_the_whole(trained, scored, d
     assert any((part["head.1"] < 1).any() for part in found.parts[:2])
 
 
+@pytest.mark.slow
 def test_parts_on_processes_give_the_same_scores(trained, scored, digits):
     found = score_parts(trained, digits[0][:10], digits[1][:10], workers=cn.Workers(2))
     assert [part.objective for part in found.parts] == [part.objective for part in scored.parts]

@@ -15,6 +15,7 @@ from critical_neurons.removal.metrics import measure_accuracy
 from critical_neurons_reproduction.datasets import Dataset, Part
 from critical_neurons_reproduction.recipes import RECIPES, SHIFT, Recipe, augment
 from critical_neurons_reproduction.training import CHECKPOINT, EPOCH, INITIAL, build_model, train
+from tests.zoo import first_or_slow
 
 RECIPE = Recipe("rmsprop", 1e-3, epochs=3, batch_size=64)
 SEED = 5
@@ -117,7 +118,7 @@ class TestInterrupted:
         return train(start(), digits, RECIPE, seed=1, folder=tmp_path / "whole")
 
     @pytest.mark.parametrize("optimiser", ["rmsprop", "sgd", "adam"])
-    @pytest.mark.parametrize("number", [1, 2])
+    @pytest.mark.parametrize("number", first_or_slow(1, 2))
     def test_the_result_is_the_same_to_the_last_bit(self, digits, tmp_path, optimiser, number):
         recipe = Recipe(optimiser, 1e-2, epochs=3, batch_size=64)
         whole = train(start(), digits, recipe, seed=1, folder=tmp_path / "whole")

@@ -13,7 +13,7 @@ from torch import nn
 
 import critical_neurons as cn
 from critical_neurons.solvers import branch_and_bound as branching
-from tests.zoo import share_case
+from tests.zoo import first_or_slow, share_case
 
 SAME = 1e-5
 QUICK = {"threads": 1, "gap": 1e-6}
@@ -52,7 +52,7 @@ def test_the_tree_and_the_solver_find_the_same(name):
     assert tree.bound <= gates.objective + SAME
 
 
-@pytest.mark.parametrize("search", ["whole", "no hulls", "no incumbents", "forgetful"])
+@pytest.mark.parametrize("search", first_or_slow("whole", "forgetful", "no hulls", "no incumbents", first=2))
 def test_parts_of_the_search_change_no_optimum(search, monkeypatch):
     program = encode_random(8)
     expected = cn.solve(program, cn.Solver(**QUICK)).objective

@@ -106,7 +106,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", first_or_slow(*NETWORKS, first=2))
+@pytest.mark.parametrize("name", first_or_slow(*NETWORKS))
 def test_against_a_fine_grid(name):
     model, inputs, settings = NETWORKS[name]
     scores = search(model, inputs, **settings)

@@ -16,10 +16,13 @@ def describe_versions(*packages: str) -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for package in ("critical_neurons", *packages):
         try:
-            versions[package] = version(package)
+            versions[package] = _find_version(package)
         except PackageNotFoundError:
             continue
     return versions
+
+
+_find_version = cache(version)  # reading what is installed takes as long as solving a small program
 
 
 @cache

@@ -191,6 +191,7 @@ def test_seeds_of_different_schedules_are_not_averaged(tmp_path):
     assert (row.ours["reference"].mean, row.ours["reference"].seeds, row.schedule) == (pytest.approx(95), 1, None)
 
 
+@pytest.mark.slow
 def test_files_of_all_formats(cells, filled, tmp_path):
     written = {path.name for path in write_tables(cells, filled, tmp_path / "tables")}
     names = {name for layouts in LAYOUTS.values() for name in layouts}
@@ -252,6 +253,7 @@ def test_the_page_judges_by_the_figures(cells, store, tmp_path):
     assert "accuracy -" in text
 
 
+@pytest.mark.slow
 def test_the_page_begins_with_every_row_of_the_paper(cells, store, tmp_path):
     """Fashion-MNIST with LeNet-5 in the paper: 87.7 ± 2.2 at 17.8 removed, 89.8 ± 0.4 fine-tuned."""
     shortened = list_cells("snip", seeds=SEEDS, schedule=Schedule(epochs=2))
