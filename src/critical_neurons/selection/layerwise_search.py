@@ -9,9 +9,11 @@ at again with the other groups as they were left.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -30,6 +32,7 @@ from critical_neurons.selection.distance import Distance, list_outputs
 from critical_neurons.selection.elimination import NONE, Consumer, Elimination, eliminate, measure_error, refit
 from critical_neurons.selection.factorisation import factorise
 from critical_neurons.selection.lower_bound import bound_error
+from critical_neurons.selection.replay import Replay
 from critical_neurons.selection.statistics import gather_metrics, gather_moments
 from critical_neurons.selection.swaps import exchange
 
@@ -44,6 +47,9 @@ TRIED_SHARES = (0.5, 0.75)
 
 LEAST_TRIED, MOST_TRIED = 16, 1024
 """Inputs of each of these trials."""
+
+MOST_MEASURED = 256
+"""Inputs on which the loss of a choice is measured that no draft was made of."""
 
 MOST_BATCH, BATCH_NUMBERS, NUMBERS_PER_OUTPUT = 64, 2**28, 3
 """Inputs run at once: as many as make this many numbers in a pass that is differentiated, 1 GB. For each output of a
@@ -135,37 +141,44 @@ class LayerwiseSearch:
     ) -> list[Elimination]:
         """The errors of every group in the whole model scaled to what they are worth: the distance of the outputs.
 
-        `passes`: over all inputs, which the trials may take together.
+        `passes`: over all inputs, which the trials may take together; those of late layers take less.
         """
-        groups, priced = self._structure.groups, []
-        trials = len(TRIED_SHARES) * len(groups)
-        count = min(max(passes * len(self._shuffled) // trials, LEAST_TRIED), MOST_TRIED)
-        draft, rows = copy.deepcopy(self._model), self._shuffled[:count]
-        for done, (group, each) in enumerate(zip(groups, found, strict=True)):
-            progress(done, len(groups))
-            worths = []
-            for share in TRIED_SHARES:
-                gone = int(share * len(group)) // group.blocks * group.blocks
-                error = float(each.errors[gone - 1]) if gone else 0.0
-                if error > 0:
-                    stays = np.ones(self._structure.unit_count + 1, dtype=bool)
-                    stays[group.units[each.order[:gone].numpy()]] = False
-                    for wiring in self._list_readers(group):
-                        self._fit(draft, wiring, stays)
-                    worths.append(self._compare(draft, rows)[0] / error)
-            for wiring in self._list_readers(group):
-                self._restore(draft, wiring)
-            worth = float(np.mean(worths)) if worths else 0.0
-            priced.append(Elimination(each.order, each.errors * worth))
+        groups = self._structure.groups
+        count = passes * len(self._shuffled) // (len(TRIED_SHARES) * len(groups))
+        rows = self._shuffled[: min(max(count, LEAST_TRIED), MOST_TRIED)]
+        trials = [self._try(*each, share) for each in zip(groups, found, strict=True) for share in TRIED_SHARES]
+        draft, losses = copy.deepcopy(self._model), np.zeros(len(trials))
+        batches = torch.split(rows, self._batch)
+        for done, some in enumerate(batches):
+            progress(done, len(batches))
+            replay = Replay(draft, take_rows(self._inputs, some))
+            wanted = [each[some] for each in self._outputs]
+            for place, trial in enumerate(trials):
+                if trial.error > 0:
+                    with self._put(draft, trial.fitted) as changed, torch.no_grad():
+                        loss = self._distance.measure(list_outputs(replay.run(changed)), wanted)
+                    losses[place] += float(loss) * len(some) / len(rows)
+        priced = []
+        for each, tried, lost in zip(found, _by_group(trials), _by_group(list(losses)), strict=True):
+            worths = [loss / trial.error for loss, trial in zip(lost, tried, strict=True) if trial.error > 0]
+            priced.append(Elimination(each.order, each.errors * (float(np.mean(worths)) if worths else 0.0)))
         return priced
 
+    def _try(self, group: Group, found: Elimination, share: float) -> _Trial:
+        """This share of the units of a group gone."""
+        gone = int(share * len(group)) // group.blocks * group.blocks
+        error = float(found.errors[gone - 1]) if gone else 0.0
+        stays = np.ones(self._structure.unit_count + 1, dtype=bool)
+        stays[group.units[found.order[:gone].numpy()]] = False
+        readers = self._list_readers(group) if error > 0 else []
+        return _Trial(error, {wiring.module: self._fit(wiring, stays) for wiring in readers})
+
     def measure(self, stays: Bools) -> float:
-        """The loss with these units alone and their consumers refitted by the whole model's moments."""
+        """The loss on some inputs with these units alone, their consumers refitted by the whole model's moments."""
+        losing = [wiring for wiring in self._consumers if not stays[wiring.inputs].all()]
         draft = copy.deepcopy(self._model)
-        for wiring in self._consumers:
-            if not stays[wiring.inputs].all():
-                self._fit(draft, wiring, stays)
-        return self._compare(draft, self._shuffled)[0]
+        with self._put(draft, {wiring.module: self._fit(wiring, stays) for wiring in losing}):
+            return self._compare(draft, self._shuffled[:MOST_MEASURED])[0]
 
     @torch.no_grad()
     def _compare(self, other: nn.Module, rows: Tensor) -> tuple[float, float]:
@@ -222,26 +235,54 @@ class LayerwiseSearch:
         return maps
 
     @torch.no_grad()
-    def _fit(self, draft: nn.Module, wiring: Wiring, stays: Bools) -> None:
+    def _fit(self, wiring: Wiring, stays: Bools) -> _Fitted:
         """Weights of zero for what does not stay, the others and the bias with it, by the whole model's moments."""
-        module = draft.get_submodule(wiring.module)
+        module = self._model.get_submodule(wiring.module)
         assert isinstance(module, Weighted)
-        matrix = to_matrix(module, module.weight.detach()).double().clone()
-        old = self._model.get_submodule(wiring.module).bias
+        matrix = to_matrix(module, module.weight.detach()).clone()
+        old = module.bias
         bias = old.detach().clone() if isinstance(old, Tensor) else module.weight.new_zeros(len(wiring.outputs))
         for part, moments in zip(self._parts[wiring.module], self._moments[wiring.module], strict=True):
             kept = torch.from_numpy(stays[part.units])
             fitted = refit(add_ridge(moments.covariance.double()), part.weight, kept)
-            matrix[part.group, part.columns] = fitted
+            matrix[part.group, part.columns] = fitted.to(matrix)
             bias[part.outputs] += (moments.mean.double() @ (part.weight - fitted)).to(bias)
-        module.weight.data = from_matrix(module, matrix).to(module.weight)
-        module.bias = nn.Parameter(bias, requires_grad=False)
+        return _Fitted(from_matrix(module, matrix), bias)
 
-    def _restore(self, draft: nn.Module, wiring: Wiring) -> None:
-        module, original = draft.get_submodule(wiring.module), self._model.get_submodule(wiring.module)
-        assert isinstance(module, Weighted)
-        assert isinstance(original, Weighted)
-        module.weight.data, module.bias = original.weight.data.clone(), copy.deepcopy(original.bias)
+    @contextmanager
+    def _put(self, draft: nn.Module, fitted: Mapping[str, _Fitted]) -> Iterator[set[nn.Module]]:
+        """These weights and biases in the draft for a while. Gives the modules that have others now."""
+        modules = {name: draft.get_submodule(name) for name in fitted}
+        own = {name: (module.weight.data, module.bias) for name, module in modules.items()}
+        weights = {id(module.weight) for module in modules.values()}  # other modules may share them
+        try:
+            for name, each in fitted.items():
+                modules[name].weight.data = each.weight
+                modules[name].bias = nn.Parameter(each.bias, requires_grad=False)
+            yield {each for each in draft.modules() if weights & {id(value) for value in each._parameters.values()}}
+        finally:
+            for name, (weight, bias) in own.items():
+                modules[name].weight.data, modules[name].bias = weight, bias
+
+
+@dataclass(frozen=True, eq=False)
+class _Fitted:
+    weight: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """The error of a choice for one group, and its readers refitted, by name."""
+
+    error: float
+    fitted: Mapping[str, _Fitted]
+
+
+def _by_group(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Those of one group, a value for every share tried, after those of another."""
+    size = len(TRIED_SHARES)
+    return (values[first : first + size] for first in range(0, len(values), size))
 
 
 def keep_last(order: Ints, count: int) -> Bools:

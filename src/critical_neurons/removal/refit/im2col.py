@@ -27,27 +27,44 @@ def unroll(module: Weighted, inputs: Tensor, positions: Tensor, sizes: Sequence[
             count = math.prod(inputs.shape[1:-1])  # there may be no features at all, from which it could be told
             return inputs.reshape(len(inputs), count, inputs.shape[-1])[:, positions].mT[:, :, None]
         case nn.ConvTranspose1d() | nn.ConvTranspose2d() | nn.ConvTranspose3d():
-            padded, stride = _insert_zeros(module, inputs, sizes), (1,) * len(module.kernel_size)
+            values, stride = _insert_zeros(module, inputs, sizes), (1,) * len(module.kernel_size)
+            return _take_windows(values, positions, module, stride, [0] * (2 * len(stride))).flip(2)
         case _:
-            mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-            padded, stride = functional.pad(inputs, _padding(module), mode).contiguous(), module.stride
-    dilation, kernel = module.dilation, module.kernel_size
+            around = _padding(module)
+            if module.padding_mode != "zeros":
+                inputs, around = functional.pad(inputs, around, module.padding_mode), [0] * len(around)
+            return _take_windows(inputs, positions, module, module.stride, around)
+
+
+def _take_windows(
+    values: Tensor, positions: Tensor, module: Convolution | Transposed, stride: Sequence[int], around: Sequence[int]
+) -> Tensor:
+    """What lies under the kernel at these positions of values with zeros around them, which are not written out: few
+    positions are asked for, as a rule."""
+    sizes, kernel, dilation = values.shape[2:], module.kernel_size, module.dilation
+    before, ends = around[-2::-2], around[::-2]
     counts = [
-        (size - dilation[axis] * (kernel[axis] - 1) - 1) // stride[axis] + 1
-        for axis, size in enumerate(padded.shape[2:])
+        (size + first + last - dilation[axis] * (kernel[axis] - 1) - 1) // stride[axis] + 1
+        for axis, (size, first, last) in enumerate(zip(sizes, before, ends, strict=True))
     ]
-    steps = padded.stride()[2:]
-    windows = padded.as_strided(
-        (*padded.shape[:2], *kernel, *counts),
-        (
-            *padded.stride()[:2],
-            *(step * each for step, each in zip(steps, dilation, strict=True)),
-            *(step * each for step, each in zip(steps, stride, strict=True)),
-        ),
-    )
-    index: tuple[Any, ...] = (..., *torch.unravel_index(positions, counts))
-    rows = windows[index].flatten(2, -2)
-    return rows.flip(2) if isinstance(module, Transposed) else rows
+    steps = _split_places(torch.arange(math.prod(kernel), device=positions.device), kernel)
+    places = torch.zeros(math.prod(kernel), len(positions), dtype=torch.long, device=positions.device)
+    inside = torch.ones_like(places, dtype=torch.bool)
+    for axis, place in enumerate(_split_places(positions, counts)):
+        at = steps[axis][:, None] * dilation[axis] + place * stride[axis] - before[axis]
+        inside &= (at >= 0) & (at < sizes[axis])
+        places = places * sizes[axis] + at
+    rows = values.flatten(2).index_select(2, torch.where(inside, places, 0).flatten())
+    return rows.reshape(*rows.shape[:2], *places.shape).masked_fill_(~inside, 0)
+
+
+def _split_places(positions: Tensor, counts: Sequence[int]) -> list[Tensor]:
+    """A place on every axis for each position, as `torch.unravel_index`, which imports SymPy first."""
+    places: list[Tensor] = []
+    for count in reversed(counts):
+        places.insert(0, positions % count)
+        positions = positions // count
+    return places
 
 
 def _padding(module: Convolution) -> list[int]:

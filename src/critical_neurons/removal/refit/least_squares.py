@@ -130,9 +130,11 @@ class _Spread:
 
     def add(self, values: Tensor) -> None:
         """(batch, channels, positions)"""
-        found = torch.var_mean(_widen(values), dim=[0, 2], correction=0)
-        variance, mean = (moment.to(find_home(values.device), torch.float64) for moment in found)
-        count = values.numel() // values.shape[1]
+        values, home = _widen(values), find_home(values.device)
+        means = values.mean(2, keepdim=True)  # torch's var_mean over both axes takes five times as long
+        inside = (values - means).square_().mean(2).to(home, torch.float64).mean(0)
+        between, mean = torch.var_mean(means[:, :, 0].to(home, torch.float64), dim=0, correction=0)
+        variance, count = inside + between, values.numel() // values.shape[1]
         share = count / (self._count + count)
         moved = mean - self.mean
         self.variance = (1 - share) * self.variance + share * variance + share * (1 - share) * moved.square()
