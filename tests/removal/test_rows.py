@@ -4,9 +4,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import critical_neurons as cn
 from critical_neurons.errors import InvalidInputError
+from critical_neurons.removal import joined
 from critical_neurons.removal.rows import (
     as_whole,
     count_rows,
@@ -117,3 +120,35 @@ class TestWhole:
 def test_rows_without_further_axes_are_known_again():
     assert digest_inputs(OTHERS) == digest_inputs(OTHERS.float()[:, None])
     assert len(set(digest_inputs((ROWS, OTHERS)))) == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.bool])
+def test_batches_beyond_what_is_held_lie_in_a_file_and_are_the_same(monkeypatch, dtype):
+    whole = (torch.rand(10, 3, 2) * 4).to(dtype)
+    monkeypatch.setattr(joined, "MOST_BYTES", whole[:5].numel() * whole.element_size())
+    read = []
+
+    def give():
+        for part in whole.split(3):
+            read.append(len(part))
+            yield part, torch.arange(len(part))
+
+    found, labels = gather_labelled(give())
+    assert read == [3, 3, 3, 1]  # once each: a generator does
+    assert found.dtype == dtype
+    assert torch.equal(found, whole)
+    assert torch.equal(take_rows(found, torch.tensor([9, 0])), whole[[9, 0]])
+    assert len(labels) == 10
+    found[0] = 0  # what works in place on it does no harm
+    assert not found[0].any()
+
+
+def test_batches_in_a_file_are_searched_as_those_in_memory(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).eval()
+    inputs = torch.randn(40, 4)
+    held = cn.search(model, inputs, units=0.5, effort="quick")
+    monkeypatch.setattr(joined, "MOST_BYTES", 0)
+    found = cn.search(model, DataLoader(TensorDataset(inputs), 8), units=0.5, effort="quick")
+    for name, values in held.values_by_layer.items():
+        np.testing.assert_array_equal(found.values_by_layer[name], values)

@@ -188,6 +188,7 @@ class Search:
             self._rows,
             self._distance,
             seed=self._seed,
+            fisher_share=self.effort.fisher_share,
             progress=self.report("gathering what layers read"),
         )
 

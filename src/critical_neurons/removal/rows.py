@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +14,10 @@ from torch import Tensor, nn
 
 from critical_neurons.core.batch import digest_rows
 from critical_neurons.errors import InvalidInputError
+from critical_neurons.removal.joined import Joined
+
+CHECKED_AT_ONCE = 64
+"""Rows that are looked through for NaN at once, so that little memory is taken beside them."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,8 @@ def gather_inputs(inputs: Any) -> Inputs:
     """Whatever the user has to what a model is called with, in tensors.
 
     A tensor or array; a tuple or mapping of them, in any nesting, for a model of several inputs; or an iterable of
-    batches, each one of these, alone, in a sequence of one or with labels beside it, which are left out.
+    batches, each one of these, alone, in a sequence of one or with labels beside it, which are left out. Batches are
+    read once, in their order; many of them are kept in a temporary file rather than in memory, see `Joined`.
     """
     return gather_labelled(inputs)[0]
 
@@ -122,9 +128,9 @@ def gather_labelled(inputs: Any) -> tuple[Inputs, Tensor | None]:
     if _is_array(inputs) or isinstance(inputs, Mapping) or (isinstance(inputs, tuple) and not _are_batches(inputs)):
         gathered: Inputs = _convert(inputs)
     elif isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes):
-        pairs = [_split_labels(batch) for batch in inputs]
-        gathered = _join([gather_inputs(batch) for batch, _ in pairs])
-        labels = _join_labels([beside for _, beside in pairs])
+        beside: list[Any] = []
+        gathered = _join(_list_inputs(inputs, beside))
+        labels = _join_labels(beside)
     else:
         raise InvalidInputError(
             f"inputs: found {type(inputs).__name__}. Accepted: a tensor or array (batch, ...), a tuple or dict of "
@@ -133,11 +139,18 @@ def gather_labelled(inputs: Any) -> tuple[Inputs, Tensor | None]:
     if count_rows(gathered) == 0:
         raise InvalidInputError("inputs: the batch is empty. Give at least one data point.")
     for values in find_tensors(gathered):
-        if values.is_floating_point() and not torch.isfinite(values).all():
-            finite = torch.isfinite(values).reshape(len(values) if values.ndim else 1, -1).all(1)
-            bad = (~finite).nonzero().flatten().tolist()
-            raise InvalidInputError(f"inputs: NaN or infinite values in data points {', '.join(map(str, bad[:5]))}.")
+        _require_finite(values)
     return gathered, labels
+
+
+def _require_finite(values: Tensor) -> None:
+    if not values.is_floating_point() or values.numel() == 0:
+        return
+    rows = values.reshape(len(values) if values.ndim else 1, -1)
+    finite = torch.cat([torch.isfinite(some).all(1) for some in rows.split(CHECKED_AT_ONCE)])
+    if not finite.all():
+        bad = (~finite).nonzero().flatten().tolist()
+        raise InvalidInputError(f"inputs: NaN or infinite values in data points {', '.join(map(str, bad[:5]))}.")
 
 
 def match_model(inputs: Inputs, model: nn.Module) -> Inputs:
@@ -196,24 +209,38 @@ def _convert(inputs: Any) -> Inputs:
     return converted
 
 
-def _join(batches: Sequence[Inputs]) -> Inputs:
-    if not batches:
+def _list_inputs(batches: Iterable[Any], labels: list[Any]) -> Iterator[Inputs]:
+    """One after the other, what is beside them added to the labels."""
+    for batch in batches:
+        inputs, beside = _split_labels(batch)
+        labels.append(beside)
+        yield gather_inputs(inputs)
+
+
+def _join(batches: Iterator[Inputs]) -> Inputs:
+    """Each is forgotten once its rows are where the others are."""
+    first = next(batches, None)
+    if first is None:
         raise InvalidInputError("inputs: the batch is empty. Give at least one data point.")
-    if len(batches) == 1:
-        return batches[0]
-    first = batches[0]
-    if any(_describe(batch) != _describe(first) for batch in batches):
-        raise InvalidInputError(
-            "inputs: an iterable holds batches of one kind and shape; found "
-            f"{' and '.join(dict.fromkeys(map(_describe, batches)))}. The labels of a single batch go beside it."
-        )
-    if any(map(is_whole, batches)):
-        raise InvalidInputError(
-            f"inputs: batches of {_describe(first)} cannot be joined, as their tensors differ in how many rows they "
-            "have. Give one batch."
-        )
-    parts = zip(*map(find_tensors, batches), strict=True)
-    return map_inputs(first, lambda _: torch.cat(next(parts)))
+    second = next(batches, None)
+    if second is None:
+        return first
+    joined = [Joined() for _ in find_tensors(first)]
+    for batch in chain((first, second), batches):
+        if _describe(batch) != _describe(first):
+            raise InvalidInputError(
+                "inputs: an iterable holds batches of one kind and shape; found "
+                f"{_describe(first)} and {_describe(batch)}. The labels of a single batch go beside it."
+            )
+        if is_whole(batch):
+            raise InvalidInputError(
+                f"inputs: batches of {_describe(first)} cannot be joined, as their tensors differ in how many rows "
+                "they have. Give one batch."
+            )
+        for part, values in zip(joined, find_tensors(batch), strict=True):
+            part.add(values)
+    parts = iter(joined)
+    return map_inputs(first, lambda _: next(parts).finish())
 
 
 def _describe(batch: Inputs) -> str:

@@ -36,8 +36,8 @@ from critical_neurons.selection.replay import Replay
 from critical_neurons.selection.statistics import gather_metrics, gather_moments
 from critical_neurons.selection.swaps import exchange
 
-METRIC_SHARE, LEAST_METRIC, MOST_METRIC = 0.5, 64, 512
-"""Of the inputs, from which Fisher matrices are made: each is run forward and backward."""
+LEAST_METRIC, MOST_METRIC = 64, 512
+"""Inputs from which Fisher matrices are made: each is run forward and backward."""
 
 TEMPERATURE = 4.0
 """At which outputs are taken for them."""
@@ -83,9 +83,11 @@ class LayerwiseSearch:
         distance: Distance,
         *,
         seed: int = 0,
+        fisher_share: float = 0.5,
         progress: Progress = lambda done, total: None,
     ) -> None:
         self._model, self._structure, self._distance, self._seed = model, structure, distance, seed
+        self._fisher_share = fisher_share
         self._consumers = list_consumers(structure, model)
         self._parts = {each.module: split_module(model.get_submodule(each.module), each) for each in self._consumers}
         numbers = sum(NUMBERS_PER_OUTPUT * len(each.outputs) * each.positions for each in structure.wirings)
@@ -202,10 +204,16 @@ class LayerwiseSearch:
     def _find_metrics(self, view: View) -> dict[str, Tensor]:
         """Fisher matrices, found once for every view."""
         if view not in self._metrics:
-            count = min(max(int(METRIC_SHARE * len(self._shuffled)), LEAST_METRIC), MOST_METRIC)
-            inputs = take_rows(self._inputs, self._shuffled[:count])
+            count = min(max(int(self._fisher_share * len(self._shuffled)), LEAST_METRIC), MOST_METRIC)
             self._metrics[view] = gather_metrics(
-                view.model, list(self._parts), inputs, self._distance, self._batch, TEMPERATURE, self._seed
+                view.model,
+                list(self._parts),
+                self._inputs,
+                self._shuffled[:count],
+                self._distance,
+                self._batch,
+                TEMPERATURE,
+                self._seed,
             )
         return self._metrics[view]
 

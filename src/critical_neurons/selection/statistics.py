@@ -105,12 +105,13 @@ def gather_metrics(
     model: nn.Module,
     modules: Sequence[str],
     inputs: Inputs,
+    rows: Tensor,
     distance: Distance,
     batch_size: int,
     temperature: float,
     seed: int,
 ) -> dict[str, Tensor]:
-    """The Fisher matrix of what each module gives: (outputs, outputs), summed over positions.
+    """The Fisher matrix of what each module gives for these rows: (outputs, outputs), summed over positions.
 
     Twice the distance from the outputs as they are, to second order, of one draw for every input. Above a
     `temperature` of 1 class probabilities are taken for less certain than they are: a trained network is certain of
@@ -118,14 +119,13 @@ def gather_metrics(
     """
     generator = torch.Generator().manual_seed(seed)
     metrics: dict[str, Tensor] = {}
-    count = count_rows(inputs)
-    for rows in torch.split(torch.arange(count), batch_size):
+    for some in torch.split(rows, batch_size):
         with torch.enable_grad(), _hold_outputs(model, modules) as held:
-            loss = distance.probe(list_outputs(call_model(model, take_rows(inputs, rows))), temperature, generator)
+            loss = distance.probe(list_outputs(call_model(model, take_rows(inputs, some))), temperature, generator)
             slopes = torch.autograd.grad(loss, list(held.values()))
             for name, slope in zip(held, slopes, strict=True):
                 errors = channels_first(model.get_submodule(name), slope).movedim(1, -1).flatten(0, -2)
-                metrics[name] = metrics.get(name, 0.0) + (errors.T @ errors).double() / count
+                metrics[name] = metrics.get(name, 0.0) + (errors.T @ errors).double() / len(rows)
     return metrics
 
 
