@@ -37,7 +37,7 @@ class Joined:
     def _write(self, values: Tensor) -> None:
         assert self._file is not None
         plain = values.to("cpu", self._parts[0].dtype).contiguous()
-        self._file.write(plain.flatten().view(torch.uint8).numpy())
+        self._file.write(plain.flatten().view(torch.uint8).numpy().tobytes())
 
     def finish(self) -> Tensor:
         if self._file is None:

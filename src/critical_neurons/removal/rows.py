@@ -147,7 +147,7 @@ def _require_finite(values: Tensor) -> None:
     if not values.is_floating_point() or values.numel() == 0:
         return
     rows = values.reshape(len(values) if values.ndim else 1, -1)
-    finite = torch.cat([torch.isfinite(some).all(1) for some in rows.split(CHECKED_AT_ONCE)])
+    finite = torch.cat([torch.isfinite(some).all(1) for some in torch.split(rows, CHECKED_AT_ONCE)])
     if not finite.all():
         bad = (~finite).nonzero().flatten().tolist()
         raise InvalidInputError(f"inputs: NaN or infinite values in data points {', '.join(map(str, bad[:5]))}.")
