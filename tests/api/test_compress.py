@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import critical_neurons as cn
 from critical_neurons.api import prune as prune_module
@@ -359,3 +360,37 @@ def test_what_a_user_may_get_wrong(model, digits):
         compress(model, inputs, labels, macs=1e-6, **QUICK)
     with pytest.raises(InvalidSettingError, match="the budget cannot be met"):
         compress(model, inputs, labels, macs=1e-6)
+
+
+class TwoHeads(nn.Module):
+    """Gives a tuple, or a dict."""
+
+    def __init__(self, named):
+        super().__init__()
+        self.body, self.left, self.right = nn.Linear(4, 12), nn.Linear(12, 2), nn.Linear(12, 1)
+        self.named = named
+
+    def forward(self, x):
+        y = self.body(x).relu()
+        return {"left": self.left(y), "right": self.right(y)} if self.named else (self.left(y), self.right(y))
+
+
+@pytest.mark.parametrize("compensate", ["least_squares", "none"])
+@pytest.mark.parametrize("named", [False, True])
+def test_a_distance_of_the_users_own_decides_what_stays(named, compensate):
+    """Only one of two outputs counts: the units that it reads stay."""
+    torch.manual_seed(0)
+    model, right = TwoHeads(named), "right" if named else 1
+    with torch.no_grad():
+        model.right.weight[:, :6], model.left.weight[:, 6:] = 0, 0
+
+    def compare_right(found, wanted):
+        return (found[right] - wanted[right]).square().sum(1)
+
+    inputs = torch.randn(64, 4)
+    found = cn.compress(
+        model, inputs, units=0.5, distance=compare_right, compensate=compensate, effort="quick", onnx=False
+    )
+    assert found.plan.kept["body"].tolist() == [6, 7, 8, 9, 10, 11]
+    assert found.scores.objective == pytest.approx(0, abs=1e-9)
+    assert "distance=compare_right" in found.call

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -77,6 +79,8 @@ def test_misses_are_decisions_that_change_but_for_near_ones(monkeypatch):
         (Distance(divergence=True), 1.0),
         (Distance(divergence=True), 2.0),
         (choose_distance([LOGITS], "squares", 9), 1.0),
+        (choose_distance([LOGITS], lambda found, wanted: (found[0] - wanted[0]).square().sum(1), 9), 1.0),
+        (choose_distance([LOGITS], lambda found, wanted: (found[0] - wanted[0]).cosh().mean(), 9), 1.0),
     ],
 )
 def test_probes_have_the_curvature_of_the_distance_for_their_mean(found, temperature):
@@ -105,3 +109,36 @@ def test_other_names_and_outputs_are_refused():
         choose_distance([LOGITS], "cosine", 9)
     with pytest.raises(InvalidSettingError, match=r"'divergence' is for one output .*\(50, 3\), \(50, 3\)"):
         choose_distance([LOGITS, LOGITS], "divergence", 9)
+
+
+@dataclass
+class Parts:
+    one: torch.Tensor
+    count: torch.Tensor
+    two: tuple[torch.Tensor, ...]
+
+
+def test_a_function_is_given_outputs_as_the_model_gives_them():
+    def compare(found, wanted):
+        assert found.count is None
+        return (found.one - wanted.one).abs().mean() + (found.two[0] - wanted.two[0]).abs().mean()
+
+    like = Parts(LOGITS[:2], torch.ones(2, dtype=torch.int64), (LOGITS[:2],))
+    found = choose_distance(like, compare, 9)
+    assert float(found.measure([LOGITS, LOGITS], [LOGITS + 1, LOGITS + 2])) == pytest.approx(3.0)
+    outputs = [LOGITS.clone().requires_grad_() for _ in range(2)]
+    slopes = torch.autograd.grad(found.probe(outputs, 1.0, torch.Generator().manual_seed(0)), outputs)
+    assert all(bool((slope.abs() == 1).all()) for slope in slopes)  # no curvature: all count alike
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda found, wanted: 1.0, "the function gives float"),
+        (lambda found, wanted: found[0] - wanted[0], r"the function gives shape \(50, 3\)"),
+        (lambda found, wanted: found["boxes"], "the function fails on the outputs: list indices"),
+    ],
+)
+def test_a_function_that_gives_no_distance(function, said):
+    with pytest.raises(InvalidSettingError, match=said):
+        choose_distance([LOGITS], function, 9)

@@ -25,7 +25,7 @@ from critical_neurons.core.distillation import Distillation, split_compensation
 from critical_neurons.core.formulation import Formulation, FormulationName, Paper, as_formulation, check_together
 from critical_neurons.core.plan import Plan
 from critical_neurons.core.scores import Scores
-from critical_neurons.core.settings import Compensation, DistanceName, EffortName, as_names
+from critical_neurons.core.settings import Compensation, DistanceName, EffortName, OutputDistance, as_names
 from critical_neurons.core.solver import Solver, as_solver
 from critical_neurons.core.span import Span
 from critical_neurons.core.structure import Bools, Ints, Structure
@@ -69,7 +69,7 @@ def compress(
     evaluate: Callable[[nn.Module], float] | None = None,
     compensate: Compensation | Distillation | None = None,
     effort: EffortName = "standard",
-    distance: DistanceName = "auto",
+    distance: DistanceName | OutputDistance = "auto",
     test: tuple[Any, Any] | None = None,
     keep: str | Collection[str] = (),
     min_units: int = 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import signature
+from inspect import isfunction, signature
 from pathlib import Path
 from typing import Any
 
@@ -94,5 +94,5 @@ def write_call(function: Callable[..., Any], given: Mapping[str, Any]) -> str:
         if name in DATA and value is not None:
             texts.append(name if parameter.kind is parameter.POSITIONAL_OR_KEYWORD else f"{name}={name}")
         elif name not in (*DATA, *TOLD) and value != parameter.default:
-            texts.append(f"{name}={value!r}")
+            texts.append(f"{name}={value.__name__ if isfunction(value) else repr(value)}")
     return f"cn.{function.__name__}({', '.join(texts)})"

@@ -11,7 +11,7 @@ from torch import nn
 from critical_neurons.core.batch import CALIBRATED_ON
 from critical_neurons.core.distillation import Distillation, split_compensation
 from critical_neurons.core.plan import Plan, check_plan
-from critical_neurons.core.settings import Compensation, DistanceName, check_seed
+from critical_neurons.core.settings import Compensation, DistanceName, OutputDistance, check_seed
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.readers import check_architecture, isolated
 from critical_neurons.removal.augmentation import choose_augmentation
@@ -50,7 +50,7 @@ def prune(
     *,
     compensate: Compensation | Distillation = "none",
     calibration: Any = None,
-    distance: DistanceName = "auto",
+    distance: DistanceName | OutputDistance = "auto",
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
     detail: Callable[[str], None] = lambda text: None,
@@ -130,7 +130,11 @@ def _check_alike(example: Any, calibration: Any) -> None:
 
 
 def _choose_aim(
-    model: nn.Module, inputs: Inputs, settings: Distillation, name: DistanceName, readers: tuple[StreamReader, ...]
+    model: nn.Module,
+    inputs: Inputs,
+    settings: Distillation,
+    name: DistanceName | OutputDistance,
+    readers: tuple[StreamReader, ...],
 ) -> Aim:
     """The distance by which `search` compares outputs, of classes at the temperature at which all of them count; what
     is taken is judged by decisions, as in `search`."""
@@ -138,8 +142,8 @@ def _choose_aim(
         return Aim(settings.loss, settings.loss)
     few = take_rows(inputs, torch.arange(min(FEW_ROWS, count_rows(inputs))))
     with torch.no_grad():
-        outputs = list_outputs(call_model(copy_model(model), few))
-    distance = choose_distance(outputs, name, count_numbers(inputs))
+        given = call_model(copy_model(model), few)
+    distance, outputs = choose_distance(given, name, count_numbers(inputs)), list_outputs(given)
     logits = outputs[0].double().clamp(min=LEAST_PROBABILITY).log() if distance.logarithms else outputs[0].double()
     temperature = float(logits.std(correction=0)) or 1.0
     return Aim(

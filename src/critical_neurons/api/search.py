@@ -21,6 +21,7 @@ from critical_neurons.core.settings import (
     Compensation,
     DistanceName,
     EffortName,
+    OutputDistance,
     as_names,
     check_seed,
 )
@@ -42,7 +43,7 @@ from critical_neurons.removal.rows import (
 )
 from critical_neurons.selection.budget_counts import Spending
 from critical_neurons.selection.consumers import group_is_read
-from critical_neurons.selection.distance import choose_distance, list_outputs
+from critical_neurons.selection.distance import choose_distance
 from critical_neurons.selection.effort import choose_effort
 from critical_neurons.selection.elimination import Elimination
 from critical_neurons.selection.gate_descent import GateSearch
@@ -77,7 +78,7 @@ def search(
     scope: Scope = "layer",
     compensate: Compensation | Distillation = "least_squares",
     effort: EffortName = "standard",
-    distance: DistanceName = "auto",
+    distance: DistanceName | OutputDistance = "auto",
     seed: int = 0,
     ignore: Collection[str] = (),
     start: str | None = None,
@@ -99,7 +100,9 @@ def search(
       the model does is taken.
     * `distance`: how outputs are compared. "divergence", of class probabilities, for one output (batch, classes);
       "squares", mean squared differences relative to the variance, summed over outputs, for everything else; "auto"
-      takes the divergence for a single output (batch, classes) that is much smaller than an input.
+      takes the divergence for a single output (batch, classes) that is much smaller than an input. Or a function of
+      your own, `distance(outputs, wanted)`, of what the smaller model and the model give, tuples and dicts as they
+      are, to a tensor with one number or one for every input, differentiable by the first.
     * `ignore`: layers that lose nothing. `start`, `stop`: names of the first and of the last layer that may lose
       units, or of modules that contain them; the budget is then a share of what lies between.
 
@@ -141,7 +144,7 @@ class Search:
         *,
         compensate: Compensation | Distillation = "least_squares",
         effort: EffortName = "standard",
-        distance: DistanceName = "auto",
+        distance: DistanceName | OutputDistance = "auto",
         seed: int = 0,
         ignore: Collection[str] = (),
         start: str | None = None,
@@ -160,7 +163,7 @@ class Search:
         self._rows = join_rows(self._model, match_model(rows, self._model))
         with torch.no_grad():
             few = take_rows(self._rows, torch.arange(min(FEW_ROWS, count_rows(self._rows))))
-            outputs = list_outputs(call_model(self._model, few))
+            outputs = call_model(self._model, few)
         self._distance = choose_distance(outputs, distance, count_numbers(self._rows))
         if not self.structure.groups:
             raise InvalidInputError(f"the network has nothing that could be removed:\n{self.structure}")

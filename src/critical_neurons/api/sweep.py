@@ -31,6 +31,7 @@ from critical_neurons.core.settings import (
     Compensation,
     DistanceName,
     EffortName,
+    OutputDistance,
     as_names,
     check_share,
 )
@@ -81,7 +82,7 @@ def sweep(
     test: tuple[Any, Any] | None = None,
     compensate: Compensation | Distillation = "least_squares",
     effort: EffortName = "standard",
-    distance: DistanceName = "auto",
+    distance: DistanceName | OutputDistance = "auto",
     ignore: str | Sequence[str] = (),
     seed: int = 0,
     onnx: bool = False,

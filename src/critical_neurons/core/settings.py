@@ -16,6 +16,8 @@ from critical_neurons.errors import InvalidSettingError
 Compensation: TypeAlias = Literal["none", "bias", "least_squares", "distil"]
 EffortName: TypeAlias = Literal["quick", "standard", "thorough"]
 DistanceName: TypeAlias = Literal["auto", "divergence", "squares"]
+OutputDistance: TypeAlias = Callable[[Any, Any], Any]
+"""Of what two models give, the smaller one first: a tensor with one number, or with one for every input."""
 
 _Kind = TypeVar("_Kind", bound=type)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from critical_neurons.core.settings import DistanceName
-from critical_neurons.errors import InvalidInputError, InvalidSettingError
+from critical_neurons.core.settings import DistanceName, OutputDistance
+from critical_neurons.errors import InvalidInputError, InvalidSettingError, first_line
+from critical_neurons.removal.remove import FAILURES
 from critical_neurons.removal.rows import find_tensors
 
 SOFTENING = 0.1
@@ -81,14 +83,94 @@ class Distance:
         return total
 
 
-def choose_distance(outputs: Sequence[Tensor], name: DistanceName, input_size: int) -> Distance:
-    """The distance that suits the outputs of a model for some inputs.
+@dataclass(frozen=True)
+class GivenDistance(Distance):
+    """A function of the outputs of two models, as they give them, to a number, or to one for every input.
+
+    `like` is an example of the outputs. The function is given None in the place of tensors that are no
+    floating-point numbers.
+    """
+
+    function: OutputDistance = lambda found, wanted: None
+    like: Any = None
+
+    def measure(self, found: Sequence[Tensor], wanted: Sequence[Tensor], temperature: float = 1.0) -> Tensor:
+        given = self.function(self._nest(found), self._nest(wanted))
+        if not isinstance(given, Tensor) or not given.is_floating_point() or given.ndim > 1:
+            kind = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+            raise InvalidSettingError(
+                f"distance: the function gives {kind}. Accepted: a tensor with one number, or one for every input."
+            )
+        return given.mean()
+
+    def miss(self, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+        return float(self.measure(found, wanted))
+
+    def probe(self, outputs: Sequence[Tensor], temperature: float, generator: torch.Generator) -> Tensor:
+        """By the curvature along every output by itself, estimated with random signs (Hutchinson). Of a function that
+        has none where the outputs are equal, as a mean of absolute differences, all outputs count alike."""
+        signs = [
+            (torch.randint(0, 2, each.shape, generator=generator, dtype=each.dtype) * 2 - 1).to(each.device)
+            for each in outputs
+        ]
+        wanted = [each.detach() for each in outputs]
+        found = [each.clone().requires_grad_() for each in wanted]
+        rows = max(len(each) for each in outputs)
+        with torch.enable_grad():
+            slopes = torch.autograd.grad(
+                self.measure(found, wanted) * rows, found, create_graph=True, allow_unused=True
+            )
+            along = [(one * sign).sum() for one, sign in zip(slopes, signs, strict=True) if one is not None]
+            total = sum(along, start=found[0].new_zeros(()))
+            bends: Sequence[Tensor | None] = [None] * len(found)
+            if total.requires_grad:
+                bends = torch.autograd.grad(total, found, allow_unused=True)
+        scales = [
+            torch.zeros_like(each) if bend is None else (bend * sign).clamp(min=0).sqrt()
+            for each, bend, sign in zip(wanted, bends, signs, strict=True)
+        ]
+        if not any(bool(scale.any()) for scale in scales):
+            scales = [torch.ones_like(each) for each in wanted]
+        parts = [(each * sign * scale).sum() for each, sign, scale in zip(outputs, signs, scales, strict=True)]
+        return sum(parts[1:], start=parts[0])
+
+    def _nest(self, values: Sequence[Tensor]) -> Any:
+        return _nest_like(self.like, iter(values))
+
+
+def _nest_like(like: Any, values: Iterator[Tensor]) -> Any:
+    """The values in the nesting of an example of them, in the order in which `list_outputs` finds them."""
+    if isinstance(like, Tensor):
+        return next(values) if like.is_floating_point() else None
+    if isinstance(like, Mapping):
+        return {name: _nest_like(part, values) for name, part in like.items()}
+    if isinstance(like, tuple) and hasattr(like, "_fields"):
+        return type(like)(*(_nest_like(part, values) for part in like))
+    if isinstance(like, list | tuple):
+        return type(like)(_nest_like(part, values) for part in like)
+    if hasattr(like, "__dict__") and not callable(like):
+        nested = copy.copy(like)
+        vars(nested).update({name: _nest_like(part, values) for name, part in vars(like).items()})
+        return nested
+    return like
+
+
+def choose_distance(given: Any, name: DistanceName | OutputDistance, input_size: int) -> Distance:
+    """The distance that suits what a model gives for some inputs, or the function of the user's own.
 
     "auto" is the divergence for a single output (batch, classes) of few classes or much smaller than an input,
     squares for everything else: regression, images, embeddings as large as inputs, several outputs.
     """
+    outputs = list_outputs(given)
     if not outputs or not all(torch.isfinite(each).all() for each in outputs):
         raise InvalidInputError("inputs: the model gives NaN or infinite values for them. Are they scaled right?")
+    if callable(name):
+        found = GivenDistance(False, function=name, like=given)
+        try:
+            found.measure(outputs, outputs)  # now rather than at the end of a search
+        except FAILURES as error:
+            raise InvalidSettingError(f"distance: the function fails on the outputs: {first_line(error)}.") from error
+        return found
     classes = len(outputs) == 1 and outputs[0].ndim == 2 and outputs[0].shape[1] > 1
     match name:
         case "auto":
@@ -96,7 +178,10 @@ def choose_distance(outputs: Sequence[Tensor], name: DistanceName, input_size: i
         case "divergence" | "squares":
             divergence = name == "divergence"
         case _:
-            raise InvalidSettingError(f"distance: found {name!r}. Accepted: 'auto', 'divergence', 'squares'.")
+            raise InvalidSettingError(
+                f"distance: found {name!r}. Accepted: 'auto', 'divergence', 'squares', or a function of what two "
+                "models give."
+            )
     if divergence and not classes:
         shapes = ", ".join(str(tuple(each.shape)) for each in outputs)
         raise InvalidSettingError(
