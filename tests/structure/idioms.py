@@ -119,6 +119,11 @@ def step_lstm(m: nn.Module, x: Tensor) -> Tensor:
     return m.head(hidden)
 
 
+class SelfAttention(nn.MultiheadAttention):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, x, x, need_weights=False)[0]
+
+
 def attend_in_groups(m: Any, x: Tensor) -> Tensor:
     """Two heads for every key."""
     q = m.q(x).view(*x.shape[:2], m.heads, 3).transpose(1, 2)
@@ -392,6 +397,11 @@ IDIOMS: dict[str, Idiom] = {
             t=nn.MultiheadAttention(4, 2, batch_first=True),
             b=nn.Linear(4, 2),
         ),
+        *(SERIES, 6),
+        {"t.out_proj": 4, "t.in_proj_weight": 4},
+    ),
+    "attention by a class of its own": Idiom(
+        lambda: Written(lambda m, x: m.b(m.t(x)), t=SelfAttention(4, 2, batch_first=True), b=nn.Linear(4, 2)),
         *(SERIES, 6),
         {"t.out_proj": 4, "t.in_proj_weight": 4},
     ),

@@ -4,6 +4,7 @@ they read."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -78,14 +79,20 @@ def convert_attention(module: nn.MultiheadAttention) -> Callable[[], None]:
     """Make it one that calls its output layer as a module and has any number of heads. What is given back undoes
     that."""
     kind, same = type(module), module._qkv_same_embed_dim
-    if kind is nn.MultiheadAttention and module.bias_k is None and not module.add_zero_attn:
-        module.__class__ = FewerHeads
+    if not isinstance(module, FewerHeads) and module.bias_k is None and not module.add_zero_attn:
+        module.__class__ = _derive(kind)  # type: ignore[arg-type]
         module._qkv_same_embed_dim = False  # no fused call knows of such heads
 
     def restore() -> None:
         module.__class__, module._qkv_same_embed_dim = kind, same
 
     return restore
+
+
+@cache
+def _derive(kind: type[nn.MultiheadAttention]) -> type[nn.MultiheadAttention]:
+    """The class of a user's own that hands its work to torch's: it then hands it to ours."""
+    return FewerHeads if kind is nn.MultiheadAttention else type(kind.__name__, (kind, FewerHeads), {})
 
 
 def _as_numbers(mask: Tensor, like: Tensor) -> Tensor:

@@ -143,7 +143,7 @@ def normalise_all(run: LabelledRun, call: Call) -> Tags:
     inside = [axis for axis in tag.varying if axis >= first]
     if not inside:
         return [Tag(tag.labels, None, tag.active), None, None]
-    if len(inside) == len(tag.varying) or not run.whole_heads:
+    if len(inside) == len(tag.varying) or not run.whole_heads or not run.labels.are_apart(tag.labels.flatten(first)):
         return keep_all(run, call, "a layer norm runs over its channels")
     labels = tag.labels
     for axis in inside:  # a head at a time: it goes as a whole

@@ -116,17 +116,18 @@ def _settle(
 
 
 def _find_heads(run: LabelledRun, group: Group) -> list[str]:
-    """The modules with heads among the units of the group."""
+    """The modules with heads among the units of the group, and those of the same class: they are written alike."""
     if not run.heads:
         return []
     classes = run.labels.resolve()
     own = [classes.find(each.outputs) for each in run.multiplications if each.name in group.layers]
     units = np.concatenate([np.full(1, NO_UNIT), *own])[1:]
-    return [
-        name
+    blamed = {
+        type(run.model.get_submodule(name))
         for name, several in run.heads.items()
         if any(np.isin(found[found != NO_UNIT], units).any() for found in map(classes.find, several))
-    ]
+    }
+    return [name for name in run.heads if type(run.model.get_submodule(name)) in blamed]
 
 
 def _count_removable(structure: Structure) -> int:

@@ -60,6 +60,12 @@ class Labels:
         if len(found):
             self._kept.insert(0 if foremost else len(self._kept), (found, reason))
 
+    def are_apart(self, labels: Tensor) -> bool:
+        """Whether no class has labels at two places of the other axes than the last, as far as is known yet."""
+        found = self.resolve().find(labels)
+        rows = found.reshape(-1, found.shape[-1])
+        return sum(len(np.unique(row)) for row in rows) == len(np.unique(found))
+
     def resolve(self) -> Classes:
         """One class for all labels that became one, and the first reason to stay of each."""
         ends = np.concatenate(self._pairs, axis=1) if self._pairs else np.zeros((2, 0), dtype=np.int64)
