@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from critical_neurons.errors import InvalidInputError
 from critical_neurons.removal.metrics import evaluating, run_model
 from critical_neurons.removal.rows import Inputs, count_rows, find_tensors, split_rows
+from critical_neurons.removal.seeding import seeded
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,7 @@ def compare_outputs(model: nn.Module, other: nn.Module, inputs: Inputs, *, batch
 
 def _run(model: nn.Module, rows: Inputs) -> list[Tensor]:
     """Its outputs. Whatever it draws at random is the same every time: two models must differ by nothing else."""
-    with evaluating(model), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with evaluating(model), seeded(0, model):
         return list(find_tensors(run_model(model, rows)))
 
 

@@ -21,6 +21,7 @@ from critical_neurons.removal.augmentation import Augmentation
 from critical_neurons.removal.imitation import Aim, Imitation
 from critical_neurons.removal.metrics import count_macs
 from critical_neurons.removal.rows import Inputs, count_rows, match_model, take_rows
+from critical_neurons.removal.seeding import seeded
 
 HELD_OUT = 8
 """One of this many inputs is held out."""
@@ -65,8 +66,7 @@ def distil(
     Ctrl-C ends the training, as the time limit does. Random numbers are drawn from `seed`; torch's own stay as they
     were.
     """
-    with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch.inference_mode(False), torch.enable_grad(), seeded(seed, original, smaller):
         training = _Training(Imitation(original, smaller, aim), inputs, augment, settings, report)
         with suppress(KeyboardInterrupt):
             training.run()
@@ -161,8 +161,7 @@ class _Training:
     def _measure(self) -> float:
         """On held-out inputs, as they are and augmented, always alike."""
         total = 0.0
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with seeded(0, self._pair.smaller):
             for rows in torch.split(self._held_out, self._size):
                 inputs = take_rows(self._inputs, rows)
                 total += len(rows) * (self._pair.judge(inputs) + self._pair.judge(self._augment(inputs))) / 2

@@ -18,6 +18,7 @@ from critical_neurons.removal.copies import copy_sharing
 from critical_neurons.removal.dispatch import DispatchMode
 from critical_neurons.removal.parametrised import Parametrised, find_parametrised, list_parametrised
 from critical_neurons.removal.rows import Inputs, call_model, find_tensors, map_inputs
+from critical_neurons.removal.seeding import seeded
 
 REMOVAL_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Largest relative difference between the outputs of the masked and of the smaller model, by their type."""
@@ -127,8 +128,7 @@ def compare_outputs(expected: list[Tensor], found: list[Tensor]) -> None:
 def run_evenly(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     """The outputs, without gradients, with the same number in place of every random one: models of different sizes
     would draw different ones. A forward may change its inputs in place, but not those of the next run."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), _EvenNoise():  # type: ignore[no-untyped-call]
-        torch.manual_seed(0)
+    with seeded(0, model), torch.no_grad(), _EvenNoise():  # type: ignore[no-untyped-call]
         return list(find_tensors(call_model(model, map_inputs(inputs, Tensor.clone))))
 
 

@@ -30,6 +30,7 @@ from critical_neurons.removal.rows import (
     split_arguments,
     take_rows,
 )
+from critical_neurons.removal.seeding import seeded
 from critical_neurons.structure.assembly import assemble
 from critical_neurons.structure.run import NOTHING, LabelledRun
 from critical_neurons.structure.source import check_model, copy_model, fingerprint, unwrap
@@ -148,7 +149,7 @@ def _run_labelled(
     """`model` is run, and run once more: one that remembers what it was given has no structure to rely on."""
     run = LabelledRun(open_attention(model), follows=follows, split=split)
     given = map_inputs(rows, Tensor.clone)  # a forward may work on them in place
-    with _seeded(), _failing_clearly(rows):
+    with seeded(0, model), _failing_clearly(rows):
         outputs = list(find_tensors(run.run(*split_arguments(given), count_rows(rows))))
     first = [tuple(values.shape) for values in outputs]
     if not first:
@@ -174,19 +175,11 @@ def convert_to_double(model: nn.Module, rows: Inputs) -> tuple[nn.Module, Inputs
 
     exact, example = copy_whole(model).double(), map_inputs(rows, convert)
     try:
-        with _seeded(), torch.no_grad():
+        with seeded(0, exact), torch.no_grad():
             call_model(exact, map_inputs(example, Tensor.clone))
     except FAILURES:
         return model, rows
     return exact, example
-
-
-@contextmanager
-def _seeded() -> Iterator[None]:
-    """Random numbers of torch, the same for every run, and as they were afterwards."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
 
 
 @contextmanager

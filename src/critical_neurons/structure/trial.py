@@ -94,7 +94,7 @@ class Trial:
     def _choose_way(self) -> None:
         self._rows, self._exact = self._ways[0]
         self._tried = self._model
-        if self._exact and list_parametrised(self._model):  # their factors are computed anew: in double precision
+        if self._exact and list_parametrised(self._model):  # factors of norms are computed anew
             self._tried = double_tensors(copy_sharing(self._model))
         if self._exact:
             self._rows = map_inputs(
