@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 from matplotlib import rc_context
@@ -17,6 +19,7 @@ from critical_neurons.solvers.lp_engine import FEASIBILITY
 from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE
 from critical_neurons_reproduction.experiments.cells import NETWORKS
 from critical_neurons_reproduction.store import Record
+from passes_page import describe_passes
 
 TABLE = "performance"
 TITLES = {**NETWORKS, "resnet20": "ResNet-20"}
@@ -144,6 +147,7 @@ def build_page(records: Sequence[Record], results: Results, pictures: str) -> st
         INTRODUCTION,
         describe_origin(records),
         describe_bars(results),
+        describe_passes(),
         describe_images(results, pictures),
         describe_sizes(results),
         describe_workers(results),
@@ -230,7 +234,12 @@ def describe_images(results: Results, pictures: str) -> str:
     header = ["", "images", *TAKEN, "rows in all", "rows used", "tangents", "status"]
     return (
         "## Growth with images\n\nTrained FC-3 and LeNet-5, relaxed, radius 0.\n\n"
-        f"![Growth]({pictures}/growth.svg)\n\n{_table(header, rows)}"
+        f"![Growth]({pictures}/growth.svg)\n\n{_table(header, rows)}\n"
+        + " ".join(
+            f"{TITLES[network]}: {_say_growth(_find_series(results, f'images/{network}/'))}"
+            for network in ("fc3", "lenet5")
+        )
+        + "\n"
     )
 
 
@@ -246,7 +255,9 @@ def describe_sizes(results: Results) -> str:
         ]
         if rows:
             sections.append(
-                (f"{said}\n\n{UNTRAINED}\n" if said else "") + _table([title, *TAKEN, "rows used", "status"], rows)
+                (f"{said}\n\n{UNTRAINED}\n" if said else "")
+                + _table([title, *TAKEN, "rows used", "status"], rows)
+                + f"\n{_say_growth(_find_series(results, f'{kind}/'))}\n"
             )
     return "\n".join(sections)
 
@@ -440,6 +451,15 @@ def _find_series(results: Results, start: str) -> list[tuple[str, Mapping[str, A
     """The cases whose name begins so, by the number it ends in."""
     found = [(name.removeprefix(start), result) for name, result in results.items() if name.startswith(start)]
     return sorted(found, key=lambda each: int(each[0]))
+
+
+def _say_growth(series: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """The slope of a line through the logarithms of sizes and seconds."""
+    if len(series) < 2:
+        return "too few cases for an exponent."
+    sizes = [math.log(int(size)) for size, _ in series]
+    seconds = [math.log(spend(found)) for _, found in series]
+    return f"fitted exponent {linear_regression(sizes, seconds).slope:.2f}."
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -193,11 +193,11 @@ class _Weights:
         if len(given) > limit:
             chosen = self._choose(len(given), limit).to(given.device)
             given, found = given[chosen], found[chosen]
-        wanted = _select(channels_first(module, given), self._kept)
+        wanted = channels_first(module, given)
         positions = self._choose(wanted.shape[2], -(-limit // len(wanted))).to(given.device)
         sizes = given.shape[2:] if isinstance(module, Transposed) else None
         rows = by_group(_widen(unroll(module, found, positions, sizes)), groups)
-        wanted = by_group(_widen(wanted[:, :, None, positions]), groups)
+        wanted = by_group(_widen(_select(wanted[:, :, positions], self._kept)[:, :, None]), groups)
         missing = wanted - (rows @ self._matrix + _widen(_find_bias(module)).reshape(groups, 1, -1))
         if self._regression is None:
             few = rows.shape[1] * self._input_count < columns * input_count and self._stays is None

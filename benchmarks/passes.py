@@ -1,0 +1,162 @@
+"""What a search and a refit take, in forward passes over the calibration inputs, and the memory they need.
+
+    python benchmarks/passes.py run --data DIR --resnet20 WEIGHTS     every case that is not stored
+    python benchmarks/passes.py run ... --only resnet20 --only quick  any parts of a case's name
+    python benchmarks/passes.py table                                 what is stored, as Markdown
+
+Half of the multiply-adds are kept. The CIFAR ResNet-20 has 1 000 images, and its accuracy is measured as in
+ablation.py; the others have images of noise, 224x224, and untrained weights with batch norms estimated on a few of
+them: enough to see what they take. A case is a process of its own, on one thread, and a line of
+benchmarks/results/passes.jsonl: processor seconds of a pass (the least of two), by part, and the peak of memory.
+Lines with a `commit` were measured there, before what docs/performance.md says was changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+import critical_neurons as cn
+from ablation import clock, load_subject
+from architectures.classic import VGG
+from architectures.mobile import mobilenet_v2
+from architectures.residual import basic_resnet, bottleneck_resnet
+from critical_neurons.api.search import Search
+from critical_neurons.removal.metrics import measure_accuracy
+from critical_neurons.selection.layerwise_search import LayerwiseSearch
+from passes_page import RESULTS, list_rows, read_lines
+from storing import SEED, store_line
+from timing import Parts, read_peak
+
+
+class WideVGG(VGG):
+    """VGG-16 as for ImageNet, with batch norms and three linear layers, the first of 25 088 inputs."""
+
+    def __init__(self) -> None:
+        super().__init__("64 64 M 128 128 M 256 256 256 M 512 512 512 M 512 512 512 M", norm=True)
+        self.classifier = nn.Sequential(
+            *(nn.Linear(25088, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000))
+        )
+
+
+LARGE = {
+    "resnet18": lambda: basic_resnet((2, 2, 2, 2)),
+    "resnet50": lambda: bottleneck_resnet((3, 4, 6, 3)),
+    "mobilenet_v2": mobilenet_v2,
+    "vgg16_bn": WideVGG,
+}
+IMAGES = (32, 256)
+NORMED = 16
+"""Images from which batch norms are estimated."""
+
+PARTS = {
+    "structure": [(Search, "__init__")],
+    "covariances": [(LayerwiseSearch, "__init__")],
+    "Fisher matrices": [(LayerwiseSearch, "_find_metrics")],
+    "elimination": [(LayerwiseSearch, "order")],
+    "exchanges": [(LayerwiseSearch, "exchange")],
+    "pricing": [(LayerwiseSearch, "price")],
+    "drafts": [(LayerwiseSearch, "carry_out")],
+    "bounds": [(LayerwiseSearch, "describe")],
+    "refitting": [(cn, "prune")],
+}
+
+
+def list_cases() -> list[str]:
+    large = [f"{name}/{images}" for images in IMAGES for name in LARGE]
+    return [f"{name}/{effort}" for name in ("resnet20/1000", *large) for effort in ("quick", "standard")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="measure the cases that are not stored yet")
+    run.add_argument("--data", type=Path, help="folder with cifar10")
+    run.add_argument("--resnet20", type=Path, help="weights; without them it is left out")
+    run.add_argument("--only", action="append", default=[], help="parts of a case's name, such as resnet18/32")
+    run.add_argument("--case", help=argparse.SUPPRESS)
+    commands.add_parser("table", help="print what is stored")
+    given = parser.parse_args()
+    if given.command == "table":
+        print("\n".join(list_rows()))
+    elif given.case:
+        measure(given.case, given.data, given.resnet20)
+    else:
+        stored = {line["name"] for line in read_lines() if "commit" not in line}
+        for name in list_cases():
+            if name in stored or not all(part in name for part in given.only):
+                continue
+            if given.resnet20 is not None or not name.startswith("resnet20"):
+                threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+                command = [sys.executable, __file__, *sys.argv[1:], "--case", name]
+                subprocess.run(command, check=True, env={**os.environ, **threads})
+
+
+def measure(name: str, data: Path, weights: Path | None) -> None:
+    torch.set_num_threads(1)
+    network, images, effort = name.split("/")
+    subject = load_subject("resnet20", 0, data, weights) if network == "resnet20" else None
+    model, inputs = (subject.model, subject.inputs) if subject else prepare(network, int(images))
+    size = 64 if subject else 8
+    with torch.no_grad():
+        one_pass = min(clock(lambda: [model(some) for some in inputs.split(size)])[1] for _ in range(2))
+    before, load = read_peak(), os.getloadavg()[0]
+    with follow() as parts:
+        scores, searching = clock(lambda: cn.search(model, inputs, macs=0.5, effort=effort))
+        smaller, refitting = clock(lambda: cn.prune(model, cn.plan(scores), inputs, compensate="least_squares"))
+    found: dict[str, Any] = {
+        "pass_seconds": round(one_pass, 2),
+        "search_seconds": round(searching, 2),
+        "refit_seconds": round(refitting, 2),
+        "passes": round((searching + refitting) / one_pass, 1),
+        "parts": parts.seconds,
+        "peak_megabytes": round(read_peak()),
+        "peak_megabytes_before": round(before),
+        "load": round(load, 1),
+    }
+    if subject:
+        found["accuracy"] = round(measure_accuracy(smaller, *subject.validation), 4)
+    store_line(RESULTS, {"name": name, **found})
+
+
+def prepare(network: str, images: int) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(SEED)
+    model, inputs = LARGE[network](), torch.randn(images, 3, 224, 224)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = None  # the mean over batches
+    with torch.no_grad():
+        for some in inputs[:NORMED].split(8):
+            model.train()(some)
+    return model.eval(), inputs
+
+
+@contextmanager
+def follow() -> Iterator[Parts]:
+    parts = Parts()
+    patches = [
+        patch.object(owner, name, parts.follow(part, getattr(owner, name)))
+        for part, seams in PARTS.items()
+        for owner, name in seams
+    ]
+    for each in patches:
+        each.start()
+    try:
+        yield parts
+    finally:
+        for each in patches:
+            each.stop()
+
+
+if __name__ == "__main__":
+    main()

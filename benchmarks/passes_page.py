@@ -1,0 +1,67 @@
+"""Passes page: stored cases of benchmarks/passes.py to a section of docs/performance.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "passes.jsonl"
+PARTS = (
+    "structure",
+    "covariances",
+    "Fisher matrices",
+    "elimination",
+    "exchanges",
+    "pricing",
+    "drafts",
+    "bounds",
+    "refitting",
+    "other",
+)
+HEADER = (
+    "network",
+    "images",
+    "effort",
+    "commit",
+    "passes",
+    "pass, s",
+    "search, s",
+    "refit, s",
+    "peak, MB",
+    "accuracy",
+)
+SECTION = """\
+## Searching and refitting
+
+`python benchmarks/passes.py run`: `cn.search(macs=0.5)` and `cn.prune(compensate="least_squares")`, processor seconds
+on one thread, and as multiples of one forward pass over the same inputs. ResNet-20 on 1 000 CIFAR-10 images, accuracy
+on 2 500 validation images; the others, if there are any, on noise of 224x224. The least of two passes counts, so that
+a busy machine makes the multiples larger. At the commit named, four seconds of the first call went into importing
+torch's compiler, every trial of pricing was a whole pass, and batch norms took a fifth of refitting.
+"""
+
+
+def describe_passes() -> str:
+    return "\n".join([SECTION, *list_rows(), ""])
+
+
+def read_lines() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+
+
+def list_rows() -> list[str]:
+    """What was taken in all, and then by part, where that was followed."""
+    lines = read_lines()
+    keys = ("passes", "pass_seconds", "search_seconds", "refit_seconds", "peak_megabytes", "accuracy")
+    rows = [
+        [*line["name"].split("/"), line.get("commit", ""), *(str(line.get(key, "")) for key in keys)]
+        for line in lines
+    ]
+    followed = [line for line in lines if "parts" in line]
+    parts = [[line["name"], *(str(line["parts"].get(part, "")) for part in PARTS)] for line in followed]
+    return [*_draw(HEADER, rows), "", *_draw(("processor seconds of", *PARTS), parts)]
+
+
+def _draw(header: tuple[str, ...], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
