@@ -1,0 +1,140 @@
+"""Overview: the first table of the page, every row of the paper's tables beside ours, and why rows miss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+
+from critical_neurons_reproduction.result_tables import MISSING, Figure, Row, Table
+
+LEGEND = """\
+Accuracy / share of the parameters removed, as the authors count them. ✓ at or above the paper, or below by no
+more than the larger of the two standard deviations; ≷ the accuracy is, the share is not; ✗ the accuracy is not; ◐
+training was shortened; ¹ one seed alone. Two columns of ours where the objective matters: *balanced*, in which
+every layer counts alike, and that of the *authors'* code, which also divides by the size of a convolution's
+kernel. *From given weights*: a VGG-16 trained end to end elsewhere, of whose parts only the heads are trained.
+"""
+
+ACCURACY: Mapping[str, tuple[str, ...]] = {
+    "table-1": ("accuracy",),
+    "table-1-appendix": ("accuracy",),
+    "table-2": ("Ref", "Ours", "Ours + FT"),
+    "table-2-deep": ("Ref", "Ours + FT"),
+    "table-2-given": ("Ref", "Ours + FT"),
+    "table-3": ("Ref", "masked"),
+    "snip": ("accuracy",),
+    "snip-transfer": ("Ref", "masked"),
+    "rescale": ("Ref", "masked"),
+}
+"""The columns of the first table on the page, by file."""
+
+VGG_COST = (
+    "An epoch of VGG-16 in parts takes about 1 200 processor seconds for 45 000 images, one of fine-tuning about "
+    "950: 15 epochs and twelve fine-tunings are eight hours on one core."
+)
+
+NOT_RUN: Mapping[str, str] = {
+    "table-2-deep": f"VGG-16 trained in parts (table-2-deep) was not run. {VGG_COST} `table-2-given` has the same "
+    "parts from given weights.",
+    "table-2-given": "Rows of `table-2-given` that are not here take the programs of 13 parts, about a minute each, "
+    "and 16 minutes for each of three fine-tunings.",
+    "table-3": "VGG-16 begins with the network trained in parts, and trains two more from their initial weights: "
+    "three trainings of five to six hours for two rows.",
+}
+"""What is said once of rows without a figure, by file."""
+
+ABOVE, LESS, BELOW, SHORTENED, ONE = "✓", "≷", "✗", "◐", "¹"
+
+NAMES: Mapping[str, str] = {
+    "table-2-deep": "VGG-16 in parts, program {0}, rule {1}",
+    "table-2-given": "VGG-16 from given weights, program {0}, rule {1}",
+}
+"""How rows are called, by file; as their labels where there is nothing here."""
+
+
+def sum_up(tables: Mapping[str, Table]) -> str:
+    """Every row of the paper's tables, the paper's figures and ours; of equal references the first.
+
+    Rows of VGG-16 in one of two ways are left out where nothing of them was run: the other has them.
+    """
+    lines = [_line(["table", "row", "paper", "ours, balanced", "ours, authors' objective"]), _line(["---"] * 5)]
+    reasons, lacking, references = [], [], set()
+    for name, columns in ACCURACY.items():
+        theirs = {row.labels: row for row in tables[f"{name}-authors"].rows} if f"{name}-authors" in tables else {}
+        chosen = {row.labels: row for row in tables["table-2-chosen"].rows} if name == "table-2" else {}
+        for row, column in product(tables[name].rows if name in tables else (), columns):
+            share = None if column == "Ref" else "prune"
+            paper = _show_pair(row.paper, column, share)
+            ours = mark(row, column, share, tables[name].seeds)
+            others = theirs.get(row.labels) if share else None
+            marked = [ours, "" if others is None else mark(others, column, share, tables[name].seeds)]
+            if ours == MISSING and name in NOT_RUN:
+                lacking.append(name)
+            if name in NAMES and ours == MISSING:
+                continue
+            if not paper or (column == "Ref" and (name, paper, ours) in references):
+                continue
+            references.add((name, paper, ours))
+            title = NAMES.get(name, ", ".join(label for label in row.labels if label)).format(*row.labels)
+            lines.append(_line([name, title if len(columns) == 1 else f"{title}: {column}", paper, *marked]))
+            if not any(ABOVE in each for each in marked):
+                why = explain(row, column, share, chosen.get(row.labels[:2]))
+                reasons.append(f"- {name}, {title}{'' if len(columns) == 1 else f', {column}'}: {why}")
+    said = [NOT_RUN[name] for name in dict.fromkeys(lacking)]
+    told = ["Rows that do not reach the paper, and by what:\n", *reasons, ""] if reasons else []
+    return "\n".join([*lines, "", LEGEND, *told, *(f"{each}\n" for each in said)]) + "\n"
+
+
+def explain(row: Row, accuracy: str, share: str | None, chosen: Row | None = None) -> str:
+    """Why a row does not reach the paper, by its own figures; `chosen` has those at other thresholds."""
+    ours, paper = row.ours.get(accuracy), row.paper.get(accuracy)
+    if ours is None or paper is None:
+        return "not run."
+    parts = []
+    if row.schedule:
+        parts.append(f"shortened to {row.schedule}")
+    reference = row.ours.get("Ref") or row.ours.get("reference")
+    gap = ours.mean - paper.mean
+    if share is None:
+        parts.append(f"training ends {abs(gap):.1f} {'above' if gap >= 0 else 'below'} the paper's")
+    else:
+        removed, printed = row.ours.get(share), row.paper.get(share)
+        if removed and printed:
+            more = removed.mean - printed.mean
+            amount = f"{abs(more):.1f} points {'more' if more >= 0 else 'fewer'} of the parameters removed"
+            parts.append(f"{amount}, accuracy {gap:+.1f} against the paper")
+        if reference and accuracy != "Ref":
+            parts.append(f"{ours.mean - reference.mean:+.1f} against our own reference")
+        if chosen and (other := _show_pair(chosen.ours, accuracy, share)):
+            parts.append(f"{other} at thresholds chosen on validation images")
+    return "; ".join(parts) + "."
+
+
+def _show_pair(figures: Mapping[str, Figure | None], accuracy: str, share: str | None) -> str:
+    found = [f"{figure.mean:.1f}" for name in (accuracy, share) if name and (figure := figures.get(name))]
+    return " / ".join(found)
+
+
+def mark(row: Row, accuracy: str, share: str | None, seeds: int = 1) -> str:
+    """Our figures, and whether they reach the paper's; `seeds` are wanted."""
+    shown, figure = _show_pair(row.ours, accuracy, share), row.ours.get(accuracy)
+    if not shown or figure is None:
+        return MISSING
+    if row.schedule:
+        verdict = SHORTENED
+    elif not _reaches(figure, row.paper.get(accuracy)):
+        verdict = BELOW
+    else:
+        verdict = ABOVE if not share or _reaches(row.ours.get(share), row.paper.get(share)) else LESS
+    return f"{shown} {verdict}{ONE if figure.seeds == 1 < seeds else ''}"
+
+
+def _reaches(ours: Figure | None, paper: Figure | None) -> bool:
+    if paper is None:
+        return True
+    slack = max(paper.deviation or 0.0, (ours and ours.deviation) or 0.0)
+    return ours is not None and ours.mean >= paper.mean - slack
+
+
+def _line(texts: list[str]) -> str:
+    return f"| {' | '.join(texts)} |"
