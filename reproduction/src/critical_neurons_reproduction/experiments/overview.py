@@ -81,7 +81,7 @@ def sum_up(tables: Mapping[str, Table]) -> str:
                 why = explain(row, column, share, chosen.get(row.labels[:2]))
                 reasons.append(f"- {name}, {title}{'' if len(columns) == 1 else f', {column}'}: {why}")
     said = [NOT_RUN[name] for name in dict.fromkeys(lacking)]
-    told = ["Rows that do not reach the paper, and by what:\n", *reasons, ""] if reasons else []
+    told = ["Rows without ✓, and why:\n", *reasons, ""] if reasons else []
     return "\n".join([*lines, "", LEGEND, *told, *(f"{each}\n" for each in said)]) + "\n"
 
 
