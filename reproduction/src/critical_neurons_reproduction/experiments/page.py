@@ -81,8 +81,10 @@ def build_page(cells: Collection[Cell], store: Store, beside: Path) -> str:
                 link = f"![{tables[name].title}]({Path(picture).as_posix()})"
                 sections.append(f"{link if tables[name].rows else tables[name].title}\n")
                 sections.append(_summarise_points(tables[name]))
-            else:
+            elif any(row.ours for row in tables[name].rows):
                 sections.append(tables[name].to_markdown())
+            else:
+                sections.append(f"{tables[name].title}: not run.\n")
             if table == "table-2" and name != "table-2-deep":
                 sections.append(_judge(tables[name]))
         if table in TRENDS:
