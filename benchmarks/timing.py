@@ -79,7 +79,7 @@ def list_seams() -> dict[str, list[Seam]]:
     return {
         "reading": [(score, "read_network"), (score, "run_model")],
         "bounding": [(score_task, "bound_network")],
-        "encoding": [(score_task, "encode"), (score_task, "encode_literal")],
+        "encoding": [(score_task, "encode_unchecked"), (score_task, "encode_literal")],
         "judging rows": [(ReluRows, "violations"), (PoolRows, "violations")],
         "building rows": [(ReluRows, "build"), (PoolRows, "build")],
         "loss and tangents": [(LossTerm, "values"), (LossTerm, "cuts"), (LossTerm, "affine_forms")],

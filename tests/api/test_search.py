@@ -338,8 +338,8 @@ def test_inputs_too_large_for_single_precision_are_told(compensate, scale):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "budget: found none. Accepted: one of units, params and macs"),
-        ({"units": 0.5, "macs": 0.5}, "budget: found units, macs. Accepted: one of units, params and macs"),
+        ({}, "budget: found none. Accepted: one of units, params, macs and latency"),
+        ({"units": 0.5, "macs": 0.5}, "budget: found units, macs. Accepted: one of units, params, macs and latency"),
         ({"units": True}, r"units: found True. Accepted: a share above 0 and up to 1"),
         ({"units": 1.5}, r"units: found 1.5. Accepted: a share above 0 and up to 1"),
         ({"units": 0.5, "scope": "all"}, "scope: found 'all'. Accepted: 'layer', 'global'"),
