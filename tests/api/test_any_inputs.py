@@ -68,7 +68,7 @@ def test_numbers_of_rows_that_do_not_fit():
 def test_no_multiply_adds_to_count():
     model = Written(lambda m, x, y: (m.one(x) * m.other(y)).sum(1), one=nn.Embedding(9, 8), other=nn.Embedding(9, 8))
     numbers = torch.arange(9)
-    with pytest.raises(cn.errors.InvalidSettingError, match=r"macs: the network has none to count\. Give units= or"):
+    with pytest.raises(cn.errors.InvalidSettingError, match=r"none that was counted\. Give units= or"):
         cn.search(model, (numbers, numbers), macs=0.5)
     plan = cn.plan(cn.search(model, (numbers, numbers), units=0.5, effort="quick"))
     assert cn.prune(model, plan, (numbers, numbers)).one.embedding_dim == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -287,6 +288,7 @@ def test_of_all_rounds_the_one_that_misses_least_is_taken(trained, monkeypatch):
 
 def test_an_interrupt_leaves_the_best_so_far(trained, monkeypatch):
     model, inputs, _ = trained
+    monkeypatch.setitem(EFFORTS, "quick", replace(EFFORTS["thorough"], rounds=0))
     first, order = cn.search(model, inputs, units=0.3, effort="quick"), layerwise_search.LayerwiseSearch.order
 
     def interrupt(layers, view, *given):

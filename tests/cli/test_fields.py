@@ -48,8 +48,9 @@ def test_and_there_are_no_others():
     fields = {name_option(field) for kind in kinds for field in list_settings(kind)}
     data = {"model", "data", "weights", "per_class", "split", "mean", "std", "resize", "channels"}
     files = {"output", "table", "earlier", "incumbent", "as_json"}
+    shown = {"quiet", "verbose"}
     others = {"formulation", "by_class", "jobs", "backend", "scheduler", "ignore", "start", "stop"}
-    assert set(find_options("score")) == fields | data | files | others
+    assert set(find_options("score")) == fields | data | files | shown | others
 
 
 def test_options_of_some_formulations_name_them():

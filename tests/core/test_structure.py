@@ -140,7 +140,6 @@ def test_groups_name_the_layers_that_share_units():
         (("c",), [3, 4], 1),
     ]
     assert [len(group) for group in CHAIN.groups] == [3, 2]
-    assert CHAIN.layers_of(np.array([0, 3])) == ("a", "b", "c")
     assert [layer.name for layer in CHAIN.removable] == ["a", "b", "c"]
 
 
