@@ -9,7 +9,7 @@ import pytest
 
 from critical_neurons_reproduction.experiments import TABLES, build_tables, list_cells, write_page, write_tables
 from critical_neurons_reproduction.experiments.cells import QUICK, Schedule, select_cells
-from critical_neurons_reproduction.experiments.overview import mark
+from critical_neurons_reproduction.experiments.overview import explain, mark
 from critical_neurons_reproduction.experiments.plots import draw_figure
 from critical_neurons_reproduction.experiments.table_layouts import FIGURES, LAYOUTS
 from critical_neurons_reproduction.result_tables import Figure, Row
@@ -312,3 +312,12 @@ def test_vgg16_in_a_way_that_was_not_run_is_said_once(cells, store, tmp_path):
         assert "VGG-16 from given weights, program paper, rule share: Ours + FT" in text
         assert ("VGG-16 in parts, program paper" in text) is parts
         assert ("was not run" in text) is not parts
+
+
+def test_a_row_says_when_random_units_are_as_good():
+    paper = {"Ours": Figure(85.3), "prune": Figure(36.0)}
+    ours = {"Ref": Figure(86.0), "Ours": Figure(86.1), "prune": Figure(35.0)}
+    told = "1.0 points fewer of the parameters removed, accuracy +0.8 against the paper; +0.1 against our own"
+    assert explain(Row(("VGG-16",), {**ours, "RP": Figure(50.0)}, paper), "Ours", "prune") == f"{told} reference."
+    better = explain(Row(("VGG-16",), {**ours, "RP": Figure(86.4)}, paper), "Ours", "prune")
+    assert better == f"{told} reference; no better than random units, which leave 86.4."

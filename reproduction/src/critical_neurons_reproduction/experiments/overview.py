@@ -105,6 +105,8 @@ def explain(row: Row, accuracy: str, share: str | None, chosen: Row | None = Non
             parts.append(f"{amount}, accuracy {gap:+.1f} against the paper")
         if reference and accuracy != "Ref":
             parts.append(f"{ours.mean - reference.mean:+.1f} against our own reference")
+        if (by_chance := row.ours.get("RP")) and by_chance.mean >= ours.mean:
+            parts.append(f"no better than random units, which leave {by_chance.mean:.1f}")
         if chosen and (other := _show_pair(chosen.ours, accuracy, share)):
             parts.append(f"{other} at thresholds chosen on validation images")
     return "; ".join(parts) + "."
