@@ -11,7 +11,8 @@ from torch import nn
 
 import critical_neurons as cn
 from critical_neurons.api import prune as prune_module
-from critical_neurons.api.compress import HELD_OUT_SHARE, PAPER
+from critical_neurons.api.calibration import HELD_OUT_SHARE
+from critical_neurons.api.compress import PAPER
 from critical_neurons.api.plan import FINE_STEPS, ROUGH_STEPS
 from critical_neurons.cli.digits import split_digits, train_small_network
 from critical_neurons.core.batch import digest_rows

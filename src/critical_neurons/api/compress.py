@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
+from critical_neurons.api.calibration import Data, choose_one_per_class, gather_data, gather_test
 from critical_neurons.api.compare import compare
 from critical_neurons.api.compression import Compression, write_call
 from critical_neurons.api.plan import check_drop, find_most, plan
 from critical_neurons.api.prune import prune
 from critical_neurons.api.score import score
 from critical_neurons.api.search import Search
-from critical_neurons.core.batch import check_classes, check_labels, choose_evenly
+from critical_neurons.core.batch import check_classes, choose_evenly
 from critical_neurons.core.budget import Budget
 from critical_neurons.core.costs import halve_macs
 from critical_neurons.core.distillation import Distillation, split_compensation
@@ -28,20 +27,15 @@ from critical_neurons.core.scores import Scores
 from critical_neurons.core.settings import Compensation, DistanceName, EffortName, OutputDistance, as_names
 from critical_neurons.core.solver import Solver, as_solver
 from critical_neurons.core.span import Span
-from critical_neurons.core.structure import Bools, Ints, Structure
+from critical_neurons.core.structure import Structure
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.io.latency import Stopwatch, meet_latency
 from critical_neurons.readers import isolated
-from critical_neurons.removal.metrics import count_classes, measure_accuracy, predict
+from critical_neurons.removal.metrics import count_classes, predict
 from critical_neurons.removal.refit.stream import check_inputs
-from critical_neurons.removal.rows import Inputs, count_rows, find_tensors, gather_labelled, take_rows
+from critical_neurons.removal.rows import take_rows
 from critical_neurons.selection.plan_rules import check_counts, check_keep
 from critical_neurons.structure import find_structure
-
-FEWEST_HELD_OUT = 10
-
-HELD_OUT_SHARE = 0.3
-"""Of the inputs, where a drop in accuracy has to be judged and nothing else was given to judge it by."""
 
 PAPER = Paper(loss_weight=5.0, objective="authors", integer=False, input_radius=1e-5)
 """As the authors' code has it: gates relaxed, a small box around the inputs, its objective."""
@@ -157,8 +151,8 @@ def compress(
     tested = None if test is None else gather_test(test, data)
     used, judge, judged_on = data, evaluate, None
     if max_drop is not None and evaluate is None:
-        used, held_out = _hold_out(data, seed)
-        judge, judged_on = partial(_measure, held_out), held_out.inputs
+        used, held_out = data.hold_out(seed)
+        judge, judged_on = held_out.measure_accuracy, held_out.inputs
     if program is None or compensate != "none":
         check_inputs(used.inputs)
     read: dict[str, Any] = {"ignore": as_names(ignore), "start": start, "stop": stop}
@@ -193,21 +187,6 @@ def compress(
         comparison = measure(tested.inputs, tested.labels, calibration=data.inputs)
     compared_on = data.inputs if tested is None else tested.inputs
     return Compression(smaller, found, scores, comparison, compared_on, write_call(compress, given))
-
-
-@dataclass(frozen=True)
-class Data:
-    """Inputs of any kind, and labels if there are any."""
-
-    inputs: Inputs
-    labels: Ints | None
-
-    def __len__(self) -> int:
-        return count_rows(self.inputs)
-
-    def take(self, rows: Ints) -> Data:
-        assert self.labels is not None
-        return Data(take_rows(self.inputs, torch.from_numpy(rows)), self.labels[rows])
 
 
 @dataclass(frozen=True)
@@ -332,53 +311,6 @@ def _choose_program(formulation: Formulation | FormulationName | None, *, paper:
     if formulation is None:
         return PAPER if paper else None
     return as_formulation(formulation)
-
-
-def choose_one_per_class(labels: Ints, correct: Bools, seed: int) -> Ints:
-    """Indices of one data point of every class at random, in ascending order: a correct one where there is one."""
-    shuffled = np.random.default_rng(seed).permutation(len(labels))
-    ranked = shuffled[np.argsort(~correct[shuffled], kind="stable")]
-    _, first = np.unique(labels[ranked], return_index=True)
-    return np.sort(ranked[first])
-
-
-def gather_data(inputs: Any, labels: Any) -> Data:
-    """Labels beside the inputs, or in their batches: those that are classes."""
-    rows, beside = gather_labelled(inputs)
-    if labels is None and (beside is None or beside.ndim != 1 or beside.is_floating_point()):
-        return Data(rows, None)
-    given = np.asarray(beside if labels is None else torch.as_tensor(labels).cpu())
-    return Data(rows, check_labels(given, count_rows(rows)))
-
-
-def gather_test(test: Any, data: Data) -> Data:
-    """A pair of inputs and labels, or an iterable of such pairs."""
-    pair = isinstance(test, tuple | list) and len(test) == 2
-    tested = gather_data(*test) if pair and not isinstance(test[0], list) else gather_data(test, None)
-    found, wanted = ([tuple(values.shape[1:]) for values in find_tensors(each.inputs)] for each in (tested, data))
-    if found != wanted:
-        shapes = [", ".join(map(str, each)) for each in (found, wanted)]
-        raise InvalidInputError(
-            f"test: found inputs of shape {shapes[0]}. Accepted: a pair of inputs of shape {shapes[1]} and labels."
-        )
-    return tested
-
-
-def _hold_out(data: Data, seed: int) -> tuple[Data, Data]:
-    """What is left of the data, and what is held out."""
-    assert data.labels is not None
-    aside = choose_evenly(data.labels, math.ceil(HELD_OUT_SHARE * len(data)), seed)
-    if len(aside) < FEWEST_HELD_OUT:
-        raise InvalidInputError(
-            f"max_drop: found {len(data)} inputs, of which {len(aside)} would be held out to judge by. Give "
-            f"{math.ceil(FEWEST_HELD_OUT / HELD_OUT_SHARE)} or more, or evaluate=, a function of a model."
-        )
-    return data.take(np.setdiff1d(np.arange(len(data)), aside)), data.take(aside)
-
-
-def _measure(data: Data, model: nn.Module) -> float:
-    assert data.labels is not None
-    return measure_accuracy(model, data.inputs, torch.from_numpy(data.labels))
 
 
 def _count_scored(structure: Structure) -> int:

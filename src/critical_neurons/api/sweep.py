@@ -15,8 +15,9 @@ from typing import Any, get_args
 
 from torch import nn
 
+from critical_neurons.api.calibration import Data, choose_one_per_class, gather_data, gather_test
 from critical_neurons.api.compare import compare
-from critical_neurons.api.compress import PAPER, Data, choose_one_per_class, gather_data, gather_test
+from critical_neurons.api.compress import PAPER
 from critical_neurons.api.compression import Compression, load_compression, write_call
 from critical_neurons.api.plan import plan
 from critical_neurons.api.prune import prune
