@@ -33,14 +33,15 @@ TITLES = {"resnet20": "ResNet-20", "resnet56": "ResNet-56", "vgg16": "VGG-16", "
 
 ABOUT = """\
 CIFAR-10, ResNets of a public repository (akamaster/pytorch_resnet_cifar10); 784-300-100-10 on Fashion-MNIST. Points
-of accuracy lost on 10 000 test images, mean over draws of the calibration images; less is better. Every method has
-the same calibration images, budget, refitting and distillation, without labels. *bar*: what ours may lose, distilled.
+of accuracy lost on 10 000 test images, mean over draws of the calibration images; less is better. Every method gets
+the same calibration images, budget, refitting and distillation, without labels. *bar*: the loss aimed at, distilled;
+where the figure beside it is larger, it is missed.
 """
 METHOD = """\
 `python benchmarks/distillation.py run --part test` measures what is missing, and goes on where it stopped. Seconds
 are of the processor. Settings of distillation were chosen on validation images, the last 5 000 of the training split,
 on which the public ResNets were trained too. *search* is `cn.search`; *greedy elimination* goes layer by layer, with
-shares of layers from one ranking of all units; other methods are those of [quality.md](quality.md).
+shares of layers from one ranking of all units; other methods are importances of Torch-Pruning and activations.
 """
 WIDTH = 118
 

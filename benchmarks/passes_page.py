@@ -37,7 +37,7 @@ SECTION = """\
 `python benchmarks/passes.py run`: `cn.search(macs=0.5)` and `cn.prune(compensate="least_squares")`, processor seconds
 on one thread, and as multiples of one forward pass over the same inputs. ResNet-20 on 1 000 CIFAR-10 images, accuracy
 on 2 500 validation images; the others, if there are any, on noise of 224x224. The least of two passes counts, so that
-a busy machine makes the multiples larger. At the commit named, four seconds of the first call went into importing
+a busy machine makes the multiples larger. At commit 0b44375, four seconds of the first call went into importing
 torch's compiler, every trial of pricing was a whole pass, and batch norms took a fifth of refitting.
 """
 

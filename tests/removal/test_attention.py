@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -65,3 +68,30 @@ def test_added_keys_are_left_to_torch():
     module = nn.MultiheadAttention(EMBED, HEADS, add_bias_kv=True)
     convert_attention(module)
     assert type(module) is nn.MultiheadAttention
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_dropout_in_training_alone(need_weights):
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(EMBED, HEADS, dropout=0.5).double()
+    convert_attention(module)
+    query = draw(LENGTH, BATCH, EMBED)
+    in_training = [module(query, query, query, need_weights=need_weights)[0] for _ in range(2)]
+    assert not torch.equal(*in_training)
+    module.eval()
+    assert torch.equal(*[module(query, query, query, need_weights=need_weights)[0] for _ in range(2)])
+
+
+class Derived(nn.MultiheadAttention):
+    pass
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_class_of_ones_own_can_be_copied(copied):
+    module = Derived(EMBED, HEADS).double().eval()
+    convert_attention(module)
+    query = draw(LENGTH, BATCH, EMBED)
+    again = copied(module)
+    assert isinstance(again, Derived)
+    assert isinstance(again, FewerHeads)
+    assert torch.equal(again(query, query, query)[0], module(query, query, query)[0])

@@ -142,3 +142,11 @@ def test_a_function_is_given_outputs_as_the_model_gives_them():
 def test_a_function_that_gives_no_distance(function, said):
     with pytest.raises(InvalidSettingError, match=said):
         choose_distance([LOGITS], function, 9)
+
+
+def test_a_norm_has_no_curvature_where_outputs_are_equal():
+    outputs = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    distance = choose_distance(outputs, lambda found, wanted: (found - wanted).norm(dim=1), 10)
+    probed = distance.probe([outputs], 1.0, torch.Generator().manual_seed(0))
+    (slope,) = torch.autograd.grad(probed, outputs)
+    assert torch.equal(slope.abs(), torch.ones_like(slope))

@@ -83,3 +83,39 @@ def test_leaves_forwards_as_they_were(model: nn.Module) -> None:
     Replay(model, INPUTS).run({model[2]})
     assert model[4].forward is own
     assert "forward" not in vars(model[2])
+
+
+class Noting(nn.Linear):
+    """Keeps what it read, for others."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.noted = values
+        return super().forward(values)
+
+
+class Odd(nn.Module):
+    """Changes its input in place, and reads what a module noted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle = nn.Linear(4, 4), nn.Sequential(Noting(4, 4), nn.ReLU())
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, values: Tensor) -> Tensor:
+        values.sub_(0.5)
+        out = self.last(self.middle(self.first(values)))
+        return out + self.middle[0].noted + values
+
+
+def test_inputs_changed_in_place_and_what_modules_note() -> None:
+    torch.manual_seed(0)
+    model = Odd().requires_grad_(False)
+    given = INPUTS.clone()
+    replay = Replay(model, given)
+    wanted = model(INPUTS.clone())
+    model.first.weight.mul_(2)
+    replay.run({model.first})
+    model.first.weight.div_(2)
+    for _ in range(2):
+        assert torch.equal(replay.run({model.last}), wanted)
+    assert torch.equal(given, INPUTS)

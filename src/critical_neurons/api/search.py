@@ -100,7 +100,8 @@ def search(
       the model does is taken.
     * `distance`: how outputs are compared. "divergence", of class probabilities, for one output (batch, classes);
       "squares", mean squared differences relative to the variance, summed over outputs, for everything else; "auto"
-      takes the divergence for a single output (batch, classes) that is much smaller than an input. Or a function of
+      takes the divergence for a single output (batch, columns) of at most ten columns, or much smaller than an input:
+      give "squares" for regression. Or a function of
       your own, `distance(outputs, wanted)`, of what the smaller model and the model give, tuples and dicts as they
       are, to a tensor with one number or one for every input, differentiable by the first.
     * `ignore`: layers that lose nothing. `start`, `stop`: names of the first and of the last layer that may lose

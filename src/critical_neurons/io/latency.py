@@ -23,7 +23,9 @@ from critical_neurons.errors import ExportError, InvalidSettingError, MissingExt
 from critical_neurons.io.exporters import convert_to_onnx
 from critical_neurons.io.onnx_runtime import Runner, convert_layer, open_onnx
 from critical_neurons.parallel.threads import on_threads
+from critical_neurons.removal.copies import copy_whole
 from critical_neurons.removal.metrics import evaluating, time_in_turns
+from critical_neurons.removal.parametrised import make_plain
 from critical_neurons.removal.rows import Inputs, call_model, match_model, take_rows
 
 WIDTHS = ((1.0, 1.0), (1.0, 0.5), (0.5, 1.0), (0.5, 0.5), (0.25, 0.25))
@@ -70,7 +72,7 @@ class Stopwatch:
     """A model to time others beside; `onnx`: in onnxruntime, if that can be."""
 
     def __init__(self, model: nn.Module, inputs: Inputs, *, onnx: bool = True) -> None:
-        self._model = model
+        self._model = make_plain(copy_whole(model))
         self._row = match_model(take_rows(inputs, torch.arange(1)), model)
         self.runtime = "torch"
         if onnx:
@@ -160,8 +162,8 @@ def meet_latency(
             share *= MARGIN * max(target / taken, STRIDE)
     except InvalidSettingError as error:
         raise InvalidSettingError(
-            f"latency: {target:.4g} of the measured time cannot be met; the last smaller model took {taken:.4g} of "
-            f"it. Give a larger share. ({error})"
+            f"latency: {target:.4g} of the measured time cannot be met by removing units. Give a larger share. "
+            f"({error})"
         ) from error
     raise InvalidSettingError(
         f"latency: {target:.4g} of the measured time was not met; the last smaller model took {taken:.4g} of it. "
@@ -170,7 +172,7 @@ def meet_latency(
 
 
 def _open_in_torch(model: nn.Module, row: Inputs) -> Timed:
-    copied = copy.deepcopy(model).eval()
+    copied = make_plain(copy_whole(model)).eval()
 
     def run(rows: Inputs) -> Any:
         with torch.inference_mode():

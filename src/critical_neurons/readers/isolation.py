@@ -23,7 +23,7 @@ SEED = 0
 def isolated(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """The same function, computed as in a fresh process whatever the caller has set: on the CPU in float32 unless the
     tensors say otherwise, without autocast, gradients possible, warnings no errors, random numbers from one seed.
-    Afterwards everything is as it was.
+    Afterwards everything is as it was; other threads see the default type and the random numbers meanwhile.
 
     The number of threads stays the caller's, and with it the rounding of sums.
     """

@@ -37,12 +37,13 @@ class FewerHeads(nn.MultiheadAttention):
             query, key, value = (each.transpose(0, 1) for each in (query, key, value))
         q, k, v = (self._split(each) for each in self._project(query, key, value))
         mask = self._join_masks(key_padding_mask, attn_mask, q)
+        dropout = self.dropout if self.training else 0.0
         if need_weights:
             scores = q @ k.transpose(-2, -1) * self.head_dim**-0.5
-            weights = (scores if mask is None else scores + mask).softmax(-1)
+            weights = functional.dropout((scores if mask is None else scores + mask).softmax(-1), dropout)
             found = weights @ v
         else:
-            found, weights = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask), None
+            found, weights = functional.scaled_dot_product_attention(q, k, v, mask, dropout), None
         joined: Tensor = self.out_proj(found.permute(2, 0, 1, 3).flatten(2))
         if weights is not None:
             weights = weights.mean(1) if average_attn_weights else weights
@@ -92,7 +93,15 @@ def convert_attention(module: nn.MultiheadAttention) -> Callable[[], None]:
 @cache
 def _derive(kind: type[nn.MultiheadAttention]) -> type[nn.MultiheadAttention]:
     """The class of a user's own that hands its work to torch's: it then hands it to ours."""
-    return FewerHeads if kind is nn.MultiheadAttention else type(kind.__name__, (kind, FewerHeads), {})
+    if kind is nn.MultiheadAttention:
+        return FewerHeads
+    return type(kind.__name__, (kind, FewerHeads), {"__reduce__": lambda made: (_make, (kind,), vars(made))})
+
+
+def _make(kind: type[nn.MultiheadAttention]) -> nn.MultiheadAttention:
+    """For pickles, which name functions of modules, not classes that were made."""
+    derived = _derive(kind)  # type: ignore[arg-type]
+    return derived.__new__(derived)
 
 
 def _as_numbers(mask: Tensor, like: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from critical_neurons.errors import InvalidInputError
+
 MOST_BYTES = 2**28
 """Held in memory. The rows of a file are read when they are asked for, and the system may forget them again."""
 
@@ -22,6 +24,10 @@ class Joined:
         self._bytes = self._rows = 0
 
     def add(self, values: Tensor) -> None:
+        if self._parts and values.dtype != self._parts[0].dtype:
+            raise InvalidInputError(
+                f"inputs: found batches of {self._parts[0].dtype} and {values.dtype}. Give all of them in one type."
+            )
         self._rows += len(values)
         self._bytes += values.numel() * values.element_size()
         if self._file is None:

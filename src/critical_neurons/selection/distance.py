@@ -108,7 +108,7 @@ class GivenDistance(Distance):
 
     def probe(self, outputs: Sequence[Tensor], temperature: float, generator: torch.Generator) -> Tensor:
         """By the curvature along every output by itself, estimated with random signs (Hutchinson). Of a function that
-        has none where the outputs are equal, as a mean of absolute differences, all outputs count alike."""
+        has none where the outputs are equal, as a mean of absolute differences or a norm, all outputs count alike."""
         signs = [
             (torch.randint(0, 2, each.shape, generator=generator, dtype=each.dtype) * 2 - 1).to(each.device)
             for each in outputs
@@ -126,7 +126,9 @@ class GivenDistance(Distance):
             if total.requires_grad:
                 bends = torch.autograd.grad(total, found, allow_unused=True)
         scales = [
-            torch.zeros_like(each) if bend is None else (bend * sign).clamp(min=0).sqrt()
+            torch.zeros_like(each)
+            if bend is None
+            else torch.nan_to_num(bend * sign, 0.0, 0.0, 0.0).clamp(min=0).sqrt()
             for each, bend, sign in zip(wanted, bends, signs, strict=True)
         ]
         if not any(bool(scale.any()) for scale in scales):
@@ -168,6 +170,8 @@ def choose_distance(given: Any, name: DistanceName | OutputDistance, input_size:
         found = GivenDistance(False, function=name, like=given)
         try:
             found.measure(outputs, outputs)  # now rather than at the end of a search
+        except InvalidSettingError:
+            raise
         except FAILURES as error:
             raise InvalidSettingError(f"distance: the function fails on the outputs: {first_line(error)}.") from error
         return found

@@ -13,22 +13,24 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from critical_neurons.removal.rows import Inputs, call_model
+from critical_neurons.removal.rows import Inputs, call_model, map_inputs
 
 
 @dataclass
 class _Call:
-    """A call of a module, what it gave, the version of that memory, and the number of the next call outside it."""
+    """A call of a module, what it gave, the version of that memory, the number of the next call outside it, and
+    whether it or a module inside it noted something for others to read."""
 
     module: nn.Module
     given: Any = None
     version: int = 0
     after: int = 0
+    notes: bool = False
 
     @property
     def is_kept(self) -> bool:
-        """What was changed in place later is computed anew."""
-        return isinstance(self.given, Tensor) and self.given._version == self.version
+        """What was changed in place later is computed anew, and so is what leaves more than it gives."""
+        return isinstance(self.given, Tensor) and self.given._version == self.version and not self.notes
 
 
 class Replay:
@@ -39,20 +41,26 @@ class Replay:
         self._calls: list[_Call] = []
         self._next = self._first = 0
         with self._in_place_of_forward(self._record):
-            call_model(model, inputs)
+            call_model(model, self._copy_inputs())
 
     def run(self, changed: Collection[nn.Module]) -> Any:
         """What the model gives now that these modules are not what they were."""
         places = (place for place, call in enumerate(self._calls) if call.module in changed)
         self._next, self._first = 0, next(places, 0)
         with self._in_place_of_forward(self._repeat):
-            return call_model(self._model, self._inputs)
+            return call_model(self._model, self._copy_inputs())
+
+    def _copy_inputs(self) -> Inputs:
+        return map_inputs(self._inputs, Tensor.clone)  # a forward pass may work on them in place
 
     def _record(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        call = _Call(module)
+        call, before = _Call(module), _list_attributes(module)
         self._calls.append(call)
+        place = len(self._calls)
         call.given = forward(*args, **kwargs)
         call.after = len(self._calls)
+        inside = any(each.notes for each in self._calls[place:])
+        call.notes = inside or not _are_same(_list_attributes(module), before)
         if isinstance(call.given, Tensor):
             call.version = call.given._version
         return call.given
@@ -81,3 +89,18 @@ class Replay:
                 del vars(module)["forward"]
                 if forward is not None:
                     vars(module)["forward"] = forward
+
+
+def _list_attributes(module: nn.Module) -> dict[str, tuple[Any, int]]:
+    """Those that may hold tensors, with their lengths: a forward pass may add to them."""
+    return {
+        name: (value, 0 if isinstance(value, Tensor) else len(value))
+        for name, value in vars(module).items()
+        if isinstance(value, Tensor | list | dict | tuple)
+    }
+
+
+def _are_same(found: dict[str, tuple[Any, int]], before: dict[str, tuple[Any, int]]) -> bool:
+    return found.keys() == before.keys() and all(
+        value is before[name][0] and length == before[name][1] for name, (value, length) in found.items()
+    )
