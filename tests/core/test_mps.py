@@ -203,6 +203,7 @@ def test_learnt_rows_are_those_that_were_counted():
     assert np.all(values <= solution.learnt.upper + SAME_OPTIMUM)
 
 
+@pytest.mark.slow
 def test_large_programs_are_written_in_seconds(tmp_path):
     matrix = sparse.random_array((3000, 400), density=0.75, format="csr", rng=0)
     rows = Rows(matrix, np.full(3000, -INFINITE), np.ones(3000))

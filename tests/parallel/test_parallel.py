@@ -18,6 +18,7 @@ from critical_neurons.parallel import hire
 from critical_neurons.parallel.processes import count_slots
 from tests import pieces
 from tests.clusters import ROOT, Cluster, wait_until
+from tests.zoo import first_or_slow
 
 KINDS = ["this process", "processes", "cluster"]
 
@@ -189,6 +190,7 @@ class TestCluster:
             with pytest.raises(WorkersError, match=message), hire(workers, most=1):
                 pass
 
+    @pytest.mark.slow
     def test_another_version_that_joins_later_ends_the_run(self, tmp_path):
         metadata = tmp_path / "newer" / "numpy-99.0.dist-info" / "METADATA"
         metadata.parent.mkdir(parents=True)
@@ -207,7 +209,7 @@ class TestCluster:
         with hire(workers, most=1, threads=2) as crew, pytest.raises(WorkersError, match=message):
             list(crew.run([("a", pieces.describe_threads)]))
 
-    @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nowhere", "http://127.0.0.1:1"])
+    @pytest.mark.parametrize("address", first_or_slow("tcp://127.0.0.1:1", "nowhere", "http://127.0.0.1:1"))
     def test_no_answer(self, address, monkeypatch):
         monkeypatch.setattr("critical_neurons.parallel.dask_cluster.CONNECT_SECONDS", 0.5)
         message = f"scheduler: no answer from '{address}'.*Start one with: dask"

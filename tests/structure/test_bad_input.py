@@ -111,6 +111,7 @@ def test_compiled():
     assert find_structure(torch.compile(build().double()), ROWS).unit_count == 6
 
 
+@pytest.mark.slow
 def test_compiled_inside_or_in_place():
     inner = Written(lambda m, x: m.b(m.a(x)), a=nn.Linear(4, 6), b=torch.compile(nn.Linear(6, 2), backend="eager"))
     assert find_structure(inner.double(), ROWS).unit_count == 6

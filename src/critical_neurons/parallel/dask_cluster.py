@@ -181,9 +181,10 @@ class Cluster:
 def join_cluster(scheduler: str, threads: int, on_message: OnMessage) -> Iterator[Cluster]:
     try:
         client = Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False)
-    except (OSError, TimeoutError, ValueError) as error:
+    except (OSError, TimeoutError, ValueError, AssertionError) as error:  # Dask asserts that its event loop starts
+        why = str(error) or "Dask's event loop did not start"
         raise WorkersError(
-            f"scheduler: no answer from {scheduler!r} within {CONNECT_SECONDS:.0f} seconds ({error}). Accepted: the "
+            f"scheduler: no answer from {scheduler!r} within {CONNECT_SECONDS:.0f} seconds ({why}). Accepted: the "
             "address of a running Dask scheduler, as tcp://host:8786. Start one with: dask scheduler"
         ) from error
     cluster = Cluster(client, scheduler, threads)
