@@ -95,3 +95,12 @@ def test_a_class_of_ones_own_can_be_copied(copied):
     assert isinstance(again, Derived)
     assert isinstance(again, FewerHeads)
     assert torch.equal(again(query, query, query)[0], module(query, query, query)[0])
+
+
+@pytest.mark.parametrize("convert", [convert_attention, lambda module: None])
+def test_causal_without_a_mask_is_refused_as_by_torch(convert):
+    module = nn.MultiheadAttention(EMBED, HEADS).double()
+    convert(module)
+    query = draw(LENGTH, BATCH, EMBED)
+    with pytest.raises(RuntimeError, match="attn_mask"):
+        module(query, query, query, is_causal=True)

@@ -30,6 +30,8 @@ class FewerHeads(nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """As that of `nn.MultiheadAttention`."""
+        if is_causal and attn_mask is None:
+            raise RuntimeError("is_causal: only says what attn_mask is. Give attn_mask, too.")
         batched = query.dim() == 3
         if not batched:
             query, key, value = (each.unsqueeze(1) for each in (query, key, value))
