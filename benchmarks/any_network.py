@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -47,7 +48,7 @@ from masked_reference import compute_the_same, prune_beside_masked
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parent.parent / "docs" / "any-network.md"
-VERSION = 1
+VERSION = 2
 """Raised when the same settings would give another result."""
 
 RATIO = 0.3
@@ -59,10 +60,10 @@ KEPT = 0.5
 SPARE = 0.05
 """By how much the least that can be left must fall below that; otherwise half of what can go goes."""
 
-DRAWS, EFFORT = 8, "quick"
+DRAWS, EFFORT = 4, "quick"
 """Examples of two inputs each, which this package chooses units by, and how long it looks for them."""
 
-TIME_LIMIT = 60.0
+TIME_LIMIT = 120.0
 """Processor seconds for an architecture and method."""
 
 WALL_LIMIT = 1800.0
@@ -93,25 +94,35 @@ def main() -> None:
 def run_cells(store: Store, *, only: list[str], again: bool) -> None:
     torch.set_num_threads(1)
     chosen = select_cells(list_cells(), only)
+    commit = find_commit()
     for cell in chosen if again else store.find_missing(chosen):
         name, method = cell.name.split("/")
         result = run_in_child(METHODS[method], ARCHITECTURES[name])
-        store.add(cell, result)
+        store.add(cell, {**result, "commit": commit})
         print(f"{cell.name}: {result}", flush=True)
 
 
+def find_commit() -> str:
+    """Of the code that is run; with a plus where it was changed since."""
+
+    def ask(*words: str) -> str:
+        asked = ["git", "-C", str(RESULTS.parent.parent), *words]
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+
+    return ask("rev-parse", "--short=12", "HEAD") + "+" * bool(ask("status", "--porcelain", "--", "src", "*.py"))
+
+
 def list_cells() -> list[Cell]:
-    by_norm = {"kept": KEPT, "importance": "magnitude, L2"}
+    """What takes longest last, so that a run that is cut short has most of them."""
     settings: dict[str, dict[str, Any]] = {
         "torch_pruning": {"version": version("torch-pruning"), "ratio": RATIO, "importance": "magnitude, L2"},
-        "ours": by_norm,
-        "onnx": by_norm,
+        "ours": {"kept": KEPT, "importance": "magnitude, L2"},
         "compress": {"kept": KEPT, "effort": EFFORT, "inputs": DRAWS * BATCH, "compensate": "least_squares"},
     }
     return [
-        Cell(TABLE, f"{name}/{method}", {"harness": VERSION, **settings[method]})
-        for name in ARCHITECTURES
+        Cell(TABLE, f"{name}/{method}", {"harness": VERSION, "seconds": TIME_LIMIT, **settings[method]})
         for method in METHODS
+        for name in ARCHITECTURES
     ]
 
 
@@ -158,7 +169,8 @@ def measure_torch_pruning(architecture: Architecture) -> Result:
 
 def measure_ours(architecture: Architecture) -> Result:
     """What `inspect` says of the channels, and what is left when the units of the smallest weights are removed, as
-    Torch-Pruning is asked to. That it computes what the masked network does is part of `prune`: an error if not."""
+    Torch-Pruning is asked to. That it computes what the masked network does is part of `prune`: an error if not. And
+    the smaller network as an ONNX file, which `export` runs and compares."""
 
     def prune(model: nn.Module, inputs: Inputs) -> Shrunk:
         structure = cn.inspect(model, inputs)
@@ -166,34 +178,29 @@ def measure_ours(architecture: Architecture) -> Result:
         if not structure.groups:
             return model, found
         plan, asked = plan_by_norm(model, structure)
-        return cn.prune(model, plan, inputs), {**found, "asked": asked, "as_masked": True}
+        smaller = cn.prune(model, plan, inputs)
+        return smaller, {**found, "asked": asked, "as_masked": True, "onnx": port(smaller, inputs)}
 
     return measure(architecture, prune)
 
 
-def measure_compress(architecture: Architecture) -> Result:
-    """`search` and refitting, which is `compress` but for its comparison."""
+def port(smaller: nn.Module, inputs: Inputs) -> Result:
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            found = cn.export(smaller, Path(folder) / "smaller.onnx", inputs)
+    except CriticalNeuronsError as error:
+        return {"failed": f"refused: {error}"}
+    return {"bytes": found.bytes, "difference": found.difference}
 
+
+def measure_compress(architecture: Architecture) -> Result:
     def compress(model: nn.Module, inputs: Inputs) -> Shrunk:
         given = join_examples(architecture)
         asked = choose_budget(cn.inspect(model, inputs))
-        plan = cn.plan(cn.search(model, given, effort=EFFORT, **asked))
-        return cn.prune(model, plan, given, compensate="least_squares"), {"asked": asked, "as_masked": True}
+        found = cn.compress(model, given, **asked, effort=EFFORT, onnx=False)
+        return found.model, {"asked": asked, "as_masked": True}
 
     return measure(architecture, compress)
-
-
-def measure_onnx(architecture: Architecture) -> Result:
-    """The smaller network as an ONNX file, which `export` runs and compares."""
-
-    def port(model: nn.Module, inputs: Inputs) -> Shrunk:
-        plan, _ = plan_by_norm(model, cn.inspect(model, inputs))
-        smaller = cn.prune(model, plan)
-        with tempfile.TemporaryDirectory() as folder:
-            found = cn.export(smaller, Path(folder) / "smaller.onnx", inputs)
-        return smaller, {"bytes": found.bytes, "difference": found.difference}
-
-    return measure(architecture, port)
 
 
 def describe_structure(structure: Structure) -> Result:
@@ -252,7 +259,6 @@ def join_examples(architecture: Architecture) -> Inputs:
 METHODS: dict[str, Callable[[Architecture], Result]] = {
     "torch_pruning": measure_torch_pruning,
     "ours": measure_ours,
-    "onnx": measure_onnx,
     "compress": measure_compress,
 }
 
@@ -316,7 +322,7 @@ def count_macs(model: nn.Module, inputs: Inputs) -> int:
         with (
             torch.no_grad(),
             warnings.catch_warnings(action="ignore"),  # of flags that are put back as they were
-            torch.backends.mkldnn.flags(enabled=False),
+            torch.backends.mkldnn.flags(enabled=not any(isinstance(each, nn.RNNBase) for each in model.modules())),
             sdpa_kernel(SDPBackend.MATH),
             FlopCounterMode(display=False) as counter,
         ):
@@ -337,7 +343,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         raise TimeoutError(f"stopped after {seconds:.0f} processor seconds")
 
     before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds, 1.0)  # and again: what is stopped may catch the first
     try:
         yield
     finally:

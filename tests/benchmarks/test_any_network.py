@@ -79,6 +79,7 @@ def test_removes_the_smallest_units_to_half_of_the_multiply_adds():
     assert result["after"] == {"parameters": 4 * 4 + 4 + 4 * 3 + 3, "macs": 2 * (4 * 4 + 4 * 3)}
     assert (result["removable"], result["channels"]) == (8, 11)
     assert result["reasons"] == ["2: it gives the network's output"]
+    assert result["onnx"]["difference"] < 1e-6
 
 
 def test_searches_and_refits():
@@ -126,17 +127,19 @@ def test_counts_fused_layers():
 def test_page_shows_both_methods(tmp_path):
     store = Store(tmp_path)
     before = {"parameters": 100, "macs": 200}
-    after = {"parameters": 50, "macs": 80}
-    store.add(Cell(TABLE, "lenet5/ours", {}), {"before": before, "after": after, "removable": 6, "channels": 9})
-    store.add(Cell(TABLE, "lenet5/onnx", {}), {"before": before, "after": after, "difference": 2e-7})
-    store.add(Cell(TABLE, "lenet5/torch_pruning", {"version": "1"}), {"before": before, "failed": "does not run"})
-    wrong = {"before": before, "after": after, "as_masked": False}
-    store.add(Cell(TABLE, "vgg11/torch_pruning", {"version": "1"}), wrong)
+    measured = {"before": before, "after": {"parameters": 50, "macs": 80}, "commit": "abc", "seconds": 60.0}
+    found = {"removable": 6, "channels": 9, "units": 5, "as_masked": True, "onnx": {"difference": 2e-7}}
+    store.add(Cell(TABLE, "lenet5/ours", {}), {**measured, **found})
+    failed = {"before": before, "failed": "does not run", "commit": "abc"}
+    store.add(Cell(TABLE, "lenet5/torch_pruning", {"version": "1"}), failed)
+    store.add(Cell(TABLE, "vgg11/torch_pruning", {"version": "1"}), {**measured, "as_masked": False})
     page = tmp_path / "page.md"
     write_page(store.find_all(TABLE), ARCHITECTURES, page)
     text = page.read_text()
+    assert "torch-pruning 1; one run of commit abc, 2 minutes of one core." in text
     assert "Handled: critical_neurons 1 of 1; Torch-Pruning 1 of 2." in text
-    assert "| lenet5 | 100 | 200 | 6 of 9 | 50% / 40% | no | 2e-07 |" in text
+    assert "| lenet5 | 100 | 200 | 5 | 6 of 9 | 50% / 40% | no | 2e-07 |" in text
+    assert "| vgg11 | 100 | 200 |  |  |  | 50% / 40% ≠ |  |" in text
     assert "compared with the smaller network: 1 of 1" in text
     assert "Of 1 by Torch-Pruning, 0 compute what the masked one does; not vgg11." in text
     assert "* lenet5: `does not run`" in text

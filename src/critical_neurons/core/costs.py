@@ -3,38 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from critical_neurons.core.structure import Floats, Measure, Product, Structure, Wiring
 
 
-def count_cost(structure: Structure, kept: Floats, measure: Measure) -> float:
-    """Units, parameters, multiply-adds or nanoseconds of what is left when so much of every unit is kept.
+class CostModel:
+    """Units, parameters, multiply-adds or nanoseconds as a function of how much of every unit is kept.
+
+    A product of the structure multiplies the shares kept of its axes. All shares come from one sparse matrix, a row
+    for every axis, since a budget asks for them once for every unit that goes.
 
     `kept` has one entry per unit and a last one, 1, that stands for NO_UNIT.
     """
-    if measure == "units":
-        return float(kept[:-1].sum())
-    total = 0.0
-    for product in _products(structure, measure):
-        total += product.amount * float(np.prod([kept[axis].mean() for axis in product.axes]))
-    return total
+
+    def __init__(self, structure: Structure, measure: Measure) -> None:
+        products = _products(structure, measure)
+        axes = [axis for product in products for axis in product.axes]
+        sizes = np.array([axis.size for axis in axes], dtype=np.int64)
+        columns = np.concatenate([np.zeros(0, dtype=np.int64), *axes]) % (structure.unit_count + 1)  # NO_UNIT is last
+        ends, shape = np.concatenate([[0], sizes.cumsum()]), (len(axes), structure.unit_count + 1)
+        self._sums = csr_array((np.ones(len(columns)), columns, ends), shape=shape)
+        self._spread, self._sizes = self._sums.T.tocsr(), sizes
+        self._amounts = np.array([product.amount for product in products], dtype=float)
+        counts = [len(product.axes) for product in products]
+        self._places = np.full((len(products), max(counts, default=0)), len(axes))  # the last share is 1
+        self._places[np.arange(self._places.shape[1]) < np.array(counts, dtype=int)[:, None]] = np.arange(len(axes))
+
+    def count(self, kept: Floats) -> float:
+        return float(self._amounts @ self._find_shares(kept).prod(1))
+
+    def differentiate(self, kept: Floats) -> Floats:
+        """The derivative of `count` by every entry of `kept`."""
+        shares, slope = self._find_shares(kept), np.zeros(len(self._sizes) + 1)
+        for place in range(shares.shape[1]):
+            slope[self._places[:, place]] = self._amounts * np.delete(shares, place, axis=1).prod(1)
+        found: Floats = self._spread @ (slope[:-1] / self._sizes)
+        return found
+
+    def _find_shares(self, kept: Floats) -> Floats:
+        """Of every axis of every product."""
+        shares: Floats = np.append(self._sums @ kept / self._sizes, 1.0)[self._places]
+        return shares
+
+
+def count_cost(structure: Structure, kept: Floats, measure: Measure) -> float:
+    return CostModel(structure, measure).count(kept)
 
 
 def differentiate_cost(structure: Structure, kept: Floats, measure: Measure) -> Floats:
-    """The derivative of `count_cost` by every entry of `kept`."""
-    slope = np.zeros(len(kept))
-    if measure == "units":
-        slope[:-1] = 1.0
-        return slope
-    for product in _products(structure, measure):
-        shares = [kept[axis].mean() for axis in product.axes]
-        for place, axis in enumerate(product.axes):
-            others = float(np.prod(shares[:place] + shares[place + 1 :]))
-            np.add.at(slope, axis, product.amount * others / axis.size)
-    return slope
+    return CostModel(structure, measure).differentiate(kept)
 
 
 def count_new_biases(wirings: Iterable[Wiring], kept: Floats, *, everywhere: bool = False) -> float:
@@ -58,5 +78,8 @@ def halve_macs(structure: Structure) -> float:
     return (1 + count_cost(structure, least, "macs") / count_cost(structure, whole, "macs")) / 2
 
 
-def _products(structure: Structure, measure: Literal["params", "macs", "latency"]) -> tuple[Product, ...]:
+def _products(structure: Structure, measure: Measure) -> tuple[Product, ...]:
+    if measure == "units":
+        count = structure.unit_count
+        return (Product("", count, (np.arange(count),)),) if count else ()
     return {"macs": structure.macs, "params": structure.params, "latency": structure.latency}[measure]

@@ -26,48 +26,54 @@ def share_budget(
     the next units go: of one group one of every block, the losses made convex before. Once the limit is met, those
     that fit come back, where the loss falls most for it first.
     """
-    kept = np.ones(sum(map(len, groups)) + 1)
-    counts = [len(group) for group in groups]
+    kept, counts = np.ones(sum(map(len, groups)) + 1), [len(group) for group in groups]
     rises = [np.diff(make_convex(np.concatenate([[0.0], loss]))) for loss in losses]
+    units = np.concatenate([group.units for group in groups])
+    starts = np.cumsum([0, *counts[:-1]])
+    sizes, blocks = np.array(counts), np.array([group.blocks for group in groups])
+    next_rise, last_rise = np.full(len(groups), np.inf), np.full(len(groups), -np.inf)
 
-    def price(place: int, gone: int, saved: Floats) -> float:
-        """What the loss rises by, for the cost saved, when the next units of every block go."""
-        blocks = groups[place].blocks
-        return float(rises[place][gone : gone + blocks].sum() / (blocks * saved[groups[place].units].mean()))
+    def note(place: int) -> None:
+        """What the loss rises by when the next units of every block go, and fell by when the last ones went."""
+        group, gone = groups[place], len(groups[place]) - counts[place]
+        left = counts[place] > group.least
+        next_rise[place] = rises[place][gone : gone + group.blocks].sum() if left else np.inf
+        last_rise[place] = rises[place][gone - group.blocks : gone].sum() if gone else -np.inf
+
+    def price(rise: Floats) -> Floats:
+        """For the cost saved by every unit."""
+        saved = blocks * np.add.reduceat(slope(kept)[units], starts) / sizes
+        with np.errstate(over="ignore"):
+            prices: Floats = rise / np.maximum(saved, np.finfo(float).tiny)
+        return prices
 
     def move(place: int, step: int) -> None:
         group = groups[place]
         counts[place] += step * group.blocks
         kept[group.units] = counts[place] / len(group)
+        note(place)
 
+    for place in range(len(groups)):
+        note(place)
     while cost(kept) > limit + ROUNDING:
-        saved = slope(kept)
-        prices = {
-            place: price(place, len(group) - counts[place], saved)
-            for place, group in enumerate(groups)
-            if counts[place] > group.least
-        }
-        if not prices:
+        prices = price(next_rise)
+        place = int(prices.argmin())
+        if prices[place] == np.inf:
             raise InvalidSettingError(
                 f"search: the budget cannot be met; with one unit of every layer the cost is {cost(kept):.4g}, and "
                 f"{limit:.4g} is asked for."
             )
-        move(min(prices, key=prices.__getitem__), -1)
-    tried: set[int] = set()
+        move(place, -1)
+    fits = np.ones(len(groups), dtype=bool)
     while True:
-        saved = slope(kept)
-        prices = {
-            place: price(place, len(group) - counts[place] - group.blocks, saved)
-            for place, group in enumerate(groups)
-            if counts[place] < len(group) and place not in tried
-        }
-        if not prices:
+        prices = np.where(fits, price(last_rise), -np.inf)
+        place = int(prices.argmax())
+        if prices[place] == -np.inf:
             return counts
-        place = max(prices, key=prices.__getitem__)
         move(place, +1)
         if cost(kept) > limit + ROUNDING:
             move(place, -1)
-            tried.add(place)
+            fits[place] = False
 
 
 def make_convex(values: Floats) -> Floats:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from critical_neurons.core.budget import Budget
-from critical_neurons.core.costs import count_cost, count_new_biases, differentiate_cost
+from critical_neurons.core.costs import CostModel, count_new_biases
 from critical_neurons.core.structure import Floats, Group, Measure, Structure
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.selection.allocation import ROUNDING, share_budget
@@ -81,7 +82,11 @@ class Spending:
         return self._count(kept) + (count_new_biases(self.structure.wirings, kept, everywhere=True) if added else 0.0)
 
     def _count(self, kept: Floats) -> float:
-        return count_cost(self.structure, kept, self._measure)
+        return self._model.count(kept)
 
     def _slope(self, kept: Floats) -> Floats:
-        return differentiate_cost(self.structure, kept, self._measure)
+        return self._model.differentiate(kept)
+
+    @cached_property
+    def _model(self) -> CostModel:
+        return CostModel(self.structure, self._measure)

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from critical_neurons.core.budget import Scope
-from critical_neurons.core.costs import count_cost, count_new_biases
+from critical_neurons.core.costs import CostModel, count_new_biases
 from critical_neurons.core.structure import Bools, Floats, Group, Ints, Measure, Structure
 from critical_neurons.errors import InvalidSettingError
 
@@ -134,7 +134,7 @@ def count_by_cost(
     """The most of the highest-scored units of all layers whose cost is within the share."""
     if not isinstance(share, Real) or not 0 < share <= 1:
         raise InvalidSettingError(f"plan: {measure}={share!r}. Accepted: a share above 0 and up to 1.")
-    total = structure.unit_count
+    total, model = structure.unit_count, CostModel(structure, measure)
 
     def keep(count: int) -> dict[ScoredGroup, int]:
         counts = _count_globally(groups, count / total)
@@ -145,9 +145,9 @@ def count_by_cost(
         for group, count in counts.items():
             kept[group.units] = group.choose(count)
         added = count_new_biases(structure.wirings, kept, everywhere=biases_added) if measure == "params" else 0.0
-        return count_cost(structure, kept, measure) + added
+        return model.count(kept) + added
 
-    whole = count_cost(structure, np.ones(total + 1), measure)
+    whole = model.count(np.ones(total + 1))
     limit = share * whole + ROUNDING
     least, most = 0, total
     if cost(keep(0)) > limit:
