@@ -1,10 +1,13 @@
 """Soak: many damaged files and many random networks, each of which must give what it should or one clear error.
 
 python benchmarks/soak.py run --files 10000 --networks 2000     what is not stored yet; benchmarks/results/soak.jsonl
+python benchmarks/soak.py try --kind network --seed 17           one case, with its traceback
 python benchmarks/soak.py report                                 what is stored, and every violation
+python benchmarks/soak.py page                                   the same as docs/soak.md
 
-Every batch of seeds is one stored line, so that a run that was stopped goes on where it was. The same seed gives the
-same file or network, whatever ran before.
+Every batch of seeds is one stored line with the commit it was run on, so that a run that was stopped goes on where it
+was. The same seed gives the same file or network, whatever ran before. Of every kind of file half are damaged by
+chance, and half changed by somebody who knows the format, with checksums that fit.
 """
 
 from __future__ import annotations
@@ -12,153 +15,159 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import resource
+import subprocess
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import nn
-
-import critical_neurons as cn
 from critical_neurons.errors import CriticalNeuronsError
+from soak_networks import go_the_whole_way
 from storing import store_line
-from tests.io.test_mutated_files import WRITERS, mutate
-from tests.structure.checks import SAME
-from tests.structure.drawn import draw_network
+from tests.io.damage import forge, mutate
+from tests.io.loaders import WRITERS
 
-RESULTS = Path(__file__).parent / "results" / "soak.jsonl"
-FILES_PER_LINE, NETWORKS_PER_LINE = 250, 20
-CALIBRATION_ROWS = 24
-EXPORTED = 10
-"""One in so many networks is exported to ONNX as well, which takes longer than all the rest."""
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "soak.jsonl"
+PAGE = ROOT / "docs" / "soak.md"
+FILES_PER_LINE, NETWORKS_PER_LINE = 1000, 50
+MOST_SECONDS = {"file": 5.0, "network": 60.0}
+"""Of processor time for one case."""
+
+MEMORY = 12 * 2**30
+"""Bytes of address space beyond which an allocation fails, so that a file that asks for more is noticed."""
+
+TEMPLATE = """# Soak
+
+Written by `python benchmarks/soak.py page` from `benchmarks/results/soak.jsonl`; `make soak` runs what is not stored
+there, and goes on where it was stopped. A case is known by its kind and its seed:
+`python benchmarks/soak.py try --kind network --seed 17`.
+
+* **Files**: of every kind half are damaged by chance (bytes changed, inserted, cut, moved), half changed with
+  checksums that fit (values of other types and ranges, entries gone, twice or renamed). Each gives what the whole
+  file gives or one error of the package, within 5 s and 12 GB of addresses. `.safetensors`, ONNX and torch's old
+  format have no checksums: there what is read must be finite and of the right shapes.
+* **Networks**: drawn layers, norms, joins and reshapes, through `inspect`, `search`, `plan`, `prune`, `mask`, `save`,
+  `load`, every fifth through `export` to ONNX and back, every fifth to `torch.export`; those that have a program
+  through `score`, by all three formulations. Masked equals removed; saved equals loaded, bit by bit; no layer is
+  empty; the bound is below the objective; points of the box lie in the bounds; scores at 1 give the logits; small
+  programs have one optimum, eliminated or literal; the model is as it was.
+
+Versions: {versions}; commit {commits}.
+
+| what | tried | how they went | violations | processor seconds |
+|---|---:|---|---:|---:|
+{rows}
+"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["run", "report"])
+    parser.add_argument("action", choices=["run", "try", "report", "page"])
     parser.add_argument("--files", type=int, default=10_000, help="damaged files of every kind")
     parser.add_argument("--networks", type=int, default=2_000)
-    arguments = parser.parse_args()
-    if arguments.action == "run":
-        run(arguments.files, arguments.networks)
-    report()
+    parser.add_argument("--kind", default="network")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    match given.action:
+        case "run":
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.RLIM_INFINITY))
+            run(given.files, given.networks)
+        case "try":
+            print({kind: check for kind, check, *_ in list_kinds(1, 1)}[given.kind](given.seed))
+        case "page":
+            PAGE.write_text(write_page(read_lines()))
+    if given.action in ("run", "report"):
+        print("\n".join(" ".join(map(str, row)) for row in list_rows(read_lines())))
 
 
 def run(files: int, networks: int) -> None:
-    done = {(line["kind"], line["first"]) for line in read_lines()}
+    done, commit = {(line["kind"], line["first"]) for line in read_lines()}, find_commit()
     for kind, check, total, size in list_kinds(files, networks):
         for first in range(0, total, size):
             if (kind, first) not in done:
                 seeds = range(first, min(first + size, total))
-                began = time.process_time()
-                violations = [found for seed in seeds if (found := attempt(check, seed))]
+                began, outcomes = time.process_time(), Counter[str]()
+                violations = [found for seed in seeds if (found := attempt(check, kind, seed, outcomes))]
                 seconds = round(time.process_time() - began, 1)
-                result = {"kind": kind, "first": first, "count": len(seeds), "cpu_seconds": seconds}
-                store_line(RESULTS, result | {"violations": violations})
+                result = {"kind": kind, "first": first, "count": len(seeds), "cpu_seconds": seconds, "commit": commit}
+                store_line(RESULTS, result | {"outcomes": dict(outcomes), "violations": violations})
 
 
-def list_kinds(files: int, networks: int) -> Iterator[tuple[str, Callable[[int], None], int, int]]:
+def list_kinds(files: int, networks: int) -> Iterator[tuple[str, Callable[[int], str], int, int]]:
     for name in WRITERS:
         yield f"file: {name}", partial(load_damaged, name), files, FILES_PER_LINE
     yield "network", go_the_whole_way, networks, NETWORKS_PER_LINE
 
 
-def attempt(check: Callable[[int], None], seed: int) -> dict[str, Any] | None:
+def attempt(check: Callable[[int], str], kind: str, seed: int, outcomes: Counter[str]) -> dict[str, Any] | None:
     """What went wrong, if anything did."""
+    began = time.process_time()
     try:
-        check(seed)
+        outcomes[check(seed)] += 1
+        seconds = time.process_time() - began
+        assert seconds <= MOST_SECONDS[kind.partition(":")[0]], f"took {seconds:.1f} s"
     except Exception as error:  # whatever it is, it is a violation
         frame = traceback.extract_tb(error.__traceback__)[-1]
         return {"seed": seed, "error": f"{type(error).__name__}: {error}"[:300], "at": f"{frame.name}:{frame.lineno}"}
     return None
 
 
-_written: dict[str, tuple[Path, Callable[[], Any], bytes, Any]] = {}
+@cache
+def write_whole(kind: str) -> tuple[Path, Callable[[], Any], bytes, Any]:
+    path, load = WRITERS[kind](Path(tempfile.mkdtemp()))
+    return path, load, path.read_bytes(), load()
 
 
-def load_damaged(kind: str, seed: int) -> None:
-    """It gives what the whole file gives, or an error of the package."""
-    if kind not in _written:
-        path, load = WRITERS[kind](Path(tempfile.mkdtemp()))
-        _written[kind] = path, load, path.read_bytes(), load()
-    path, load, content, expected = _written[kind]
-    path.write_bytes(mutate(content, random.Random(f"{kind} {seed}")))
+def load_damaged(kind: str, seed: int) -> str:
+    """It gives what the whole file gives, or an error of the package. With checksums that fit it may give more."""
+    path, load, content, expected = write_whole(kind)
+    change = (mutate, forge)[seed % 2]
+    path.write_bytes(change(content, random.Random(f"{kind} {seed}")))
     try:
         found = load()
     except CriticalNeuronsError:
-        return
-    assert found == expected, "a changed file gives something else"
+        return "refused"
+    assert change is forge or found == expected, "a changed file gives something else"
+    return "as before" if found == expected else "read"
 
 
-def go_the_whole_way(seed: int) -> None:
-    """Search, plan, prune, mask, save, load, export; and score where the network has a program."""
-    model, example = draw_network(seed)
-    model = model.eval().double()
-    generator = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(CALIBRATION_ROWS, *example.shape[1:], generator=generator, dtype=torch.float64)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    share = float(np.random.default_rng(seed).choice([0.3, 0.5, 0.8]))
-    compensate = ("least_squares", "none", "bias")[seed % 3]
-    try:
-        scores = cn.search(model, inputs, units=share, effort="quick", compensate=compensate)
-    except CriticalNeuronsError:
-        return  # nothing can be removed, or not as much
-    plan = cn.plan(scores)
-    assert all(len(kept) for kept in plan.kept.values()), "a layer is empty"
-    smaller = cn.prune(model, plan, inputs)
-    assert_same(cn.mask(model, plan), smaller, inputs, SAME)
-    refitted = cn.prune(model, plan, inputs, compensate=compensate)
-    assert torch.isfinite(run_model(refitted, inputs)).all(), "refitted weights are not finite"
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        cn.save(refitted, folder / "saved", plan=plan, scores=scores)
-        assert_same(cn.load(folder / "saved", model), refitted, inputs, 0.0)
-        plan.save(folder / "plan.json")
-        assert cn.Plan.load(folder / "plan.json").to_dict() == plan.to_dict(), "the plan has changed"
-        if seed % EXPORTED == 0:
-            cn.export(smaller.float(), folder / "smaller.onnx", inputs.float())
-    try:
-        solved = cn.score(model, inputs[:2], solver=cn.Solver(time_limit=5.0))
-    except CriticalNeuronsError:
-        solved = None  # no program: not piecewise linear
-    if solved is not None:
-        assert solved.bound <= solved.objective, "the bound lies above the objective"
-        cut = cn.plan(solved, threshold=2.0)
-        assert_same(cn.mask(model, cut), cn.prune(model, cut, inputs), inputs, SAME)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items()), (
-        "the model has changed"
-    )
-
-
-@torch.no_grad()
-def run_model(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    outputs: torch.Tensor = model(inputs)
-    return outputs
-
-
-def assert_same(one: nn.Module, other: nn.Module, inputs: torch.Tensor, tolerance: float) -> None:
-    wanted, found = run_model(one, inputs), run_model(other, inputs)
-    difference = float((wanted - found).abs().max())
-    assert difference <= tolerance * max(1.0, float(wanted.abs().max())), f"outputs differ by {difference:.3g}"
+def find_commit() -> str:
+    """Of the code that runs, which must be committed."""
+    git = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, check=True)
+    changed = git(["git", "status", "--porcelain", "src", "tests", "benchmarks/*.py"]).stdout
+    if changed:
+        raise SystemExit(f"Commit these first, so that the run can name what it was of:\n{changed}")
+    return git(["git", "rev-parse", "--short=12", "HEAD"]).stdout.strip()
 
 
 def read_lines() -> list[dict[str, Any]]:
     return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
 
 
-def report() -> None:
-    lines = read_lines()
+def list_rows(lines: list[dict[str, Any]]) -> Iterator[tuple[Any, ...]]:
+    """Kind, how many were tried, how they went, violations, processor seconds; and every violation."""
     for kind in dict.fromkeys(line["kind"] for line in lines):
         own = [line for line in lines if line["kind"] == kind]
+        outcomes = sum((Counter(line["outcomes"]) for line in own), Counter[str]())
+        went = ", ".join(f"{count:,} {name or 'refused'}" for name, count in outcomes.most_common())
         found = [violation for line in own for violation in line["violations"]]
-        print(f"{kind}: {sum(line['count'] for line in own)} tried, {len(found)} violations")
+        seconds = round(sum(line["cpu_seconds"] for line in own))
+        yield kind, f"{sum(line['count'] for line in own):,}", went, len(found), seconds
         for violation in found:
-            print(f"  {violation}")
+            yield "", violation
+
+
+def write_page(lines: list[dict[str, Any]]) -> str:
+    rows = [f"| {' | '.join(map(str, row))} |" for row in list_rows(lines) if row[0]]
+    versions = ", ".join(f"{name} {each}" for name, each in lines[-1]["versions"].items())
+    commits = ", ".join(dict.fromkeys(f"`{line['commit']}`" for line in lines))
+    return TEMPLATE.format(rows="\n".join(rows), versions=versions, commits=commits)
 
 
 if __name__ == "__main__":

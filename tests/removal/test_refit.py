@@ -331,3 +331,18 @@ def test_what_a_user_may_get_wrong():
         cn.prune(model, plan, inputs, compensate="bias", calibration=draw(32, 5))
     with pytest.raises(PruningError, match="NaN or infinite"):
         cn.prune(model.float(), plan, inputs, compensate="least_squares", calibration=1e30 * inputs)
+
+
+def test_weights_keep_their_memory_format():
+    """Else a saved network, loaded, would round otherwise."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 6, 3), nn.ReLU(), nn.ConvTranspose2d(6, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    inputs = torch.rand(8, 2, 6, 6)
+    for given in (model, copy.deepcopy(model).to(memory_format=torch.channels_last)):
+        plan = cn.plan(cn.search(given, inputs, units=0.5, effort="quick"))
+        plain, refitted = (
+            cn.prune(given, plan, inputs, compensate=each).state_dict() for each in ("none", "least_squares")
+        )
+        assert {name: each.stride() for name, each in refitted.items()} == {
+            name: each.stride() for name, each in plain.items()
+        }

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from critical_neurons.core.distillation import Distillation
 from critical_neurons.errors import InvalidSettingError, first_line
 from critical_neurons.removal.augmentation import Augmentation
+from critical_neurons.removal.gradients import differentiate
 from critical_neurons.removal.imitation import Aim, Imitation
 from critical_neurons.removal.metrics import count_macs
 from critical_neurons.removal.rows import Inputs, count_rows, match_model, take_rows
@@ -118,6 +120,13 @@ class _Training:
         if left > 0:
             self._train(rate, self._steps, CHECKS, left)
 
+    def _descend(self, optimiser: torch.optim.Optimizer, batch: Inputs) -> float:
+        """The loss; its gradient is with the weights."""
+        optimiser.zero_grad()
+        missed = self._pair.miss(batch)
+        missed.backward()  # type: ignore[no-untyped-call]
+        return float(missed.detach())
+
     def _train(self, rate: float, steps: int, checks: int, seconds: float) -> float:
         """From the first weights, one cycle of the learning rate; gives what it is worth in the end."""
         self.first.put_into(self._pair.smaller)
@@ -126,11 +135,8 @@ class _Training:
         for step in range(steps):
             for group in optimiser.param_groups:  # where time is short the cycle is shorter
                 group["lr"] = rate * _cycle(max((step + 0.5) / steps, (time.monotonic() - began) / seconds))
-            optimiser.zero_grad()
-            missed = self._pair.miss(next(batches))
-            if not math.isfinite(float(missed.detach())):
+            if not math.isfinite(differentiate(partial(self._descend, optimiser, next(batches)))):
                 return math.inf
-            missed.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
             done = max((step + 1) / steps, (time.monotonic() - began) / seconds)
             if done * checks >= checked + 1:

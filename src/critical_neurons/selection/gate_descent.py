@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from critical_neurons.core.structure import Bools, Floats, Ints
+from critical_neurons.removal.gradients import differentiate
 from critical_neurons.removal.rows import Inputs, count_rows, take_rows
 from critical_neurons.selection.distance import Distance
 from critical_neurons.selection.gated_model import GatedModel
@@ -104,14 +105,16 @@ class GateSearch:
         return [torch.cat(each) for each in zip(*parts, strict=True)]
 
     def _differentiate(self, gates: Tensor, rows: Tensor) -> Tensor:
-        with torch.enable_grad():
-            free = gates.clamp(min=AJAR).requires_grad_()
-            found, wanted = (
-                self._model.run(take_rows(self._inputs, rows), free),
-                [each[rows] for each in self._wanted],
-            )
-            (slope,) = torch.autograd.grad(self._distance.measure(found, wanted, TEMPERATURE), free)
-        return slope
+        wanted = [each[rows] for each in self._wanted]
+
+        def find_slope() -> Tensor:
+            with torch.enable_grad():
+                free = gates.clamp(min=AJAR).requires_grad_()
+                found = self._model.run(take_rows(self._inputs, rows), free)
+                (slope,) = torch.autograd.grad(self._distance.measure(found, wanted, TEMPERATURE), free)
+            return slope
+
+        return differentiate(find_slope)
 
 
 def project(values: Floats, weights: Floats, most: float) -> Floats:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from critical_neurons.errors import InvalidInputError
+from critical_neurons.removal.gradients import differentiate
 from critical_neurons.removal.refit.im2col import Weighted, by_group, channels_first, count_groups, to_matrix, unroll
 from critical_neurons.removal.rows import Inputs, call_model, count_rows, take_rows
 from critical_neurons.selection.consumers import Part
@@ -120,12 +122,17 @@ def gather_metrics(
     generator = torch.Generator().manual_seed(seed)
     metrics: dict[str, Tensor] = {}
     for some in torch.split(rows, batch_size):
-        with torch.enable_grad(), _hold_outputs(model, modules) as held:
-            loss = distance.probe(list_outputs(call_model(model, take_rows(inputs, some))), temperature, generator)
-            slopes = torch.autograd.grad(loss, list(held.values()))
-            for name, slope in zip(held, slopes, strict=True):
-                errors = channels_first(model.get_submodule(name), slope).movedim(1, -1).flatten(0, -2)
-                metrics[name] = metrics.get(name, 0.0) + (errors.T @ errors).double() / len(rows)
+        state = generator.get_state()
+
+        def find_slopes(batch: Inputs, state: Tensor = state) -> dict[str, Tensor]:
+            with torch.enable_grad(), _hold_outputs(model, modules) as held:
+                outputs = list_outputs(call_model(model, batch))
+                loss = distance.probe(outputs, temperature, generator.set_state(state))
+                return dict(zip(held, torch.autograd.grad(loss, list(held.values())), strict=True))
+
+        for name, slope in differentiate(partial(find_slopes, take_rows(inputs, some))).items():
+            errors = channels_first(model.get_submodule(name), slope).movedim(1, -1).flatten(0, -2)
+            metrics[name] = metrics.get(name, 0.0) + (errors.T @ errors).double() / len(rows)
     return metrics
 
 

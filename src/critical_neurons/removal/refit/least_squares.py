@@ -222,8 +222,8 @@ class _Weights:
         if isinstance(self._regression, NormalEquations):
             self._tell(*self._regression.describe())
         weight = self._module.weight
-        new = from_matrix(self._module, self._matrix.to(added) + added)
-        weight.data = require_finite(new.to(weight))
+        new = require_finite(from_matrix(self._module, self._matrix.to(added) + added).to(weight))
+        weight.data = torch.empty_like(weight.data).copy_(new)  # in the same memory format, or sums round otherwise
         if not self._absorbed:
             _shift_bias(self._module, shift.flatten())
 
