@@ -53,7 +53,7 @@ there, and goes on where it was stopped. A case is known by its kind and its see
   file gives or one error of the package, within 5 s and 12 GB of addresses. `.safetensors`, ONNX and torch's old
   format have no checksums: there what is read must be finite and of the right shapes.
 * **Networks**: drawn layers, norms, joins and reshapes, through `inspect`, `search`, `plan`, `prune`, `mask`, `save`,
-  `load`, every fifth through `export` to ONNX and back, every fifth to `torch.export`; those that have a program
+  `load`, every tenth through `export` to ONNX and back, every tenth to `torch.export`; those that have a program
   through `score`, by all three formulations. Masked equals removed; saved equals loaded, bit by bit; no layer is
   empty; the bound is below the objective; points of the box lie in the bounds; scores at 1 give the logits; small
   programs have one optimum, eliminated or literal; the model is as it was.

@@ -22,7 +22,7 @@ from tests.structure.checks import SAME, inspect_twice
 from tests.structure.drawn import draw_network
 
 CALIBRATION_ROWS = 24
-EXPORTED = 5
+EXPORTED = 10
 """One of this many networks is exported to ONNX, which takes longer than all the rest, and one to torch.export."""
 
 SAME_OPTIMUM = 1e-4
