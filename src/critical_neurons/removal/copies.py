@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -11,17 +14,44 @@ from torch.utils._pytree import tree_leaves
 def copy_whole(model: nn.Module) -> nn.Module:
     """With parameters of its own. Results of an earlier run that modules keep, as an old weight norm does, are copied
     without their history."""
-    return copy.deepcopy(model, _detach_results(model))
+    return copy.deepcopy(model, _copy_common(model))
 
 
 def copy_sharing(model: nn.Module) -> nn.Module:
     """With the same parameters: what is not changed need not be copied. Buffers are: a forward may write to them."""
     shared: dict[int, object] = {id(values): values for values in model.parameters()}
-    return copy.deepcopy(model, _detach_results(model) | shared)
+    return copy.deepcopy(model, _copy_common(model) | shared)
 
 
-def _detach_results(model: nn.Module) -> dict[int, object]:
-    """What copying fails on, and copies of it."""
-    kept = (value for module in model.modules() for key, value in vars(module).items() if not key.startswith("_"))
-    results = (leaf for value in kept for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
-    return {id(each): each.detach().clone() for each in results if each.grad_fn is not None}
+def _copy_common(model: nn.Module) -> dict[int, object]:
+    """Copies by identity, for `deepcopy`: of what it fails on, and of what it spends most of its time on, the empty
+    dicts of hooks and the buffers."""
+    copies: dict[int, object] = {}
+    memories: set[int] = set()
+    for module in model.modules():
+        for key, value in vars(module).items():
+            if type(value) in (dict, OrderedDict) and not value:
+                copies[id(value)] = type(value)()
+            elif not key.startswith("_") and not isinstance(value, int | str | float | None):
+                copies |= {id(each): each.detach().clone() for each in _find_results(value)}
+        for buffer in module._buffers.values():
+            if buffer is not None and _is_plain(buffer) and buffer.data_ptr() not in memories:
+                memories.add(buffer.data_ptr())
+                copies[id(buffer)] = buffer.clone()
+    return copies
+
+
+def _find_results(value: Any) -> list[Tensor]:
+    """What was computed with gradients."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+
+
+def _is_plain(values: Tensor) -> bool:
+    """Values in a memory of their own, and nothing besides."""
+    return (
+        type(values) is Tensor
+        and values.layout == torch.strided
+        and not values.requires_grad
+        and not values.__dict__
+        and values.untyped_storage().nbytes() == values.nbytes
+    )

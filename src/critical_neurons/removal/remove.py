@@ -48,16 +48,18 @@ def remove_units(model: nn.Module, structure: Structure, stays: Bools) -> nn.Mod
     return smaller
 
 
-def zero_units(model: nn.Module, structure: Structure, stays: Bools) -> nn.Module:
+def zero_units(
+    model: nn.Module, structure: Structure, stays: Bools, *, copy: Callable[[Tensor], Tensor] = Tensor.clone
+) -> nn.Module:
     """A copy of `model` of the same size in which all that belongs to the removed units is zero, but for
     variances, which are one.
 
-    Parameters that lose nothing are shared with the model; see `own_tensors`.
+    Parameters that lose nothing are shared with the model; see `own_tensors`. Of the others `copy` makes copies.
     """
     masked = copy_sharing(model)
     _fold_constants(masked, structure.wirings, stays)
     with _keeping_factors(masked, structure.slices, stays):
-        _change(masked, structure.slices, stays, _zero)
+        _change(masked, structure.slices, stays, _zero, copy=copy)
     return masked
 
 
@@ -212,15 +214,12 @@ def _take(values: Tensor, each: Slice, stays: Bools) -> Tensor:
 
 
 def _zero(values: Tensor, each: Slice, stays: Bools) -> Tensor:
-    kept = torch.from_numpy(stays[each.units]).to(values.device)
-    if each.tensor.rpartition(".")[2] == "running_var":
-        return torch.where(kept, values, 1.0)  # a batch norm divides by it, maybe without an epsilon
-    shape = [1] * values.ndim
-    shape[each.axis] = -1
-    if kept.ndim == 1:
-        return values * kept.reshape(shape)
-    blocks = zip(values.chunk(len(kept)), kept, strict=True)
-    return torch.cat([block * one.reshape(shape) for block, one in blocks])
+    """In place."""
+    level = 1.0 if each.tensor.rpartition(".")[2] == "running_var" else 0.0  # a batch norm divides by it
+    blocks = [values] if each.units.ndim == 1 else values.chunk(len(each.units))
+    for block, units in zip(blocks, each.units.reshape(len(blocks), -1), strict=True):
+        block.index_fill_(each.axis, _indices(~stays[units], values), level)
+    return values
 
 
 def _indices(chosen: Bools, values: Tensor) -> Tensor:
@@ -228,9 +227,14 @@ def _indices(chosen: Bools, values: Tensor) -> Tensor:
 
 
 def _change(
-    model: nn.Module, slices: Iterable[Slice], stays: Bools, change: Callable[[Tensor, Slice, Bools], Tensor]
+    model: nn.Module,
+    slices: Iterable[Slice],
+    stays: Bools,
+    change: Callable[[Tensor, Slice, Bools], Tensor],
+    *,
+    copy: Callable[[Tensor], Tensor] = lambda values: values,
 ) -> None:
-    """Other parameters and buffers in place of those that lose something."""
+    """Other parameters and buffers in place of those that lose something: what `change` makes of their copies."""
     by_tensor: dict[str, list[Slice]] = {}
     for each in slices:
         if each.axis != SIZE and not stays[each.units].all():
@@ -239,7 +243,7 @@ def _change(
     for name, several in by_tensor.items():
         owner, _, key = name.rpartition(".")
         old = getattr(model.get_submodule(owner), key)
-        new = old.detach()
+        new = copy(old.detach())
         several.sort(key=lambda each: (-each.units.ndim, each.axis))  # blocks first: they are dealt of the whole axis
         for each in several:
             new = change(new, each, stays)

@@ -40,10 +40,11 @@ def pair(run: LabelledRun, one: Tensor, other: Tensor) -> None:
         run.keep(torch.maximum(one, other)[alone], MEETS)
 
 
-def link(run: LabelledRun, values: Tensor | None, labels: Tensor) -> None:
-    """A vector of parameters, an entry for every label."""
-    if values is not None:
-        pair(run, run.tag(values).labels.expand(values.shape).flatten(), labels)
+def link(run: LabelledRun, labels: Tensor, *vectors: Tensor | None) -> None:
+    """Vectors of parameters, an entry for every label."""
+    found = [run.tag(each).labels.expand(each.shape).flatten() for each in vectors if each is not None]
+    if found:
+        pair(run, torch.stack(found), labels)
 
 
 def note_size(run: LabelledRun, name: str, labels: Tensor) -> None:
@@ -84,8 +85,7 @@ def normalise_channels(run: LabelledRun, call: Call) -> Tags:
     values: Tensor = call.args[0]
     labels = read_axis(run, values, 1, "a batch norm reads it with what cannot shrink")
     vectors = [call.argument(name) for name in ("weight", "bias", "running_mean", "running_var")]
-    for vector in vectors:
-        link(run, vector, labels)
+    link(run, labels, *vectors)
     note_size(run, "num_features", labels)
     _record(run, labels)
     tag, rest = run.tag(values), None
@@ -127,8 +127,7 @@ def normalise_groups(run: LabelledRun, call: Call) -> Tags:
         labels = torch.full_like(labels, -1.0)
     grouped = labels.reshape(groups, -1)
     run.labels.unite(grouped[:, :1], grouped)
-    for name in ("weight", "bias"):
-        link(run, call.argument(name), labels)
+    link(run, labels, call.argument("weight"), call.argument("bias"))
     note_size(run, "num_channels", labels)
     note_size(run, "num_groups", grouped[:, 0])
     return [Tag(spread_along(labels, 1, values.ndim), None, run.tag(values).active), None, None]

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ FEW = 2**14
 LAST = 2
 """Of the layers that ran before a forward failed, how many are suspected."""
 
-SIDE = 96
+SIDES = (64, 96)
 """Positions along an axis of an image beyond this many are left out where the model runs without them: what belongs
 together is the same at all of them."""
 
@@ -71,9 +72,12 @@ class Trial:
     def __init__(self, model: nn.Module, rows: Inputs) -> None:
         one = take_rows(rows, torch.arange(1)) if count_rows(rows) > 1 else rows
         self._ways = [(one, True), (rows, True), (rows, False)]
-        if any(_is_large(values) for values in find_tensors(rows)):
-            self._ways.insert(0, (map_inputs(one, _cut), True))
+        sizes = [values.shape[2:] for values in find_tensors(rows) if values.ndim > 3]
+        for side in reversed(SIDES):
+            if any(max(size) > side for size in sizes):
+                self._ways.insert(0, (map_inputs(one, partial(_cut, side=side)), True))
         self._model, self._verified = model, False
+        self._copies: dict[tuple[int, torch.Size], Tensor] = {}
         _shake(model)
         self._choose_way()
 
@@ -100,6 +104,17 @@ class Trial:
             self._rows = map_inputs(
                 self._rows, lambda values: values.double() if values.is_floating_point() else values
             )
+
+    def _copy_double(self, values: Tensor) -> Tensor:
+        """Of a large parameter in the memory of its last copy: new memory takes longer than the numbers."""
+        if not values.is_floating_point():
+            return values.clone()
+        if values.numel() <= FEW:
+            return values.to(torch.float64, copy=True)
+        key = values.data_ptr(), values.shape
+        if key not in self._copies:
+            self._copies[key] = torch.empty_like(values, dtype=torch.float64)
+        return self._copies[key].copy_(values)
 
     def _as_tried(self, model: nn.Module) -> nn.Module:
         return double_tensors(model) if self._exact else model
@@ -130,7 +145,8 @@ class Trial:
             with _noting_layers(smaller, structure) as entered:
                 found = run_smaller(smaller, self._rows)
             del smaller  # large models take much memory
-            masked = self._as_tried(zero_units(self._tried, structure, stays))
+            copy = self._copy_double if self._exact else Tensor.clone
+            masked = self._as_tried(zero_units(self._tried, structure, stays, copy=copy))
             compare_outputs(run_evenly(masked, self._rows), found)
         except PruningError as error:
             failed = error.__cause__ is not None
@@ -181,12 +197,8 @@ def _draw_kept(group: Group, draw: int) -> Bools:
     return group.choose(generator.random(len(group)), count)
 
 
-def _is_large(values: Tensor) -> bool:
-    return values.ndim > 3 and max(values.shape[2:]) > SIDE
-
-
-def _cut(values: Tensor) -> Tensor:
-    return values[:, :, *[slice(SIDE)] * (values.ndim - 2)] if _is_large(values) else values
+def _cut(values: Tensor, side: int) -> Tensor:
+    return values[:, :, *[slice(side)] * (values.ndim - 2)] if values.ndim > 3 else values
 
 
 def _shake(model: nn.Module) -> None:

@@ -51,7 +51,7 @@ def convolve(run: LabelledRun, call: Call) -> Tags:
         if groups > 1:
             run.blocks += [per_group, units.reshape(groups, -1)]
         axes = (labels, units)
-    link(run, bias, units)
+    link(run, units, bias)
     padding = call.argument("padding", 0)
     padded = any(padding) if isinstance(padding, tuple | list) else bool(padding)
     constants = _read_constants(run, values, axis) if not (padded or transposed) else torch.zeros(len(labels))
@@ -162,7 +162,7 @@ def _leave(run: LabelledRun, call: Call, labels: Tensor, axis: int) -> Tags:
 
 def _link_bias(run: LabelledRun, bias: Tensor, units: Tensor, axis: int, ndim: int) -> None:
     if bias.shape[-1] == len(units) and axis == ndim - 1 and bias.numel() == len(units):
-        link(run, bias, units)
+        link(run, units, bias)
     elif run.is_value(bias):
         pair(run, read_axis(run, bias, bias.ndim - 1, MEETS), units)
     else:

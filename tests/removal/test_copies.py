@@ -1,0 +1,63 @@
+"""Copies of models: what is shared stays shared, and nothing of the original is touched."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from critical_neurons.removal.copies import copy_sharing, copy_whole
+from critical_neurons.removal.remove import zero_units
+from critical_neurons.structure import find_structure
+
+
+def build():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    memory = torch.arange(6.0)
+    for name, values in (("first", memory[:4]), ("second", memory[2:]), ("again", model[1].running_mean)):
+        model.register_buffer(name, values)
+    return model.eval()
+
+
+def test_whole_copies_have_tensors_of_their_own():
+    model = build()
+    copied = copy_whole(model)
+    theirs = {values.data_ptr() for values in model.state_dict().values()}
+    assert all(values.data_ptr() not in theirs for values in copied.state_dict().values())
+    assert all(torch.equal(values, model.state_dict()[name]) for name, values in copied.state_dict().items())
+
+
+def test_sharing_copies_share_parameters_alone():
+    model = build()
+    copied = copy_sharing(model)
+    assert all(one is other for one, other in zip(model.parameters(), copied.parameters(), strict=True))
+    copied[1].running_mean.fill_(7.0)
+    assert not model[1].running_mean.any()
+
+
+def test_tensors_of_one_memory_stay_so():
+    copied = copy_whole(build())
+    copied.first[2] = 70.0
+    assert copied.second[0] == 70.0
+    assert copied.again is copied[1].running_mean
+
+
+def test_hooks_are_not_shared():
+    """Of a module without hooks the copy has a dict of its own to put some in."""
+    model = build()
+    copied = copy_sharing(model)
+    copied[0].register_forward_hook(lambda module, args, output: output * 0)
+    assert not model[0]._forward_hooks
+    assert copied[0]._forward_hooks
+    assert not copied[3]._forward_hooks
+
+
+def test_zeroed_copies_leave_double_weights_alone():
+    model = build().double()
+    before = {name: values.clone() for name, values in model.state_dict().items()}
+    structure = find_structure(model, torch.rand(2, 3, dtype=torch.float64))
+    stays = torch.ones(structure.unit_count + 1, dtype=torch.bool).numpy()
+    stays[1] = False
+    masked = zero_units(model, structure, stays)
+    assert not masked[3].weight[:, 1].any()
+    assert masked[1].running_var[1] == 1.0
+    assert all(torch.equal(values, before[name]) for name, values in model.state_dict().items())
