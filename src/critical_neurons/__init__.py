@@ -6,6 +6,8 @@ scores = cn.score(model, inputs, labels)
 smaller = cn.prune(model, cn.plan(scores, threshold=0.1), inputs)
 """
 
+import critical_neurons.interrupted_start  # noqa: F401, I001  an interrupt may come while the next lines run
+
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_args

@@ -1,7 +1,7 @@
 """Interrupted start: the command line tool ends cleanly from the first line of the package on.
 
-Python's own handler raises an exception wherever it is, and imports turn that into tracebacks of all kinds. The package
-is imported before its commands are, so this comes first in it; when it is imported as a library nothing is changed.
+Python's own handler raises an exception wherever it is, and imports turn that into tracebacks of all kinds. The
+package is imported before its commands are, so this comes first in it; in a library's use nothing is changed.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` itself takes milliseconds, in which an interrupt may come
@@ -31,9 +31,8 @@ def end_cleanly() -> None:
 def _leave(code: int, text: bytes) -> None:
     try:
         os.write(2, text)
-    except OSError:
-        pass
-    os._exit(code)
+    finally:
+        os._exit(code)
 
 
 if is_command():

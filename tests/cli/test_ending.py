@@ -1,5 +1,6 @@
 """However a run is cut short, it ends with one line at most and an exit code that says why."""
 
+import os
 import subprocess
 import sys
 
@@ -48,6 +49,38 @@ def test_signals_while_modules_are_imported(signal, tmp_path):
         "def work():\n    ending.commands.append('work')\n    import slow_to_import\nending.run_to_an_end(work)"
     )
     assert (done.returncode, done.stderr) == SIGNALS[signal]
+
+
+AT_IMPORT = """
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIG{signal})
+sys.meta_path.insert(0, Interrupt())
+"""
+IMPORTED = [
+    "critical_neurons.core",
+    "critical_neurons.core.hooks",
+    "critical_neurons.cli",
+    "critical_neurons.cli.ending",
+]
+
+
+@pytest.mark.parametrize("signal", SIGNALS)
+@pytest.mark.parametrize("name", IMPORTED)
+def test_signals_from_the_first_line_of_the_package_on(signal, name, tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(AT_IMPORT.format(name=name, signal=signal))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path[1:]]))
+    command = [sys.executable, "-m", "critical_neurons", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == SIGNALS[signal]
+
+
+def test_a_library_changes_no_handlers():
+    code = "import signal; before = signal.getsignal(signal.SIGINT); import critical_neurons as cn; cn.Plan\n"
+    done = run(f"{code}assert before is signal.getsignal(signal.SIGINT) is signal.default_int_handler")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 PRINT = "ending.run_to_an_end(lambda: print('much' * 100_000))"

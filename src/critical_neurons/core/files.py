@@ -130,8 +130,10 @@ def _check_parent(path: str | os.PathLike[str], target: Path) -> None:
     if not target.parent.is_dir():
         raise OutputError(f"{path}: {target.parent} is not a directory.")
     probe = _beside(target)
-    probe.touch(exist_ok=False)
-    probe.unlink()
+    try:
+        probe.touch(exist_ok=False)
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 @contextmanager
