@@ -226,7 +226,7 @@ class Leaky(nn.Module):
         self.stem, self.norm, self.branch = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 3, padding=1)
         self.leaky, self.pool = nn.LeakyReLU(0.2), nn.MaxPool2d(2)
         self.wide, self.slopes = nn.Conv2d(2, 3, 1), nn.PReLU(3)
-        self.hidden, self.clip, self.head = nn.Linear(12, 3), nn.Hardtanh(-0.5, 0.8), nn.Linear(3, 2)
+        self.hidden, self.clip, self.head = nn.Linear(3, 3), nn.Hardtanh(-0.5, 0.8), nn.Linear(3, 2)
         with torch.no_grad():
             self.slopes.weight.copy_(torch.tensor([0.3, -0.2, 0.0]))
 

@@ -318,9 +318,9 @@ CHAINS: dict[str, Specimen] = {
 """One layer after the other."""
 
 GRAPHS: dict[str, Specimen] = {
-    "resnet": Specimen(ResNet, LARGE),
-    "pre-activation resnet": Specimen(PreActivationResNet, LARGE),
-    "mobilenet": Specimen(build_mobilenet, LARGE, gain=3.0),
+    "resnet": Specimen(ResNet, IMAGE),
+    "pre-activation resnet": Specimen(PreActivationResNet, IMAGE),
+    "mobilenet": Specimen(build_mobilenet, IMAGE, gain=3.0),
     "densenet": Specimen(DenseNet, LARGE),
     "addition in place": Specimen(lambda: Joined(add_in_place), (3,)),
     "addition by function": Specimen(lambda: Joined(add_by_function), (3,)),
@@ -360,7 +360,7 @@ GRAPHS: dict[str, Specimen] = {
     "shortcut of slices and zeros": Specimen(Padded, (1, 4, 4)),
     "channels behind positions": Specimen(Permuted, IMAGE),
     "decoder": Specimen(Decoder, IMAGE),
-    "leaky relus": Specimen(Leaky, LARGE),
+    "leaky relus": Specimen(Leaky, IMAGE),
     "maxima": Specimen(Maxima, (3,)),
 }
 """Branches, and layers that share or group their units."""
@@ -372,13 +372,13 @@ MAX_POOLED: dict[str, Specimen] = {
             *(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
             *(nn.Flatten(), nn.Linear(3, 3), nn.ReLU(), nn.Dropout(0.5), nn.Linear(3, 2)),
         ),
-        LARGE,
+        IMAGE,
     ),
     "max pool before the relu": Specimen(
         lambda: nn.Sequential(
-            *(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)),
+            *(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(2, 2)),
         ),
-        LARGE,
+        IMAGE,
     ),
     "overlapping max pool": Specimen(lambda: pool_after_relu(nn.MaxPool2d(3, stride=1), 8), LARGE),
     "padded max pool": Specimen(lambda: pool_after_relu(nn.MaxPool2d(2, padding=1), 18), LARGE),
@@ -394,8 +394,8 @@ MAX_POOLED: dict[str, Specimen] = {
         lambda: Reshaped(lambda x: F.adaptive_max_pool2d(x, (1, 2)).amax((2, 3)), 2), IMAGE
     ),
     "max pool of a relu6": Specimen(
-        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU6(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 2)),
-        LARGE,
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU6(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2, 2)),
+        IMAGE,
         gain=3.0,
     ),
     "max pool on a stream": Specimen(Pooled, LARGE),

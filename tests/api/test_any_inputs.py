@@ -6,7 +6,6 @@ from torch import nn
 
 import critical_neurons as cn
 from tests.structure.idioms import Written
-from tests.zoo import first_or_slow
 
 
 def make_graph():
@@ -51,7 +50,8 @@ def test_search_and_prune(make, effort):
     assert comparison.difference < 1
 
 
-@pytest.mark.parametrize("make", first_or_slow(make_texts, make_graph))
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [make_texts, make_graph])
 def test_export(make, tmp_path):
     model, inputs = make()
     assert cn.export(model, tmp_path / "model.onnx", inputs).difference < 1e-5

@@ -80,6 +80,7 @@ def test_compress_from_onnx_to_onnx(content):
     assert ((outputs - originals) ** 2).mean() < 0.5 * ((originals - originals.mean(0)) ** 2).mean()
 
 
+@pytest.mark.slow
 def test_every_command_takes_the_file(content):
     assert "3 of 4 layers can be removed" in succeed("inspect", "model.onnx").stdout
     scoring = ("--per-class", 1, "--formulation", "linearised", "--macs", 0.5)

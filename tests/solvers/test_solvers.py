@@ -438,7 +438,7 @@ def hard(seed=0, columns=60):
 def test_stopped_inside_an_integer_program(name):
     """What the branch and bound had found by then is not lost, and what it had proved neither."""
     program = hard()
-    limits = replace(LIMITS, time_limit=1.5)
+    limits = replace(LIMITS, time_limit=0.7)
     for start in (program.start, None):
         solution = find_solver(name).solve(replace(program, start=start), limits, ignore_progress)
         assert solution.seconds < limits.time_limit + OVERTIME
@@ -452,7 +452,7 @@ def test_stopped_inside_an_integer_program(name):
 def test_a_real_interrupt_inside_an_integer_program(name):
     program = hard()
     limits = replace(LIMITS, time_limit=60.0)
-    timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
     started = time.monotonic()
     timer.start()
     solution = find_solver(name).solve(program, limits, ignore_progress)

@@ -73,6 +73,7 @@ def test_a_shortened_cell_is_rendered_and_says_so(run, blocks, tmp_path):
     assert {str(tmp_path / "page.md"), str(tmp_path / "results" / "tables" / "snip.md")} <= {*told}
 
 
+@pytest.mark.slow
 def test_tables_show_all_that_is_stored(run, blocks, tmp_path):
     """Whatever part of them was run last."""
     cut = ("--seeds", "1", "--epochs", "1", "--images", "60", "--data", blocks)

@@ -300,6 +300,7 @@ def test_one_seed_alone_says_so():
     assert mark(row, "masked", "prune") == "95.0 / 20.0 ✓"
 
 
+@pytest.mark.slow
 def test_vgg16_in_a_way_that_was_not_run_is_said_once(cells, store, tmp_path):
     """Rows of both ways where both were; of one, and what the other costs, where that was not."""
     half = Store(tmp_path / "half")
