@@ -124,7 +124,7 @@ def convert_layer_norm(step: GraphStep) -> Value:
     shape = step.shape()
     sizes = shape[step.attribute("axis", -1) % len(shape) :]
     bias = step.optional(2)
-    module = nn.LayerNorm(sizes, eps=step.attribute("epsilon", 1e-5), bias=bias is not None, device="meta")
+    module = nn.LayerNorm(list(sizes), eps=step.attribute("epsilon", 1e-5), bias=bias is not None, device="meta")
     offset = None if bias is None else bias.expand(sizes)
     return step.module(fill(module, weight=step.constant(1).expand(sizes), bias=offset))
 
