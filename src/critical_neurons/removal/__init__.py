@@ -1,1 +1,1 @@
-"""Units removed or masked, what is left refitted and measured."""
+"""Removal: units removed or masked, the remaining layers refitted, the result measured."""

@@ -1,5 +1,4 @@
-"""Attention with fewer heads than `nn.MultiheadAttention` allows: each as wide as it was, together narrower than what
-they read."""
+"""Attention: `nn.MultiheadAttention` with heads removed, whose heads together are narrower than its input."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from torch.nn import functional
 class FewerHeads(nn.MultiheadAttention):
     """An `nn.MultiheadAttention` that lost some of its heads; made from one, with its parameters sliced.
 
-    `embed_dim` is what it reads and gives, `num_heads * head_dim` what its heads have together.
+    `embed_dim` is the width of its input and output, `num_heads * head_dim` that of its heads together.
     """
 
     def forward(
@@ -29,9 +28,9 @@ class FewerHeads(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As that of `nn.MultiheadAttention`."""
+        """See `nn.MultiheadAttention.forward`."""
         if is_causal and attn_mask is None:
-            raise RuntimeError("is_causal: only says what attn_mask is. Give attn_mask, too.")
+            raise RuntimeError("is_causal: only a hint about attn_mask. Give attn_mask, too.")
         batched = query.dim() == 3
         if not batched:
             query, key, value = (each.unsqueeze(1) for each in (query, key, value))
@@ -65,7 +64,7 @@ class FewerHeads(nn.MultiheadAttention):
         return torch.unflatten(values, -1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
 
     def _join_masks(self, padding: Tensor | None, given: Tensor | None, query: Tensor) -> Tensor | None:
-        """As numbers to add, for every batch, head, query and key."""
+        """Both masks as one additive mask that broadcasts to (batch, heads, queries, keys)."""
         found: Tensor | None = None
         if padding is not None:
             shaped = padding.reshape(query.shape[0], 1, 1, -1)
@@ -79,12 +78,11 @@ class FewerHeads(nn.MultiheadAttention):
 
 
 def convert_attention(module: nn.MultiheadAttention) -> Callable[[], None]:
-    """Make it one that calls its output layer as a module and has any number of heads. What is given back undoes
-    that."""
+    """Let it have any number of heads, and call its output projection as a module. Returns what undoes that."""
     kind, same = type(module), module._qkv_same_embed_dim
     if not isinstance(module, FewerHeads) and module.bias_k is None and not module.add_zero_attn:
         module.__class__ = _derive(kind)  # type: ignore[arg-type]
-        module._qkv_same_embed_dim = False  # no fused call knows of such heads
+        module._qkv_same_embed_dim = False  # torch's fused kernels do not support such heads
 
     def restore() -> None:
         module.__class__, module._qkv_same_embed_dim = kind, same
@@ -94,14 +92,14 @@ def convert_attention(module: nn.MultiheadAttention) -> Callable[[], None]:
 
 @cache
 def _derive(kind: type[nn.MultiheadAttention]) -> type[nn.MultiheadAttention]:
-    """The class of a user's own that hands its work to torch's: it then hands it to ours."""
+    """A subclass whose `super().forward` is ours, for the user's own subclasses of `nn.MultiheadAttention`."""
     if kind is nn.MultiheadAttention:
         return FewerHeads
     return type(kind.__name__, (kind, FewerHeads), {"__reduce__": lambda made: (_make, (kind,), vars(made))})
 
 
 def _make(kind: type[nn.MultiheadAttention]) -> nn.MultiheadAttention:
-    """For pickles, which name functions of modules, not classes that were made."""
+    """For pickle, which cannot refer to classes created at run time."""
     derived = _derive(kind)  # type: ignore[arg-type]
     return derived.__new__(derived)
 

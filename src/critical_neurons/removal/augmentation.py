@@ -1,4 +1,4 @@
-"""Augmentation: a batch of inputs to another that the model could meet as well, by torch's random numbers."""
+"""Augmentation: random changes to a batch of inputs, drawn from torch's generator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from critical_neurons.removal.rows import Inputs
 Augmentation: TypeAlias = Callable[[Inputs], Inputs]
 
 COLOURS = 3
-"""Channels by which images are known. A map of one channel may be a spectrogram, which is not to be flipped."""
+"""Inputs with this many channels count as images. One channel may be a spectrogram, which must not be flipped."""
 
 SMALLEST_SIDE = 8
 
@@ -24,7 +24,7 @@ SHIFT_SHARE = 8
 
 
 def choose_augmentation(inputs: Inputs, name: AugmentationName) -> Augmentation:
-    """ "auto": of colour images (batch, 3, height, width), and of nothing else. "mixtures" are of any one tensor."""
+    """ "auto" augments colour images (batch, 3, height, width) only; "mixtures" works for any single tensor."""
     if name == "mixtures":
         if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
             raise InvalidSettingError(
@@ -60,13 +60,13 @@ def _blend_inputs(inputs: Inputs) -> Inputs:
 
 
 def blend(values: Tensor) -> Tensor:
-    """Every row mixed with another, by a share drawn evenly."""
+    """Mixup: every row mixed with another, by a uniformly drawn share."""
     share = torch.rand(len(values), *[1] * (values.ndim - 1)).to(values)
     return share * values + (1 - share) * values[torch.randperm(len(values))]
 
 
 def paste(images: Tensor) -> Tensor:
-    """Into every one a rectangle of another, at the same place, of an area drawn evenly."""
+    """CutMix: a rectangle of uniformly drawn area in every image is replaced by that of another image."""
     count, _, *sides = images.shape
     length = torch.rand(count, 1).sqrt()
     inside = []
@@ -78,13 +78,13 @@ def paste(images: Tensor) -> Tensor:
 
 
 def flip(images: Tensor) -> Tensor:
-    """Every other one, at random, left to right."""
+    """Mirror each image left to right with probability one half."""
     flipped = (torch.rand(len(images), 1, 1, 1) < 0.5).to(images.device)
     return torch.where(flipped, images.flip(3), images)
 
 
 def shift(images: Tensor) -> Tensor:
-    """Along both axes, every image by as many pixels as it draws; the border is mirrored."""
+    """Shift every image by a random number of pixels along both axes; the border is mirrored."""
     for axis in (2, 3):
         size = images.shape[axis]
         reach = size // SHIFT_SHARE

@@ -1,4 +1,4 @@
-"""Collapsing: two linear layers with nothing but an open ReLU between them become one."""
+"""Collapse: two linear layers with only an always-active ReLU between them become one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from critical_neurons.removal.links import Link
 
 
 def read_affine(model: nn.Module, link: Link) -> tuple[Tensor, Tensor]:
-    """Weight and bias of every channel as its ReLU gets them, the batch norm included, in float64."""
+    """Weight and bias of every pre-activation, batch norm included, in float64."""
     maker = model.get_submodule(link.maker)
     weight = maker.get_parameter("weight").detach().double()
     bias = weight.new_zeros(len(weight)) if maker.bias is None else maker.get_parameter("bias").detach().double()
@@ -28,7 +28,7 @@ def read_affine(model: nn.Module, link: Link) -> tuple[Tensor, Tensor]:
 
 
 def collapse_link(model: nn.Module, link: Link) -> str:
-    """The layer and its reader become one, in the place of the reader; or what is in the way."""
+    """Replace the reader by the product of both layers. Returns why not, or an empty text on success."""
     modules = dict(model.named_modules(remove_duplicate=False))
     maker, reader = modules[link.maker], modules[link.readers[0].name]
     if not (link.plain and isinstance(maker, nn.Linear) and isinstance(reader, nn.Linear)):

@@ -1,4 +1,4 @@
-"""Copies of a model: whole, or sharing its parameters."""
+"""Copies: of a model, with its own parameters or sharing them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch.utils._pytree import tree_leaves
 
 
 def copy_whole(model: nn.Module) -> nn.Module:
-    """With parameters of its own. Results of an earlier run that modules keep, as an old weight norm does, are copied
-    without their history."""
+    """A deep copy. Tensors with a gradient history that modules keep from an earlier run, which torch refuses to copy
+    (a hook-based weight norm has some), are detached first."""
     return copy.deepcopy(model, _copy_common(model))
 
 
 def copy_sharing(model: nn.Module) -> nn.Module:
-    """With the same parameters: what is not changed need not be copied. Buffers are: a forward may write to them."""
+    """A copy that shares the parameters. Buffers are copied, since a forward pass may write to them."""
     shared: dict[int, object] = {id(values): values for values in model.parameters()}
     return copy.deepcopy(model, _copy_common(model) | shared)
 
 
 def _copy_common(model: nn.Module) -> dict[int, object]:
-    """Copies by identity, for `deepcopy`: of what it fails on, and of what it spends most of its time on, the empty
-    dicts of hooks and the buffers."""
+    """Copies by identity, for `deepcopy`: of what it refuses, and of what takes most of its time, the empty dicts of
+    hooks and the buffers."""
     copies: dict[int, object] = {}
     memories: set[int] = set()
     for module in model.modules():
@@ -42,12 +42,12 @@ def _copy_common(model: nn.Module) -> dict[int, object]:
 
 
 def _find_results(value: Any) -> list[Tensor]:
-    """What was computed with gradients."""
+    """Tensors with a gradient history."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
 
 
 def _is_plain(values: Tensor) -> bool:
-    """Values in a memory of their own, and nothing besides."""
+    """Whether it is a bare tensor with its own storage."""
     return (
         type(values) is Tensor
         and values.layout == torch.strided

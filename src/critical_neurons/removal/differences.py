@@ -1,4 +1,4 @@
-"""Differences: how the outputs of two models for the same inputs differ, whatever the outputs are."""
+"""Differences: how the outputs of two models differ on the same inputs, for any kind of output."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from critical_neurons.removal.seeding import seeded
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """What two models make of the same inputs. `predictions`: the classes that each names, of models with one output
-    (batch, classes). None: cannot be told, for a `reason`."""
+    """`difference` of the outputs and, for models with one output (batch, classes), the predicted classes of both.
+    What cannot be computed is None, with a `reason`."""
 
     difference: float | None
     predictions: tuple[Tensor, Tensor] | None
@@ -26,10 +26,10 @@ class OutputComparison:
 
 
 def compare_outputs(model: nn.Module, other: nn.Module, inputs: Inputs, *, batch_size: int = 512) -> OutputComparison:
-    """Run both, in evaluation mode, batch by batch, with the same random numbers if they draw any.
+    """Run both in evaluation mode, batch by batch, with the same random numbers.
 
-    The difference is √(Σ (y' - y)² / Σ (y - ȳ)²): the sums are over all numbers y of the model, and y' of the other,
-    in all floating-point outputs for all inputs; ȳ is the mean of the tensor that y is in.
+    The difference is √(Σ (y' - y)² / Σ (y - ȳ)²), summed over all elements of all floating-point outputs, y of the
+    model and y' of the other; ȳ is the mean of the tensor that contains y.
     """
     predictions: list[tuple[Tensor, Tensor]] = []
     spreads: dict[int, _Spread] = {}
@@ -57,7 +57,7 @@ def compare_outputs(model: nn.Module, other: nn.Module, inputs: Inputs, *, batch
 
 
 def _run(model: nn.Module, rows: Inputs) -> list[Tensor]:
-    """Its outputs. Whatever it draws at random is the same every time: two models must differ by nothing else."""
+    """The outputs, with a fixed seed, so that random numbers do not add to the difference."""
     with evaluating(model), seeded(0, model):
         return list(find_tensors(run_model(model, rows)))
 
@@ -67,7 +67,7 @@ def _are_classes(outputs: Sequence[Tensor], rows: int) -> bool:
 
 
 def _check_alike(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
-    """Whether outputs have the same shapes. Only along their first axis may they differ, as detections do."""
+    """Whether all shapes agree. Only first axes may differ, as numbers of detections do; otherwise raise."""
     shapes = [[tuple(values.shape) for values in each] for each in (one, two)]
     if [shape[1:] for shape in shapes[0]] != [shape[1:] for shape in shapes[1]]:
         first, second = (", ".join(map(str, each)) or "no tensor" for each in shapes)
@@ -82,7 +82,7 @@ def _relate(squares: float, spread: float) -> float | None:
 
 
 class _Spread:
-    """The sum of squares of numbers about their mean, one batch after the other (Chan, Golub and LeVeque)."""
+    """The sum of squared deviations from the mean, updated batch by batch (Chan, Golub and LeVeque)."""
 
     def __init__(self) -> None:
         self._count, self._mean, self.squares = 0, 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Dispatch: a watch over the calls that torch makes below its modules."""
+"""Dispatch: the base class of hooks on torch's operators."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """As torch's own, but for its compiler, which nobody needs here: importing it takes seconds."""
+    """`TorchDispatchMode` without support for torch's compiler, whose import takes seconds."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -1,7 +1,7 @@
-"""Distillation: the smaller model trained, without labels, to give what the original gives on calibration inputs.
+"""Distillation: train the smaller model, without labels, to reproduce the original's outputs on calibration inputs.
 
-Batch norms keep their statistics. The learning rate, and the step whose weights are taken, are those that are best on
-inputs held out from training; weights from before training are among them.
+Batch norms keep their statistics. The learning rate and the step whose weights are returned are chosen on held-out
+inputs; the weights before training are among the candidates.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from critical_neurons.removal.rows import Inputs, count_rows, match_model, take_
 from critical_neurons.removal.seeding import seeded
 
 HELD_OUT = 8
-"""One of this many inputs is held out."""
+"""One in this many inputs is held out."""
 
 MOST_HELD_OUT = 256
 
 RATES = (3e-3, 1e-3, 3e-4)
-"""Learning rates that are tried."""
+"""Learning rates to try."""
 
 TRIAL_SHARE = 0.05
-"""Share of the steps and of the time that each of them gets."""
+"""Share of the steps and of the time for each trial."""
 
 FEWEST_STEPS, MOST_STEPS = 600, 4000
 WORK = 1.5e12
-"""Unless given, the number of steps is that of this many multiply-adds of the original, within these limits."""
+"""Default number of steps: as many as take this many multiply-adds in the original, within the limits."""
 
 CHECKS = 8
-"""How often the held-out inputs are looked at."""
+"""How often the loss on held-out inputs is measured."""
 
 WARM_UP = 0.1
-"""Share of the steps in which the learning rate rises. Then it falls, to zero, like a cosine."""
+"""Share of the steps in which the learning rate rises; then it falls to zero along a cosine."""
 
 LAYOUTS = (torch.channels_last, torch.contiguous_format)
 
 SAVED_BYTES = 2**30
-"""What a forward pass may keep for gradients."""
+"""Memory that a forward pass may use for gradients."""
 
 
 def distil(
@@ -63,10 +63,9 @@ def distil(
     seed: int = 0,
     report: Callable[[str], None] = lambda text: None,
 ) -> nn.Module:
-    """A copy of the smaller model with other weights, or the same where training does not help on held-out inputs.
+    """A trained copy of the smaller model, or an unchanged one if training does not help on held-out inputs.
 
-    Ctrl-C ends the training, as the time limit does. Random numbers are drawn from `seed`; torch's own stay as they
-    were.
+    Ctrl-C ends the training early, like the time limit. torch's global random state is not changed.
     """
     with torch.inference_mode(False), torch.enable_grad(), seeded(seed, original, smaller):
         training = _Training(Imitation(original, smaller, aim), inputs, augment, settings, report)
@@ -76,7 +75,7 @@ def distil(
 
 
 class _Weights:
-    """Weights at some step, and what they are worth: the less on held-out inputs the better."""
+    """Weights at some step, and their loss on held-out inputs."""
 
     def __init__(self, model: nn.Module, worth: float) -> None:
         self.worth = worth
@@ -128,12 +127,12 @@ class _Training:
         return float(missed.detach())
 
     def _train(self, rate: float, steps: int, checks: int, seconds: float) -> float:
-        """From the first weights, one cycle of the learning rate; gives what it is worth in the end."""
+        """Train from the initial weights, for one cycle of the learning rate. Returns the final held-out loss."""
         self.first.put_into(self._pair.smaller)
         optimiser = torch.optim.AdamW(self._pair.weights, lr=rate, weight_decay=0.0)
         batches, began, checked, worth = self._draw_batches(), time.monotonic(), 0, math.inf
         for step in range(steps):
-            for group in optimiser.param_groups:  # where time is short the cycle is shorter
+            for group in optimiser.param_groups:  # the cycle ends with the time
                 group["lr"] = rate * _cycle(max((step + 0.5) / steps, (time.monotonic() - began) / seconds))
             if not math.isfinite(differentiate(partial(self._descend, optimiser, next(batches)))):
                 return math.inf
@@ -143,12 +142,12 @@ class _Training:
                 checked, worth = int(done * checks), self._measure()
                 if worth < self.best.worth:
                     self.best = _Weights(self._pair.smaller, worth)
-            self._tell()
+            self._report_progress()
             if done >= 1:
                 break
         return worth
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         self._steps_done, self._steps_left = self._steps_done + 1, self._steps_left - 1
         spent = time.monotonic() - self._began
         left = max(min(self._settings.seconds - spent, spent / self._steps_done * self._steps_left), 0)
@@ -158,14 +157,14 @@ class _Training:
         )
 
     def _draw_batches(self) -> Iterator[Inputs]:
-        """Without end; every input once before any comes again."""
+        """Endless; every epoch in a new order."""
         while True:
             order = self._trained[torch.randperm(len(self._trained))]
             for rows in torch.split(order, self._size):
                 yield self._augment(take_rows(self._inputs, rows))
 
     def _measure(self) -> float:
-        """On held-out inputs, as they are and augmented, always alike."""
+        """The loss on held-out inputs, plain and augmented, with the same random numbers every time."""
         total = 0.0
         with seeded(0, self._pair.smaller):
             for rows in torch.split(self._held_out, self._size):
@@ -178,9 +177,9 @@ class _Training:
         return round(min(max(WORK / (self._size * max(macs, 1)), FEWEST_STEPS), MOST_STEPS))
 
     def _count_fitting(self) -> int:
-        """Inputs for which there is room for what a forward pass keeps for gradients. One is tried.
+        """The batch size that fits in memory, from a run on one input.
 
-        With channels last convolutions take less time, but not every forward can cope with that.
+        Channels-last convolutions are faster, but not every forward pass supports them.
         """
         for layout in LAYOUTS:
             self._pair.lay_out(layout)
@@ -193,7 +192,7 @@ class _Training:
         ) from failure
 
     def _count_kept(self) -> int:
-        """Bytes, for one input."""
+        """Bytes kept for gradients, for one input."""
         own, kept = {each.data_ptr() for each in self._pair.smaller.parameters()}, 0
 
         def count(values: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Factoring: of units that are always on, only as many stay as there are functions of them that are read.
+"""Factor: replace always-active units by as few as the rank of what the next layer computes from them.
 
-Those that are linear combinations of others go by themselves (`choose_basis`).
-What a layer behind reads of them, G h = G (A x + a), is affine in x. Its rank q may be far below the number of units:
-with ten outputs it is at most ten. A singular value decomposition G A = U V gives q units h' = V x + s with a shift s
-that keeps them at or above 0 for all x in reach, so that their ReLUs are open as well, and G h = U h' + G a - U s.
+The next layer computes G h = G (A x + a), which is affine in x. Its rank q may be far below the number of units: with
+ten outputs it is at most ten. A singular value decomposition G A = U V gives q new units h' = V x + s, with a shift s
+that keeps them at or above 0 for all reachable x, so that their ReLUs are always active too, and
+G h = U h' + G a - U s. `choose_basis` finds units that are linear combinations of others.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from critical_neurons.core.bounds import Interval
 from critical_neurons.core.structure import Floats, Ints
 
 RANK = 1e-10
-"""Of the largest pivot: what is smaller counts as zero."""
+"""Pivots below this share of the largest count as zero."""
 
 SINGULAR = 1e-13
-"""Of the largest singular value: what is smaller is rounding."""
+"""Singular values below this share of the largest are rounding errors."""
 
 MARGIN = 1e-9
-"""Added to a shift, relative to it: rounding must not close a ReLU."""
+"""Relative margin of the shift, so that rounding cannot make a ReLU inactive."""
 
 
 @dataclass(frozen=True)
 class Factors:
-    """`weight` and `shift` of the new units, how far they reach, and what the reader makes of them."""
+    """`weight` and `shift` of the new units, their range, and the weights (`reading`) and bias of their reader."""
 
     weight: Floats
     shift: Floats
@@ -38,7 +38,7 @@ class Factors:
 
 
 def factor(read: Floats, weight: Floats, bias: Floats, inputs: Interval) -> Factors | None:
-    """`read` (outputs, units) of units weight · x + bias, x in `inputs`; None where they are as many already."""
+    """For units weight · x + bias, x in `inputs`, read with weights `read` (outputs, units); None at full rank."""
     left, values, right = np.linalg.svd(read @ weight, full_matrices=False)
     rank = int((values > SINGULAR * max(values.max(initial=0.0), np.finfo(float).tiny)).sum())
     if rank >= len(weight):
@@ -53,7 +53,7 @@ def factor(read: Floats, weight: Floats, bias: Floats, inputs: Interval) -> Fact
 
 
 def choose_basis(rows: Floats) -> tuple[Ints, Ints]:
-    """Rows that all are combinations of, by pivoted QR, and the others."""
+    """A basis among the rows, by pivoted QR, and the other rows."""
     if not rows.size:
         return np.zeros(0, dtype=np.int64), np.arange(len(rows))
     _, triangle, order = linalg.qr(rows.T, mode="economic", pivoting=True)

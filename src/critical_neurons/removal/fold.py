@@ -1,10 +1,11 @@
-"""Folding: what units that go without loss contribute is put into the layers that read them.
+"""Fold: move the contribution of units that can be removed without loss into the layers that read them.
 
-A unit whose ReLU is always on is an affine function of what its layer reads. If its weights are a linear combination
-of those of other such units, h_j = sum_i c_i h_i + k, its readers get W_i + c_i W_j in place of W_i and the bias
-b + k W_j. The same holds, with one i and k = 0, where weights and bias are a positive multiple of another unit's,
-whatever the ReLUs do. Between two linear layers no more units that are on are kept than the second can tell apart
-(factor.py). A layer that is on as a whole is affine, and so is it together with its reader: one layer less.
+A unit whose ReLU is always active is an affine function of its layer's input. If its weights are a linear combination
+of those of other such units, h_j = sum_i c_i h_i + k, its readers get the weights W_i + c_i W_j and the bias
+b + k W_j. A unit whose weights and bias are a positive multiple of another's is merged in the same way, with a single
+i and k = 0, whatever its ReLU does. Between two linear layers the always-active units are reduced to the rank of what
+the second computes from them (factor.py). If all ReLUs of a layer are always active, it and its reader become one
+layer (collapse.py).
 """
 
 from __future__ import annotations
@@ -25,13 +26,12 @@ from critical_neurons.removal.factor import choose_basis, factor
 from critical_neurons.removal.links import SAME, Link, Reader, find_links
 
 FITTED = 1e-10
-"""Largest part of a row that a combination of others may leave unexplained."""
+"""Largest relative residual of a row that counts as a combination of others."""
 
 
 class Folding:
-    """`model`, in float64, is changed: readers of merged units get their part. `stays` (units + 1) then says who is
-    left, of a `structure` that knows of biases which are new. `collapse` puts layers of the model without the others
-    together. `ranges` holds what every layer reads, by its name.
+    """Changes `model`, which is in float64, in place. Afterwards `stays` (units + 1) marks the remaining units, and
+    `structure` includes new biases. `ranges` holds the range of every layer's input, by the layer's name.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Folding:
         return tuple(self._changes.values())
 
     def collapse(self, smaller: nn.Module) -> None:
-        """Layers of the model without the removed units that are on as a whole go into their readers, in place."""
+        """In the model without the removed units, merge layers whose ReLUs are all active into their readers."""
         for layer in self.structure.removable:
             kept = layer.units[self.stays[layer.units]]
             if (kept < 0).any() or not all(self._states[unit] is State.ON for unit in kept):
@@ -71,7 +71,7 @@ class Folding:
             self._changes[layer.name] = replace(self._changes[layer.name], collapsed=not obstacle, note=note)
 
     def _silence(self) -> None:
-        """Units that are off and stay, as the last of their layer: without weights, what they read is not needed."""
+        """Zero the weights of inactive units that stay because their layer needs one, so that their inputs can go."""
         for name, link in self._links.items():
             if isinstance(link, str):
                 continue
@@ -157,18 +157,18 @@ class Folding:
         return count
 
     def _can_take(self, link: Link, constant: float) -> bool:
-        """Whether the readers can: zeros around a map are no constant."""
+        """Whether the readers can absorb a constant: with zero padding they cannot."""
         return constant == 0 or all(_takes_constants(self._model, reader) for reader in link.readers)
 
     def _can_spare(self, link: Link) -> bool:
         return len(self._list_channels(link)) > 1
 
     def _list_channels(self, link: Link) -> Ints:
-        """Those of units that stay."""
+        """The channels of units that stay."""
         return np.flatnonzero(self.stays[link.units] & (link.units >= 0))
 
     def _hand_over(self, link: Link, channel: int, others: Ints, shares: Floats, constant: float) -> None:
-        """The readers get shares · h of the others + constant in place of the channel, which goes."""
+        """Remove a channel that equals shares · h[others] + constant, and adjust its readers."""
         for reader in link.readers:
             module = self._model.get_submodule(reader.name)
             weight = module.get_parameter("weight").detach().clone()
@@ -184,7 +184,7 @@ class Folding:
         self.stays[link.units[channel]] = False
 
     def _give_bias(self, name: str) -> nn.Parameter:
-        """The bias of a layer; zeros where it had none, which are then sliced with its outputs."""
+        """The bias of a layer, added as zeros if it had none."""
         module = self._model.get_submodule(name)
         if module.bias is None:
             weight = module.get_parameter("weight")
@@ -195,7 +195,7 @@ class Folding:
         return module.get_parameter("bias")
 
     def _effective_rows(self, link: Link) -> tuple[Floats, Floats]:
-        """Weights and bias of every channel as its ReLU gets them, over what still comes."""
+        """Weights and bias of every pre-activation, with zeros for removed inputs."""
         weight, bias = read_affine(self._model, link)
         rows = weight.flatten(1).numpy().copy()
         for wiring in self.structure.wirings:
@@ -204,7 +204,7 @@ class Folding:
         return rows, bias.numpy().copy()
 
     def _drop_unread(self, link: Link) -> None:
-        """Units that nothing reads that stays."""
+        """Remove units that no remaining unit reads."""
         unread = np.ones(len(link.units), dtype=bool)
         for reader in link.readers:
             weight = self._model.get_submodule(reader.name).get_parameter("weight").detach()
@@ -232,7 +232,7 @@ def _like(old: Tensor, values: Tensor) -> nn.Parameter:
 
 
 def _keep_least(structure: Structure, stays: Bools) -> None:
-    """As many of every block of a group stay, and at least one of every layer."""
+    """Keep equally many units in every block of a group, and at least one in every layer."""
     for group in structure.groups:
         blocks = group.units.reshape(group.blocks, -1)
         least = max(1, int(stays[blocks].sum(axis=1).max()))

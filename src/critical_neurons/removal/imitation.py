@@ -1,4 +1,4 @@
-"""Imitation: how far what the smaller model gives, and what its layers read, is from the original's."""
+"""Imitation: the distillation loss, on the outputs and on the inputs of some layers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from critical_neurons.removal.rows import Inputs, call_model, map_inputs
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
 
 LAST_LAYER, STREAMS = 0.5, 3.0
-"""Weights of what the last layer reads, and of the mean over other readers: squared differences relative to the
-variance."""
+"""Weights of the squared differences, relative to the variance, of the last layer's input and of those of other
+layers on average."""
 
 
 @dataclass(frozen=True)
 class StreamReader:
-    """A module that multiplies with weights, and which of the original's input channels it still has."""
+    """A linear layer or convolution whose input is compared, and the original's input channels that it still has."""
 
     module: str
     kept: Tensor
@@ -33,8 +33,8 @@ class StreamReader:
 
 @dataclass(frozen=True)
 class Aim:
-    """Functions of what the smaller model and the original give: `loss` is followed downwards, `judge` decides which
-    weights are taken. What the `readers`, the last layer last, read is to agree as well."""
+    """Functions of both models' outputs: `loss` is minimised, `judge` decides which weights are returned. The inputs
+    of the `readers`, the last layer last, are matched as well."""
 
     loss: Loss
     judge: Callable[[Any, Any], float | Tensor]
@@ -42,8 +42,8 @@ class Aim:
 
 
 def find_readers(smaller: nn.Module, structure: Structure, stays: Bools) -> tuple[StreamReader, ...]:
-    """The last layer, and before it those that have lost none of what they read, as the streams of residual networks:
-    there the next block makes up for what a branch has lost. Only those of which hooks see what they read."""
+    """The last layer, and the layers that lost none of their input channels, such as those that read a residual
+    stream. Only layers whose input a forward hook sees."""
     wirings = [each for each in structure.wirings if each.kernel]
     return tuple(
         StreamReader(each.module, torch.from_numpy(np.flatnonzero(stays[each.inputs])))
@@ -55,7 +55,7 @@ def find_readers(smaller: nn.Module, structure: Structure, stays: Bools) -> tupl
 
 
 class Imitation:
-    """Copies of both models, in evaluation mode; the weights of the smaller one are to be trained."""
+    """Copies of both models in evaluation mode; the weights of the smaller one are trained."""
 
     def __init__(self, original: nn.Module, smaller: nn.Module, aim: Aim) -> None:
         self.original, self.smaller = (_widen(copy_whole(each)).eval() for each in (original, smaller))
@@ -70,12 +70,12 @@ class Imitation:
                 model.get_submodule(reader.module).register_forward_pre_hook(self._remember, with_kwargs=True)
 
     def lay_out(self, layout: torch.memory_format) -> None:
-        """Weights of convolutions, and so what these give."""
+        """Set the memory format of both models' weights, and so of their feature maps."""
         for model in (self.original, self.smaller):
             model.to(memory_format=layout)  # type: ignore[call-overload]
 
     def miss(self, inputs: Inputs) -> Tensor:
-        """What training makes small, the mean over inputs."""
+        """The training loss, averaged over inputs."""
         missed = self._aim.loss(*self._run(inputs))
         *others, last = [self._compare_read(reader) for reader in self._aim.readers] or [None]
         streams = [each for each in others if each is not None]
@@ -91,8 +91,8 @@ class Imitation:
         return worth
 
     def _run(self, inputs: Inputs) -> tuple[Any, Any]:
-        """What the smaller model gives, and the original. Both draw the same random numbers, if they draw any; both
-        may change their inputs in place."""
+        """The outputs of the smaller model and of the original, with the same random numbers. Each gets a copy of the
+        inputs, which it may change in place."""
         state = torch.get_rng_state()
         with torch.no_grad():
             wanted = call_model(self.original, map_inputs(inputs, Tensor.clone))
@@ -103,7 +103,7 @@ class Imitation:
         self._read[module] = args[0] if args else kwargs["input"]
 
     def _compare_read(self, reader: StreamReader) -> Tensor | None:
-        """None where nothing is to be changed, as of the input, or a model goes other ways when it is smaller."""
+        """None if no trained weight affects it (the model's input), or if the smaller model takes another path."""
         module = self.smaller.get_submodule(reader.module)
         wanted = self._read.get(self.original.get_submodule(reader.module))
         found = self._read.get(module)
@@ -117,6 +117,6 @@ class Imitation:
 
 
 def _widen(model: nn.Module) -> nn.Module:
-    """In single precision where it has less: small steps would be lost to rounding."""
+    """At least single precision: in half precision small steps would be rounded away."""
     coarse = any(each.dtype in (torch.float16, torch.bfloat16) for each in model.parameters())
     return model.float() if coarse else model

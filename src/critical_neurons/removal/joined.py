@@ -1,4 +1,4 @@
-"""Tensors that come one after the other to one tensor: in memory while they are few, else in a temporary file."""
+"""Joined: batches concatenated to one tensor, in a memory-mapped temporary file if they are large."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from critical_neurons.errors import InvalidInputError
 
 MOST_BYTES = 2**28
-"""Held in memory. The rows of a file are read when they are asked for, and the system may forget them again."""
+"""Above this size a file is used, whose rows the operating system reads when needed and may drop again."""
 
 
 class Joined:
-    """Joins along the first axis. The file has no name and is gone with the tensor."""
+    """Concatenates along the first axis. The file has no name and vanishes with the tensor."""
 
     def __init__(self) -> None:
         self._parts: list[Tensor] = []
@@ -49,6 +49,6 @@ class Joined:
         if self._file is None:
             return torch.cat(self._parts)
         self._file.flush()
-        mapped = np.memmap(self._file, np.uint8, mode="c")  # what is written into it stays out of the file
+        mapped = np.memmap(self._file, np.uint8, mode="c")  # copy on write: changes do not reach the file
         first = self._parts[0]
         return torch.from_numpy(mapped).view(first.dtype).reshape(self._rows, *first.shape[1:])

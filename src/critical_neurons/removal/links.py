@@ -1,4 +1,4 @@
-"""Links: which linear layers stand before and behind every ReLU of a network, where that is all that stands there."""
+"""Links: for every layer with units, the linear layer before its ReLU and the linear layers that read it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from critical_neurons.core.network import Affine, Input, MaxPool, Network, Relu
 from critical_neurons.core.structure import Floats, Ints
 
 SAME = 1e-12
-"""Relative difference up to which two numbers are one, in float64."""
+"""Relative difference up to which two numbers count as equal, in float64."""
 
 MAKERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A layer behind the ReLU. What stands between does the same to every channel, and makes `ones` of a channel of
-    ones: (positions,), or a single number where all are the same. Where it takes maxima it is not `linear`."""
+    """A layer that reads the ReLU, possibly through operations that treat all channels alike. `ones` is what they
+    make of a channel of ones: (positions,), or one number if all are equal. With max pooling it is not `linear`."""
 
     name: str
     ones: Floats
@@ -28,11 +28,10 @@ class Reader:
 
 @dataclass(frozen=True)
 class Link:
-    """The layer `maker`, the batch norm behind it if there is one, the ReLU unless it has other calls, and all that
-    reads what it gives.
+    """The layer `maker`, its batch norm if any, the ReLU unless it is called elsewhere too, and all readers.
 
-    `units` are those of the maker's channels. `plain`: nothing but the ReLU stands between the maker, or its norm,
-    and its one reader."""
+    `units` are those of the maker's channels. `plain`: only the ReLU stands between the maker, or its batch norm, and
+    a single reader."""
 
     maker: str
     norm: str | None
@@ -43,7 +42,7 @@ class Link:
 
 
 def find_links(model: nn.Module, network: Network) -> dict[str, Link | str]:
-    """For every layer with units its link, or why there is none."""
+    """For every layer with units its link, or the reason why there is none."""
     return {layer.name: _find_link(model, network, layer.name, layer.units) for layer in network.removable}
 
 
@@ -110,9 +109,8 @@ def _find_readers(
 
 
 def _treats_alike(op: Affine, shape: tuple[int, ...], channels: int) -> bool:
-    """Whether it does the same to every channel and adds nothing: then it commutes with sums of channels.
-
-    Tried on u_c v, channel times position: the result must be u_c times one w."""
+    """Whether it applies the same linear map to every channel and adds nothing, so that it commutes with sums of
+    channels. Tested on the product u_c v of a channel and a position factor, whose image must be u_c w."""
     generator = np.random.default_rng(0)
     u, v = (
         generator.uniform(1.0, 2.0, (channels, 1)),

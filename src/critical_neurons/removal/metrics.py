@@ -1,4 +1,4 @@
-"""Metrics: how large a model is, how long it takes and how often it is right. The model stays as it is."""
+"""Metrics: size, run time and accuracy of a model, which is not changed."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from critical_neurons.removal.rows import (
 )
 
 SAMPLE_SECONDS = 1e-3
-"""A call shorter than this is repeated within one sample: the clock and the loop must not count."""
+"""Shorter calls are repeated within one sample, so that the clock and the loop do not matter."""
 
 
 LEAST_SAMPLES = 5
-"""Samples taken of every call, however long it takes."""
+"""Samples of every call, however long it takes."""
 
 
 TIME_LIMIT = 10.0
-"""Seconds after which no more than the least samples are taken."""
+"""Seconds after which sampling stops, once there are `LEAST_SAMPLES`."""
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -48,17 +48,17 @@ def count_bytes(model: nn.Module) -> int:
 
 
 def count_macs(model: nn.Module, example: Inputs) -> int:
-    """Multiply-adds of convolutions and matrix products for one input, by torch's own counter; nothing else."""
+    """Multiply-adds of convolutions and matrix products for one input, by torch's own counter."""
     with evaluating(model), _unfused(), FlopCounterMode(display=False) as counter:
         run_model(model, _first(example))
     return int(counter.get_total_flops()) // 2
 
 
 def measure_activations(model: nn.Module, example: Inputs) -> int:
-    """The most bytes of activations alive at once, for one input run eagerly.
+    """Peak memory of activations in bytes, for one input in eager mode.
 
-    The input counts and every tensor computed from it, as long as something refers to it; views of one memory count
-    once. Weights do not count, nor what a kernel needs inside.
+    Counts the input and every tensor computed, as long as something refers to it, and each storage once. Weights and
+    the scratch memory of kernels do not count.
     """
     row = match_model(_first(example), model)
     weights = [*model.parameters(), *model.buffers()]
@@ -68,7 +68,7 @@ def measure_activations(model: nn.Module, example: Inputs) -> int:
 
 
 def measure_accuracy(model: nn.Module, inputs: Inputs, labels: Tensor, *, batch_size: int = 512) -> float:
-    """Share of data points whose highest output is their label, in evaluation mode. The mode is put back."""
+    """Share of data points whose highest output is their label, in evaluation mode."""
     return share_of_equals(predict(model, inputs, batch_size=batch_size), labels)
 
 
@@ -79,7 +79,7 @@ def predict(model: nn.Module, inputs: Inputs, *, batch_size: int = 512) -> Tenso
 
 
 def predict_by(run: Callable[[Inputs], Any], inputs: Inputs, *, batch_size: int = 512) -> Tensor:
-    """The same for anything that turns inputs into outputs."""
+    """`predict` for any function from inputs to outputs."""
     return torch.cat([_find_classes(run(rows)).argmax(dim=1).cpu() for rows in split_rows(inputs, batch_size)])
 
 
@@ -95,9 +95,9 @@ def share_of_equals(found: Tensor, expected: Tensor) -> float:
 def time_in_turns(
     calls: Sequence[Callable[[], object]], *, repeats: int, clock: Callable[[], float] = perf_counter
 ) -> list[list[float]]:
-    """Seconds per call by the clock: `repeats` samples of every call after a warm-up, fewer where that takes long.
+    """Seconds per call: up to `repeats` samples of every call after a warm-up.
 
-    The calls take turns, forwards and backwards, so that a machine that slows down slows all of them alike.
+    The calls take turns, in alternating order, so that a machine that slows down affects all of them alike.
     """
     loops = [_choose_loop(call) for call in calls]
     samples: list[list[float]] = [[] for _ in calls]
@@ -114,7 +114,7 @@ def time_in_turns(
 
 
 def run_model(model: nn.Module, inputs: Inputs) -> Any:
-    """What it gives for inputs of its own type and device, or an error that says that it does not run on them."""
+    """The output for inputs converted to the model's type and device; a failure becomes `InvalidInputError`."""
     rows = match_model(inputs, model)
     try:
         return call_model(model, rows)
@@ -131,7 +131,7 @@ def _first(inputs: Inputs) -> Inputs:
 
 
 def _find_classes(outputs: Any) -> Tensor:
-    """The only output, (batch, classes), or an error that says what there is instead."""
+    """The only output, of shape (batch, classes), or an error."""
     tensors = list(find_tensors(outputs))
     if len(tensors) != 1 or tensors[0].ndim != 2:
         shapes = ", ".join(str(tuple(values.shape)) for values in tensors)
@@ -149,7 +149,7 @@ def _choose_loop(call: Callable[[], object]) -> int:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode, without gradients. The modes are put back."""
+    """Evaluation mode without gradients; afterwards every module is back in its mode."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -162,11 +162,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _unfused() -> Iterator[None]:
-    """The counter knows matrix products alone: attention and recurrent layers must not be one call."""
+    """Without fused kernels for attention and recurrent layers, which torch's counter does not know."""
     library: Any = torch.backends.mkldnn
     fast, enabled = torch.backends.mha.get_fastpath_enabled(), library.enabled
     torch.backends.mha.set_fastpath_enabled(False)
-    library.enabled = False  # not by its `flags`, which warn of settings that are none of ours
+    library.enabled = False  # its context manager `flags` warns about unrelated settings
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
@@ -176,7 +176,7 @@ def _unfused() -> Iterator[None]:
 
 
 class _Watch(DispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the memory of tensors while they live, and keeps the highest sum."""
+    """Tracks the memory of live tensors and its peak."""
 
     def __init__(self, inputs: Iterable[Tensor], known: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
-"""Parametrised weights: computed from other tensors before every run, and sliced through those.
+"""Parametrised weights: weights that torch computes from other tensors before every run, sliced through those.
 
-Weight norm, spectral norm and the masks of `torch.nn.utils.prune`, by `torch.nn.utils.parametrizations` or by hooks.
-A slice of the tensors a weight is computed from is not the slice of the weight where a norm runs over what has gone:
-then the factor is set anew, so that the model computes the same in evaluation mode.
+Weight norm, spectral norm and the masks of `torch.nn.utils.prune`, as parametrizations or as hooks. Slicing the
+underlying tensors is not enough where a norm runs over removed elements: then the factor is adjusted, so that the
+weight in evaluation mode is the slice of what it was.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ WEIGHT = "weight"
 
 @dataclass(frozen=True, eq=False)
 class Parametrised:
-    """The weight of a module, computed from `original`, a tensor of the same shape, and `others`: a norm for every
-    index of axis `dim`, or the two vectors of a spectral norm, or a mask. Names are those inside the module."""
+    """The weight of a module, computed from `original`, a tensor of the same shape, and `others`: the norms along
+    axis `dim`, the two vectors of a spectral norm, or a mask. Names are relative to the module."""
 
     module: nn.Module
     kind: Kind
@@ -65,7 +65,7 @@ class Parametrised:
 
     @torch.no_grad()
     def hold(self) -> None:
-        """Before tensors are sliced or zeroed: the factors that must be as they were afterwards."""
+        """Called before tensors are sliced or zeroed: remember the factors."""
         if self.kind == "weight norm":
             norm = self._norm(self.get(self.original).detach())
             self.set(self.others[0], self.get(self.others[0]).detach() / norm)
@@ -74,18 +74,18 @@ class Parametrised:
 
     @torch.no_grad()
     def settle(self) -> None:
-        """After that: the same factors."""
+        """Called after that: restore the factors."""
         if self.kind == "weight norm":
             values = self.get(self.original).detach()
             norm, scale = self._norm(values), self.get(self.others[0]).detach()
-            self.set(self.original, torch.where(norm == 0, 1.0, values))  # its factor is zero, its norm must not be
+            self.set(self.original, torch.where(norm == 0, 1.0, values))  # avoids 0 / 0; the factor is zero
             self.set(self.others[0], torch.where(norm == 0, 0.0, scale * norm))
         elif self.kind == "spectral norm":
             self._set_spread(self.held.pop("spread"))
 
     @torch.no_grad()
     def assign(self, weight: Tensor) -> None:
-        """Make it the weight that is computed."""
+        """Set the underlying tensors so that they yield this weight."""
         self.set(self.original, weight.clone())
         if self.kind == "weight norm":
             self.set(self.others[0], torch.ones_like(self.get(self.others[0])))
@@ -94,7 +94,7 @@ class Parametrised:
             self._set_spread(weight.new_ones(()))
 
     def expose(self) -> Callable[[], None]:
-        """Put a parameter in the place of the weight. What is given back undoes that, with the weight it then has."""
+        """Replace the computed weight by a parameter. Returns what undoes this, keeping the parameter's values."""
         module, weight, requires = self.module, self.compute(), self.get(self.original).requires_grad
         kind, hooks = type(module), dict(module._forward_pre_hooks)
         computed = module._modules.pop("parametrizations", None)
@@ -139,7 +139,7 @@ class Parametrised:
         return left @ (self._matrix() @ right)
 
     def _set_spread(self, wanted: Tensor) -> None:
-        """The left vector goes where the next power iteration would take it, at the length that gives this norm."""
+        """Point the left vector where the next power iteration would, scaled so that the norm comes out as wanted."""
         product = self._matrix() @ self.get(self.others[1])
         if not bool(product.any()):  # nothing is left of the weight along the right vector
             matrix = self._matrix()
@@ -151,7 +151,7 @@ class Parametrised:
 
 
 def find_parametrised(module: nn.Module) -> Parametrised | None:
-    """How the weight of a module is computed; None where it is a parameter, or computed in another way."""
+    """How the weight of a module is computed; None if it is a parameter or computed in another way."""
     if parametrize.is_parametrized(module):
         lists = module.parametrizations
         assert isinstance(lists, nn.ModuleDict)
@@ -177,13 +177,13 @@ def find_parametrised(module: nn.Module) -> Parametrised | None:
 
 
 def list_parametrised(model: nn.Module) -> dict[str, Parametrised]:
-    """By the name of the module."""
+    """All parametrised weights, by the name of the module."""
     found = ((name, find_parametrised(module)) for name, module in model.named_modules())
     return {name: each for name, each in found if each is not None}
 
 
 def make_plain(model: nn.Module) -> nn.Module:
-    """The same model, with parameters in the place of parametrised weights, and attention whose layers are called."""
+    """Change the model in place: computed weights become parameters, attention calls its projections as modules."""
     for each in list_parametrised(model).values():
         each.expose()
     return open_attention(model)
@@ -201,8 +201,8 @@ def _list_attention(model: nn.Module) -> list[nn.MultiheadAttention]:
 
 @contextmanager
 def plain_weights(model: nn.Module) -> Iterator[None]:
-    """A model whose norms of weights are parameters meanwhile, and what these are set to becomes the weight; its
-    attention calls its layers."""
+    """While the context lasts, weights under a norm are plain parameters, whose new values are kept afterwards, and
+    attention calls its projections as modules."""
     restored = [each.expose() for each in list_parametrised(model).values() if each.kind != "mask"]
     restored += [convert_attention(module) for module in _list_attention(model)]
     try:

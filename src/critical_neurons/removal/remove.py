@@ -1,4 +1,4 @@
-"""Removal: nn.Module, structure and the units that stay to a new module. The given one is left as it is."""
+"""Remove: a new module with only some units, smaller or masked. The given module is not changed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ REMOVAL_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Largest relative difference between the outputs of the masked and of the smaller model, by their type."""
 
 ROUGH_TOLERANCE = 1e-1
-"""The same for types that are rounder still."""
+"""The same for types of lower precision."""
 
 FAILURES = (RuntimeError, ValueError, LookupError, TypeError, AssertionError, AttributeError, ArithmeticError)
-"""What a forward raises that cannot cope with inputs or sizes."""
+"""What a forward pass may raise on unsuitable inputs or sizes."""
 
 
 def remove_units(model: nn.Module, structure: Structure, stays: Bools) -> nn.Module:
@@ -51,8 +51,8 @@ def remove_units(model: nn.Module, structure: Structure, stays: Bools) -> nn.Mod
 def zero_units(
     model: nn.Module, structure: Structure, stays: Bools, *, copy: Callable[[Tensor], Tensor] = Tensor.clone
 ) -> nn.Module:
-    """A copy of `model` of the same size in which all that belongs to the removed units is zero, but for
-    variances, which are one.
+    """A copy of `model` of the same size in which everything that belongs to removed units is zero, except variances,
+    which are one.
 
     Parameters that lose nothing are shared with the model; see `own_tensors`. Of the others `copy` makes copies.
     """
@@ -64,13 +64,13 @@ def zero_units(
 
 
 def own_tensors(model: nn.Module, other: nn.Module) -> nn.Module:
-    """The same module, with copies of the parameters and buffers it shares with another."""
+    """Replace, in place, parameters and buffers shared with another model by copies."""
     shared = {id(values) for values in (*other.parameters(), *other.buffers())}
     return _replace(model, lambda values: values.clone() if id(values) in shared else values)
 
 
 def keep_attributes(model: nn.Module, other: nn.Module) -> nn.Module:
-    """The same module; whether parameters take gradients, and what hangs on tensors, are as in another."""
+    """Copy `requires_grad` and attributes of tensors from another model, in place."""
     known = dict(chain(other.named_parameters(), other.named_buffers()))
     for name, values in chain(model.named_parameters(), model.named_buffers()):
         if (old := known.get(name)) is not None:
@@ -81,26 +81,26 @@ def keep_attributes(model: nn.Module, other: nn.Module) -> nn.Module:
 
 
 def double_tensors(model: nn.Module) -> nn.Module:
-    """The same module in double precision. Another that shares parameters with it keeps its own."""
+    """Convert to double precision, in place; models that share parameters with it are not changed."""
     return _replace(model, lambda values: values.double() if values.is_floating_point() else values)
 
 
 @torch.no_grad()
 def _replace(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:
-    """One tensor after the other, so that little memory is needed for both."""
+    """Convert all tensors in place, one after the other to save memory."""
     places = _list_places(model)
     while places:
         values, where = places.popitem()
         if (converted := convert(values)) is not values:
             _put(values, converted, where)
     for module in model.modules():
-        if isinstance(module, nn.RNNBase):  # it computes with a list of its own
+        if isinstance(module, nn.RNNBase):  # it keeps a list of its weights
             module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
     return model
 
 
 def check_removal(masked: nn.Module, smaller: nn.Module, inputs: Inputs) -> None:
-    """Both models must give the same outputs."""
+    """Raise unless both models give the same outputs."""
     compare_outputs(run_evenly(masked, inputs), run_smaller(smaller, inputs))
 
 
@@ -114,7 +114,7 @@ def run_smaller(smaller: nn.Module, inputs: Inputs) -> list[Tensor]:
 
 
 def compare_outputs(expected: list[Tensor], found: list[Tensor]) -> None:
-    """Raise unless the masked and the smaller model gave the same."""
+    """Raise unless the outputs of the masked and of the smaller model agree."""
     shapes = [[tuple(values.shape) for values in outputs] for outputs in (expected, found)]
     if shapes[0] != shapes[1]:
         accepted, given = (", ".join(map(str, each)) for each in shapes)
@@ -128,14 +128,14 @@ def compare_outputs(expected: list[Tensor], found: list[Tensor]) -> None:
 
 
 def run_evenly(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """The outputs, without gradients, with the same number in place of every random one: models of different sizes
-    would draw different ones. A forward may change its inputs in place, but not those of the next run."""
+    """The outputs, without gradients and with a constant in place of every random number, since models of different
+    sizes would draw different ones. The inputs are copied: a forward pass may change them in place."""
     with seeded(0, model), torch.no_grad(), _EvenNoise():  # type: ignore[no-untyped-call]
         return list(find_tensors(call_model(model, map_inputs(inputs, Tensor.clone))))
 
 
 class _EvenNoise(DispatchMode):  # type: ignore[no-untyped-call]
-    """What draws random numbers out of a shape gives `LEVEL` everywhere; around a mean, that many deviations off."""
+    """Random functions return `LEVEL` everywhere, or the mean plus `LEVEL` standard deviations."""
 
     LEVEL = 0.5
     NAMES = frozenset({"rand", "randn", "rand_like", "randn_like", "normal", "uniform", "exponential", "bernoulli"})
@@ -155,7 +155,7 @@ class _EvenNoise(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _compare(one: Tensor, other: Tensor) -> tuple[float, float]:
-    """The largest difference, and what it is measured by. Infinite values must be the same."""
+    """The largest difference, and the scale it is relative to. Infinite values must be equal."""
     if not (one.is_floating_point() or one.is_complex()) or one.numel() == 0:
         return 0.0, 1.0
     same = (one == other) | (one.isnan() & other.isnan())
@@ -165,7 +165,7 @@ def _compare(one: Tensor, other: Tensor) -> tuple[float, float]:
 
 
 def _fold_constants(model: nn.Module, wirings: tuple[Wiring, ...], stays: Bools) -> list[Slice]:
-    """Add to biases what removed inputs still carry: the same number at every position. The biases that are new."""
+    """Add to biases the constants that removed inputs leave. Returns the slices of newly created biases."""
     added: list[Slice] = []
     for wiring in wirings:
         constants = np.where(stays[wiring.inputs], 0.0, wiring.constants)
@@ -189,7 +189,7 @@ def _fold_constants(model: nn.Module, wirings: tuple[Wiring, ...], stays: Bools)
 
 @contextmanager
 def _keeping_factors(model: nn.Module, slices: Iterable[Slice], stays: Bools) -> Iterator[None]:
-    """Weights that are computed by norms must be the slices of what they were."""
+    """Slice weights under weight or spectral norm so that the computed weight is sliced too."""
     changed = {each.tensor for each in slices if each.axis != SIZE and not stays[each.units].all()}
     held: list[Parametrised] = []
     for name, each in list_parametrised(model).items():
@@ -203,12 +203,12 @@ def _keeping_factors(model: nn.Module, slices: Iterable[Slice], stays: Bools) ->
 
 
 def _take(values: Tensor, each: Slice, stays: Bools) -> Tensor:
-    """The indices of an axis that stay, block by block where there are blocks."""
+    """Select the indices of an axis that stay, block by block if there are blocks."""
     if each.units.ndim == 1:
         return values.index_select(each.axis, _indices(stays[each.units], values))
     kept = [_indices(stays[units], values) for units in each.units]
     if len({len(indices) for indices in kept}) > 1:
-        raise PruningError(f"{each.tensor}: its groups do not lose as many channels each.")
+        raise PruningError(f"{each.tensor}: its groups do not lose equally many channels.")
     blocks = zip(values.chunk(len(each.units)), kept, strict=True)
     return torch.cat([block.index_select(each.axis, indices) for block, indices in blocks])
 
@@ -234,7 +234,7 @@ def _change(
     *,
     copy: Callable[[Tensor], Tensor] = lambda values: values,
 ) -> None:
-    """Other parameters and buffers in place of those that lose something: what `change` makes of their copies."""
+    """Replace parameters and buffers that lose elements by what `change` makes of their copies."""
     by_tensor: dict[str, list[Slice]] = {}
     for each in slices:
         if each.axis != SIZE and not stays[each.units].all():
@@ -244,14 +244,14 @@ def _change(
         owner, _, key = name.rpartition(".")
         old = getattr(model.get_submodule(owner), key)
         new = copy(old.detach())
-        several.sort(key=lambda each: (-each.units.ndim, each.axis))  # blocks first: they are dealt of the whole axis
+        several.sort(key=lambda each: (-each.units.ndim, each.axis))  # blocks first: they divide the whole axis
         for each in several:
             new = change(new, each, stays)
         _put(old, new, places[old])
 
 
 def _list_places(model: nn.Module) -> dict[Tensor, list[tuple[dict[str, Any], str]]]:
-    """Wherever the modules of a model have a parameter or buffer: one may have several names."""
+    """All places of every parameter and buffer: a shared one has several."""
     places: dict[Tensor, list[tuple[dict[str, Any], str]]] = {}
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
@@ -262,7 +262,7 @@ def _list_places(model: nn.Module) -> dict[Tensor, list[tuple[dict[str, Any], st
 
 
 def _put(old: Tensor, new: Tensor, places: list[tuple[dict[str, Any], str]]) -> None:
-    """The attributes of a parameter survive."""
+    """Replace a tensor everywhere, keeping its attributes."""
     if isinstance(old, nn.Parameter):
         new = nn.Parameter(new, requires_grad=old.requires_grad)
     new.__dict__.update(old.__dict__)
@@ -271,7 +271,7 @@ def _put(old: Tensor, new: Tensor, places: list[tuple[dict[str, Any], str]]) -> 
 
 
 def _resize(module: nn.Module) -> None:
-    """Sizes that a module keeps beside its tensors."""
+    """Update the size attributes of a module from its tensors."""
     match module:
         case nn.Linear():
             module.out_features, module.in_features = _read_shape(module)

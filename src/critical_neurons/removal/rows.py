@@ -1,4 +1,4 @@
-"""The inputs of a model, row by row: one tensor, or several side by side, in order or by name."""
+"""Rows: model inputs of any nesting, counted, sliced and joined along their first axis."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from critical_neurons.errors import InvalidInputError
 from critical_neurons.removal.joined import Joined
 
 CHECKED_AT_ONCE = 64
-"""Rows that are looked through for NaN at once, so that little memory is taken beside them."""
+"""Rows checked for NaN at once, to save memory."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """Inputs that belong together, as the nodes of a graph: they count as one row."""
+    """Inputs that cannot be split, such as the nodes of a graph: they count as one row."""
 
     inputs: Tensor | Sequence[Any] | Mapping[str, Any]
 
 
 Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any] | Whole
-"""What a model is called with: model(tensor), model(*sequence) or model(**mapping), with tensors in any nesting.
+"""Arguments of a model: model(tensor), model(*sequence) or model(**mapping), with tensors in any nesting.
 
-The first axis of all tensors counts rows. Where they do not agree on how many, as with tokens of several texts one
-behind the other and offsets beside them, the inputs are one row as well.
+The first axis of all tensors counts rows. If tensors differ in the number of rows, such as concatenated tokens of
+several texts and their offsets, the inputs cannot be split and count as one row.
 """
 
 
 def count_rows(inputs: Inputs) -> int:
-    """As many as every tensor has; one where they differ."""
+    """The length of all tensors; 1 if they cannot be split."""
     first = next(find_tensors(inputs), None)
     if first is None:
         raise InvalidInputError("inputs: found no tensor or array among them. Give at least one.")
@@ -48,7 +48,7 @@ def as_whole(inputs: Inputs) -> Whole:
 
 
 def is_whole(inputs: Inputs) -> bool:
-    """Whether the inputs cannot be taken apart into rows."""
+    """Whether the inputs cannot be split into rows."""
     if isinstance(inputs, Whole):
         return True
     sizes = {tuple(values.shape[:1]) for values in find_tensors(inputs)}
@@ -56,7 +56,7 @@ def is_whole(inputs: Inputs) -> bool:
 
 
 def take_rows(inputs: Inputs, rows: Tensor, device: torch.device | None = None) -> Inputs:
-    """Copies of these rows, on a device if one is given; all there is where it cannot be taken apart."""
+    """Copies of these rows, optionally on another device; everything if the inputs cannot be split."""
     if is_whole(inputs):
         return map_inputs(inputs, lambda values: values.clone().to(device))
     return map_inputs(inputs, lambda values: values[rows.to(values.device)].to(device))
@@ -68,7 +68,7 @@ def call_model(model: nn.Module, inputs: Inputs) -> Any:
 
 
 def split_arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """By position and by name."""
+    """Positional and keyword arguments."""
     if isinstance(inputs, Whole):
         return split_arguments(inputs.inputs)
     if isinstance(inputs, Mapping):
@@ -77,12 +77,12 @@ def split_arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def find_tensors(value: Any) -> Iterator[Tensor]:
-    """In a value of any kind that a model takes or gives: containers, and the attributes of objects."""
+    """All tensors in a value of any kind: containers, and attributes of objects."""
     return (tensor for _, tensor in name_tensors(value))
 
 
 def name_tensors(value: Any) -> Iterator[tuple[str, Tensor]]:
-    """The same with their names: "" is the value itself, "boxes.0" the first part of its part `boxes`."""
+    """All tensors with their paths: "" is the value itself, "boxes.0" the first element of `boxes`."""
     return _name_tensors(value, "", frozenset())
 
 
@@ -111,17 +111,17 @@ def split_rows(inputs: Inputs, size: int) -> Iterator[Inputs]:
 
 
 def gather_inputs(inputs: Any) -> Inputs:
-    """Whatever the user has to what a model is called with, in tensors.
+    """The user's inputs as tensors.
 
-    A tensor or array; a tuple or mapping of them, in any nesting, for a model of several inputs; or an iterable of
-    batches, each one of these, alone, in a sequence of one or with labels beside it, which are left out. Batches are
-    read once, in their order; many of them are kept in a temporary file rather than in memory, see `Joined`.
+    Accepts a tensor or array; a nested tuple or mapping of them, for a model of several inputs; or an iterable of
+    batches of these, each alone, in a sequence of one, or with labels, which are dropped. Batches are read once, in
+    order; many of them go to a temporary file, see `Joined`.
     """
     return gather_labelled(inputs)[0]
 
 
 def gather_labelled(inputs: Any) -> tuple[Inputs, Tensor | None]:
-    """The same, and the labels that come with the batches: None where there are none, or none that can be joined."""
+    """`gather_inputs`, with the labels of the batches: None if there are none or they cannot be joined."""
     labels = None
     if isinstance(inputs, Whole):
         return inputs, None
@@ -154,7 +154,7 @@ def _require_finite(values: Tensor) -> None:
 
 
 def match_model(inputs: Inputs, model: nn.Module) -> Inputs:
-    """On the device of the model's parameters; floating-point values in their type."""
+    """Move inputs to the model's device, and floating-point values to the type of its parameters."""
     like = next((each for each in model.parameters() if each.is_floating_point()), None)
     if like is None:
         return inputs
@@ -166,24 +166,24 @@ def match_model(inputs: Inputs, model: nn.Module) -> Inputs:
 
 
 def digest_inputs(inputs: Inputs) -> list[str]:
-    """What every data point is known by later on."""
+    """A digest of every data point, by which plans and scores recognise it."""
     parts = [digest_rows(values.detach().cpu().float().numpy()) for values in _list_by_row(inputs)]
     return parts[0] if len(parts) == 1 else ["".join(each) for each in zip(*parts, strict=True)]
 
 
 def count_numbers(inputs: Inputs) -> int:
-    """In one row."""
+    """Numbers in one row."""
     return sum(values[0].numel() for values in _list_by_row(inputs))
 
 
 def _list_by_row(inputs: Inputs) -> list[Tensor]:
-    """With a first axis that counts rows."""
+    """All tensors, with a first axis that counts rows."""
     whole = is_whole(inputs)
     return [values[None] if whole else values for values in find_tensors(inputs)]
 
 
 def map_inputs(inputs: Inputs, convert: Callable[[Tensor], Tensor]) -> Inputs:
-    """The same with other tensors."""
+    """The same nesting with converted tensors."""
     if isinstance(inputs, Whole):
         return as_whole(map_inputs(inputs.inputs, convert))
     mapped: Inputs = _map(inputs, Tensor, convert)
@@ -191,12 +191,12 @@ def map_inputs(inputs: Inputs, convert: Callable[[Tensor], Tensor]) -> Inputs:
 
 
 def _map(value: Any, kind: type | tuple[type, ...], convert: Callable[[Any], Any]) -> Any:
-    """Of what nests in mappings, tuples and lists all that is of a kind; the rest, as None or a number, stays."""
+    """Convert everything of one kind in nested mappings, tuples and lists, and keep the rest."""
     if isinstance(value, kind):
         return convert(value)
     if isinstance(value, Mapping):
         return {name: _map(part, kind, convert) for name, part in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named one
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple
         return type(value)(*(_map(part, kind, convert) for part in value))
     if isinstance(value, list | tuple):
         return type(value)(_map(part, kind, convert) for part in value)
@@ -204,13 +204,13 @@ def _map(value: Any, kind: type | tuple[type, ...], convert: Callable[[Any], Any
 
 
 def _convert(inputs: Any) -> Inputs:
-    """Tensors in place of arrays."""
+    """Arrays as tensors."""
     converted: Inputs = _map(inputs, (np.ndarray, Tensor), _tensor)
     return converted
 
 
 def _list_inputs(batches: Iterable[Any], labels: list[Any]) -> Iterator[Inputs]:
-    """One after the other, what is beside them added to the labels."""
+    """The inputs of each batch; labels are appended to the list."""
     for batch in batches:
         inputs, beside = _split_labels(batch)
         labels.append(beside)
@@ -218,7 +218,7 @@ def _list_inputs(batches: Iterable[Any], labels: list[Any]) -> Iterator[Inputs]:
 
 
 def _join(batches: Iterator[Inputs]) -> Inputs:
-    """Each is forgotten once its rows are where the others are."""
+    """Concatenate batches, holding one at a time."""
     first = next(batches, None)
     if first is None:
         raise InvalidInputError("inputs: the batch is empty. Give at least one data point.")
@@ -251,7 +251,7 @@ def _describe(batch: Inputs) -> str:
 
 
 def _split_labels(batch: Any) -> tuple[Any, Any]:
-    """A loader gives inputs alone, as a list of one, or with labels beside them."""
+    """Inputs and labels of a loader's batch: a bare input, a list of one, or a pair."""
     if isinstance(batch, list | tuple):
         match batch:
             case [inputs]:
@@ -270,7 +270,7 @@ def _join_labels(labels: Sequence[Any]) -> Tensor | None:
 
 
 def _are_batches(values: tuple[Any, ...]) -> bool:
-    """Pairs of inputs and labels, say. What else is in a tuple are the inputs of a model, in their order."""
+    """Whether a tuple holds batches, such as pairs of inputs and labels, rather than a model's arguments."""
     return not values or all(isinstance(part, list | tuple) for part in values)
 
 

@@ -1,4 +1,4 @@
-"""Random numbers of a run that are the same every time, and go on afterwards as if it had not been."""
+"""Seeding: a fixed seed for some code, with torch's random state restored afterwards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 @contextmanager
 def seeded(seed: int, *models: nn.Module) -> Iterator[None]:
-    """The generators of the CPU and of the GPUs that the models are on; those of other GPUs are left alone."""
+    """Seeds the generators of the CPU and of the GPUs that the models are on; other GPUs are not touched."""
     tensors = chain.from_iterable((*model.parameters(), *model.buffers()) for model in models)
     devices = sorted({values.get_device() for values in tensors if values.is_cuda})
     with torch.random.fork_rng(devices=devices):

@@ -1,4 +1,4 @@
-"""Allocation: a budget and what removal costs the loss, group by group, to how many units every group keeps."""
+"""Allocation: how many units every group keeps, from a budget and the loss that removals cost in each group."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def share_budget(
     slope: Callable[[Floats], Floats],
     limit: float,
 ) -> list[int]:
-    """Counts that keep the cost within the limit, at least the least of every group, with no room for a further one.
+    """How many units every group keeps so that the cost stays within the limit and no further unit fits.
 
-    `losses[g][n]`: what n + 1 units removed from group g cost the loss. `cost` and `slope`, its derivative, are those
-    of how much of every unit is kept, with a last entry for NO_UNIT. Where the loss rises least for the cost saved,
-    the next units go: of one group one of every block, the losses made convex before. Once the limit is met, those
-    that fit come back, where the loss falls most for it first.
+    `losses[g][n]` is the loss caused by removing n + 1 units of group g; `cost` maps the kept share of every unit
+    (with a last entry for NO_UNIT) to the cost, and `slope` to its gradient. Greedy: remove the next unit of each
+    block of the group with the smallest loss per cost saved, where losses are first replaced by their convex
+    envelope; once the limit is met, add units back while they fit, those with the largest loss per cost first.
     """
     kept, counts = np.ones(sum(map(len, groups)) + 1), [len(group) for group in groups]
     rises = [np.diff(make_convex(np.concatenate([[0.0], loss]))) for loss in losses]
@@ -34,14 +34,14 @@ def share_budget(
     next_rise, last_rise = np.full(len(groups), np.inf), np.full(len(groups), -np.inf)
 
     def note(place: int) -> None:
-        """What the loss rises by when the next units of every block go, and fell by when the last ones went."""
+        """Update the loss added by removing the next unit of every block, and by the last removal."""
         group, gone = groups[place], len(groups[place]) - counts[place]
         left = counts[place] > group.least
         next_rise[place] = rises[place][gone : gone + group.blocks].sum() if left else np.inf
         last_rise[place] = rises[place][gone - group.blocks : gone].sum() if gone else -np.inf
 
     def price(rise: Floats) -> Floats:
-        """For the cost saved by every unit."""
+        """The loss per cost saved."""
         saved = blocks * np.add.reduceat(slope(kept)[units], starts) / sizes
         with np.errstate(over="ignore"):
             prices: Floats = rise / np.maximum(saved, np.finfo(float).tiny)
@@ -77,7 +77,7 @@ def share_budget(
 
 
 def make_convex(values: Floats) -> Floats:
-    """The largest convex sequence nowhere above the values."""
+    """The lower convex envelope of a sequence."""
     hull: list[int] = []
     for index in range(len(values)):
         while len(hull) > 1 and _lies_above(values, hull[-2], hull[-1], index):
@@ -87,6 +87,6 @@ def make_convex(values: Floats) -> Floats:
 
 
 def _lies_above(values: Floats, first: int, middle: int, last: int) -> bool:
-    """Whether the middle one is on or above the line between the others."""
+    """Whether the middle value is on or above the line through the other two."""
     rise = (values[last] - values[first]) * (middle - first)
     return bool((values[middle] - values[first]) * (last - first) >= rise)

@@ -1,4 +1,4 @@
-"""Budget: a budget to what it leaves of gates, of counts and of costs."""
+"""Budget counts: a budget as limits on gates, on units per group and on costs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from critical_neurons.selection.allocation import ROUNDING, share_budget
 from critical_neurons.selection.gate_descent import Limit
 
 NAMED_STEP = 1e-4
-"""The least share that a message names is a multiple of this."""
+"""Error messages round the smallest possible share up to a multiple of this."""
 
 
 @dataclass(frozen=True)
 class Spending:
-    """`biases_added`: modules behind removed units may be given a bias, which counts as well."""
+    """`biases_added`: refitting may add biases to the layers behind removed units; they count as parameters."""
 
     structure: Structure
     budget: Budget
@@ -37,7 +37,7 @@ class Spending:
         return self.budget.by_layer
 
     def check(self) -> None:
-        """Raise where the budget is too small for one unit of every block: before anything is run."""
+        """Raise before the model is run if the budget does not even allow one unit per block."""
         kept, limit = np.ones(self.structure.unit_count + 1), self._limit(1.0)
         for group in self.groups:
             kept[group.units] = group.least / len(group)
@@ -58,7 +58,7 @@ class Spending:
         return share_budget(self.groups, losses, self._cost, self._slope, self._limit(1.0))
 
     def limit_gates(self, gates: Floats, way: float) -> list[Limit]:
-        """Near these gates, what they may be once so much of the way down to the budget has been gone."""
+        """Linear limits on the gates, valid near the given ones, at a fraction `way` of the descent to the budget."""
         if self.by_layer:
             left = 1 - way * (1 - self.budget.share)
             return [Limit(group.units, np.ones(len(group)), left * len(group)) for group in self.groups]
@@ -73,7 +73,7 @@ class Spending:
         return self.budget.measure
 
     def _limit(self, way: float) -> float:
-        """What may be left once so much of the way down to the budget has been gone."""
+        """The allowed cost at a fraction `way` of the descent from the whole network to the budget."""
         everything = np.ones(self.structure.unit_count + 1)
         return float(self._count(everything) * (1 - way * (1 - self.budget.share)))
 

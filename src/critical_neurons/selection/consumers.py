@@ -1,4 +1,4 @@
-"""Consumers: the modules that read units and can be refitted, in parts that are linear maps of columns of units."""
+"""Consumers: the layers that read units and can be refitted, split into linear maps of limited width."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from critical_neurons.core.structure import Group, Ints, Structure, Wiring
 from critical_neurons.removal.refit.im2col import Weighted, to_matrix
 
 MOST_COLUMNS = 2304
-"""Of a part. A wider module is split into parts, and a unit's part is taken over by others of the same part alone:
-the work grows with the cube of the columns. 256 units of a 3x3 convolution."""
+"""Widest part. Work grows with the cube of the columns, so wider layers are split; a removed unit is then compensated
+by units of the same part only. 2304 columns are 256 channels of a 3x3 convolution."""
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some columns of a group of a convolution, or of another module: weights (columns, outputs) in double
-    precision, the outputs, and the unit of every column."""
+    """Some im2col columns of one convolution group or of a linear layer: weights (columns, outputs) in double
+    precision, the numbers of the outputs, and the unit of every column."""
 
     group: int
     columns: slice
@@ -29,7 +29,7 @@ class Part:
 
 
 def list_consumers(structure: Structure, model: nn.Module) -> list[Wiring]:
-    """In the order of the calls."""
+    """The refittable layers that read units, in the order of their calls."""
     return [
         wiring
         for wiring in structure.wirings
@@ -38,7 +38,7 @@ def list_consumers(structure: Structure, model: nn.Module) -> list[Wiring]:
 
 
 def group_is_read(structure: Structure, group: Group, model: nn.Module) -> bool:
-    """Whether modules that can be refitted read every unit of the group."""
+    """Whether every unit of the group is read by a layer that can be refitted."""
     read = [wiring.inputs for wiring in list_consumers(structure, model)]
     return bool(read) and bool(np.isin(group.units, np.concatenate(read)).all())
 

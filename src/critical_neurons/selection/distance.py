@@ -1,4 +1,4 @@
-"""Distance: how far the outputs of one model are from those of another, whatever the outputs are."""
+"""Distance: how far the outputs of one model are from those of another, for any kind of output."""
 
 from __future__ import annotations
 
@@ -17,39 +17,41 @@ from critical_neurons.removal.remove import FAILURES
 from critical_neurons.removal.rows import find_tensors
 
 SOFTENING = 0.1
-"""The temperature at which decisions are compared, relative to the deviation of the outputs."""
+"""Softmax temperature for comparing decisions, relative to the standard deviation of the logits."""
 
 SUM_TOLERANCE = 1e-4
 
 FEW_CLASSES = 10
-"""So many outputs are taken for classes, however small the inputs are."""
+"""Up to this many outputs count as class scores even if the inputs are as small."""
 
 
 def list_outputs(outputs: Any) -> list[Tensor]:
-    """The floating-point tensors among what a model gives, in whatever nesting."""
+    """The floating-point tensors of a nested model output."""
     return [values for values in find_tensors(outputs) if values.is_floating_point()]
 
 
 @dataclass(frozen=True)
 class Distance:
-    """`divergence`: the Kullback-Leibler divergence of class probabilities. `squares`: mean squared difference of
-    every output, relative to its variance, summed over outputs. `logarithms`: outputs are probabilities."""
+    """With `divergence` the Kullback-Leibler divergence of class probabilities, else the mean squared difference of
+    each output tensor divided by its variance, summed over tensors. `logarithms`: the outputs are probabilities."""
 
     divergence: bool
     logarithms: bool = False
     scales: tuple[float, ...] = ()
 
     def measure(self, found: Sequence[Tensor], wanted: Sequence[Tensor], temperature: float = 1.0) -> Tensor:
-        """The mean over inputs."""
+        """The distance, averaged over inputs."""
         if self.divergence:
             one, other = (functional.log_softmax(self._logits(each) / temperature, dim=1) for each in (found, wanted))
             return functional.kl_div(one, other, log_target=True, reduction="batchmean")
         return self._add_squares(found, wanted)
 
     def miss(self, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-        """The share of the inputs whose decision changes, taken for softer than it is, so that near misses count too;
-        without decisions the squares. A divergence of all outputs is the worse guide: where little is left it names
-        networks that decide worse."""
+        """A smoothed share of the inputs whose predicted class changes; without classes, the squares.
+
+        Smoothing makes near misses count. The divergence of all classes would be a worse criterion: for very small
+        networks it prefers ones with more wrong decisions.
+        """
         if not self.divergence:
             return float(self._add_squares(found, wanted))
         one, other = (self._logits(each).double() for each in (found, wanted))
@@ -58,8 +60,8 @@ class Distance:
         return 1 - float(kept.mean())
 
     def probe(self, outputs: Sequence[Tensor], temperature: float, generator: torch.Generator) -> Tensor:
-        """A number whose squared gradients have the curvature of the distance for their mean: of the divergence by
-        classes drawn from the outputs, of squares by signs."""
+        """A scalar whose squared gradient equals, in expectation, the curvature of the distance: for the divergence
+        the loss of sampled classes (Fisher matrix), for squares a sum with random signs (Hutchinson)."""
         if self.divergence:
             logits = self._logits(outputs) / temperature
             spread = functional.log_softmax(logits.detach().double(), dim=1).exp()
@@ -85,10 +87,9 @@ class Distance:
 
 @dataclass(frozen=True)
 class GivenDistance(Distance):
-    """A function of the outputs of two models, as they give them, to a number, or to one for every input.
+    """The user's own function of the outputs of two models; it returns one number, or one per input.
 
-    `like` is an example of the outputs. The function is given None in the place of tensors that are no
-    floating-point numbers.
+    `like` is an example output, whose nesting the arguments get. Tensors that are not floating point become None.
     """
 
     function: OutputDistance = lambda found, wanted: None
@@ -107,8 +108,8 @@ class GivenDistance(Distance):
         return float(self.measure(found, wanted))
 
     def probe(self, outputs: Sequence[Tensor], temperature: float, generator: torch.Generator) -> Tensor:
-        """By the curvature along every output by itself, estimated with random signs (Hutchinson). Of a function that
-        has none where the outputs are equal, as a mean of absolute differences or a norm, all outputs count alike."""
+        """Uses the diagonal of the Hessian, estimated with random signs (Hutchinson). Functions without curvature at
+        equal outputs, such as a norm or a mean absolute difference, weigh all outputs alike."""
         signs = [
             (torch.randint(0, 2, each.shape, generator=generator, dtype=each.dtype) * 2 - 1).to(each.device)
             for each in outputs
@@ -141,7 +142,7 @@ class GivenDistance(Distance):
 
 
 def _nest_like(like: Any, values: Iterator[Tensor]) -> Any:
-    """The values in the nesting of an example of them, in the order in which `list_outputs` finds them."""
+    """The values nested like the example, in the order of `list_outputs`."""
     if isinstance(like, Tensor):
         return next(values) if like.is_floating_point() else None
     if isinstance(like, Mapping):
@@ -158,10 +159,10 @@ def _nest_like(like: Any, values: Iterator[Tensor]) -> Any:
 
 
 def choose_distance(given: Any, name: DistanceName | OutputDistance, input_size: int) -> Distance:
-    """The distance that suits what a model gives for some inputs, or the function of the user's own.
+    """The distance by name, or the user's function, for outputs like the given ones.
 
-    "auto" is the divergence for a single output (batch, classes) of few classes or much smaller than an input,
-    squares for everything else: regression, images, embeddings as large as inputs, several outputs.
+    "auto" is the divergence if there is a single output (batch, classes) with few classes or at most half as many
+    numbers as an input, and squares otherwise: regression, images, embeddings, several outputs.
     """
     outputs = list_outputs(given)
     if not outputs or not all(torch.isfinite(each).all() for each in outputs):
@@ -169,7 +170,7 @@ def choose_distance(given: Any, name: DistanceName | OutputDistance, input_size:
     if callable(name):
         found = GivenDistance(False, function=name, like=given)
         try:
-            found.measure(outputs, outputs)  # now rather than at the end of a search
+            found.measure(outputs, outputs)  # fail now rather than at the end of a search
         except InvalidSettingError:
             raise
         except FAILURES as error:
@@ -183,8 +184,8 @@ def choose_distance(given: Any, name: DistanceName | OutputDistance, input_size:
             divergence = name == "divergence"
         case _:
             raise InvalidSettingError(
-                f"distance: found {name!r}. Accepted: 'auto', 'divergence', 'squares', or a function of what two "
-                "models give."
+                f"distance: found {name!r}. Accepted: 'auto', 'divergence', 'squares', or a function of the outputs "
+                "of two models."
             )
     if divergence and not classes:
         shapes = ", ".join(str(tuple(each.shape)) for each in outputs)

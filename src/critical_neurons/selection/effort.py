@@ -11,9 +11,9 @@ from critical_neurons.errors import InvalidSettingError
 
 @dataclass(frozen=True)
 class Effort:
-    """`passes` over the inputs to find out what errors of layers are worth; `rounds` in which every layer's choice is
-    revised by what reaches it once the others are smaller; `steps` of gates, where nothing is refitted;
-    `fisher_share` of the inputs, from which Fisher matrices are made."""
+    """`passes` over the inputs that relate errors of single layers to the loss; `rounds` in which the choice in every
+    layer is revised given the smaller other layers; `steps` of gate descent, used without refitting; `fisher_share`
+    of the inputs used for Fisher matrices."""
 
     passes: int
     rounds: int

@@ -1,15 +1,14 @@
-"""Backward elimination: which inputs of linear maps go first when the others take over their part.
+"""Backward elimination: in which order to remove inputs of linear maps whose remaining weights are refitted.
 
-The error of a consumer that keeps the inputs S is the least, over weights V on S alone, of
+The error of a consumer that keeps the inputs S is the minimum over weights V supported on S of
 
     tr M (W - V)' G (W - V),
 
-W its weights (columns, outputs), G the covariance of its inputs with a ridge, M the Fisher matrix of its
-outputs. With H = G⁻¹ on the inputs left and V the weights on them, taking away the inputs of a unit u adds exactly
+with W its weights (columns, outputs), G the covariance of its inputs plus a ridge, and M the Fisher matrix of its
+outputs. With H = G⁻¹ restricted to the remaining inputs and V their refitted weights, removing the inputs of a unit
+u adds exactly
 
-    tr M V_u' (H_uu)⁻¹ V_u,
-
-whatever has gone before.
+    tr M V_u' (H_uu)⁻¹ V_u.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from torch import Tensor
 from critical_neurons.selection.factorisation import decompose, factorise
 
 NONE = -1
-"""In place of a unit: a column that stays."""
+"""Instead of a unit's number: a column that cannot be removed."""
 
 HELD_BACK = 128
-"""Columns that go before all of H is updated, by one product of matrices."""
+"""Columns removed before H is updated, so that the update is one matrix product."""
 
 
 @dataclass(frozen=True)
 class Consumer:
-    """G (columns, columns), W (columns, outputs), M (outputs, outputs), and the unit behind every column: its number
-    in its group, or `NONE`."""
+    """G (columns, columns), W (columns, outputs), M (outputs, outputs), and the unit of every column: its number in
+    its group, or `NONE`."""
 
     squares: Tensor
     weight: Tensor
@@ -42,16 +41,16 @@ class Consumer:
 
 @dataclass(frozen=True)
 class Elimination:
-    """All units in the order in which they go, the first to go first, and the error once each has gone."""
+    """All units in the order of their removal, and the error after each removal."""
 
     order: Tensor
     errors: Tensor
 
 
 def eliminate(consumers: Sequence[Consumer], unit_count: int, blocks: int = 1) -> Elimination:
-    """The units behind the consumers' columns, one after the other, always the one whose removal adds least.
+    """Greedy: always remove the unit that adds least to the error.
 
-    The units fall into `blocks` equal blocks; none loses its next unit before all have lost as many.
+    The units form `blocks` blocks of equal size, which lose their units in turn.
     """
     systems = [_System(consumer) for consumer in consumers]
     block = torch.arange(unit_count) // (unit_count // blocks)
@@ -75,7 +74,7 @@ def eliminate(consumers: Sequence[Consumer], unit_count: int, blocks: int = 1) -
 
 
 def refit(squares: Tensor, weight: Tensor, stays: Tensor) -> Tensor:
-    """V (columns, outputs), zero where columns do not stay: the weights with the least error."""
+    """V (columns, outputs): the weights with the least error, zero for removed columns."""
     inside, outside = stays.nonzero().flatten(), (~stays).nonzero().flatten()
     fitted = torch.zeros_like(weight)
     if len(inside):
@@ -86,7 +85,7 @@ def refit(squares: Tensor, weight: Tensor, stays: Tensor) -> Tensor:
 
 
 def measure_error(consumers: Sequence[Consumer], stays: Tensor) -> float:
-    """The least error when these units stay."""
+    """The error with these units kept and the weights refitted."""
     total = 0.0
     for each in consumers:
         missing = each.weight - refit(each.squares, each.weight, stays[each.units] | (each.units == NONE))
@@ -95,10 +94,10 @@ def measure_error(consumers: Sequence[Consumer], stays: Tensor) -> float:
 
 
 class _System:
-    """H and V L, with M = L L', on the columns that are left.
+    """H and V L, with M = L L', on the remaining columns.
 
-    When columns go, H loses P'P, a row of P for each. Rows are held back until they are worth a product of matrices;
-    V L and the blocks of H that belong to one unit, all that errors are made of, are always up to date.
+    Removing columns subtracts P'P from H, with one row of P per column. Rows are collected until one large matrix
+    product applies them all; V L and the diagonal blocks of H, which determine the errors, are always up to date.
     """
 
     def __init__(self, consumer: Consumer) -> None:
@@ -114,13 +113,12 @@ class _System:
         self._kinds = _list_kinds(self._units, self._inverse)
 
     def add_errors(self, errors: Tensor) -> None:
-        """What the removal of every unit that is left would add."""
+        """Add, for every remaining unit, the error that its removal would cause."""
         for kind in self._kinds:
             weight = self._weight[kind.columns].reshape(*kind.own.shape[:2], self._weight.shape[1])
             errors[kind.units] += torch.linalg.solve(kind.own, weight @ weight.mT).diagonal(dim1=1, dim2=2).sum(1)
 
     def remove(self, unit: Tensor) -> None:
-        """Take the columns of the unit away."""
         gone = (self._units == unit).nonzero().flatten()
         if len(gone) == 0:
             return
@@ -135,7 +133,7 @@ class _System:
         for kind in self._kinds:
             parts = rows[:, kind.columns].reshape(len(rows), *kind.own.shape[:2]).movedim(0, 1)
             kind.own.baddbmm_(parts.mT, parts, alpha=-1)
-            kind.own[kind.units == unit] = torch.eye(kind.own.shape[1], dtype=kind.own.dtype)  # to be solved with
+            kind.own[kind.units == unit] = torch.eye(kind.own.shape[1], dtype=kind.own.dtype)  # stays invertible
         if len(self._held) >= HELD_BACK:
             self._catch_up()
 
@@ -149,7 +147,7 @@ class _System:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Units with as many columns each, the columns, and the blocks of H: (units, columns of one, columns of one)."""
+    """Units with equally many columns, the columns, and the blocks of H: (units, columns of one, columns of one)."""
 
     units: Tensor
     columns: slice
@@ -157,7 +155,7 @@ class _Kind:
 
 
 def _sort_columns(units: Tensor) -> Tensor:
-    """Columns of a unit side by side, units with as many columns as well, and first what stays."""
+    """Columns that cannot be removed first, then unit by unit, units with the same number of columns together."""
     _, places, counts = torch.unique(units, return_inverse=True, return_counts=True)
     sizes = torch.where(units == NONE, 0, counts[places])
     order = units.argsort(stable=True)
@@ -165,7 +163,7 @@ def _sort_columns(units: Tensor) -> Tensor:
 
 
 def _list_kinds(units: Tensor, inverse: Tensor) -> list[_Kind]:
-    """Of columns in the order of `_sort_columns`."""
+    """For columns in the order of `_sort_columns`."""
     present, counts = torch.unique_consecutive(units[units != NONE], return_counts=True)
     kinds, start = [], int((units == NONE).sum())
     for size in counts.unique().tolist():
@@ -178,7 +176,7 @@ def _list_kinds(units: Tensor, inverse: Tensor) -> list[_Kind]:
 
 
 def take_root(metric: Tensor) -> Tensor:
-    """L (outputs, rank) with M = L L'. Directions that are noise beside the largest are left out."""
+    """L (outputs, rank) with M = L L'. Eigenvalues at rounding level are left out."""
     values, vectors = decompose(metric)
     used = values > torch.finfo(values.dtype).eps * len(values) * values[-1].clamp(min=0.0)
     root: Tensor = vectors[:, used] * values[used].sqrt()

@@ -1,4 +1,4 @@
-"""Factorisation: of symmetric matrices that rounding made singular, or that LAPACK's fastest driver does not take."""
+"""Factorisation: Cholesky and eigenvalues of symmetric matrices, with fallbacks where rounding made them singular."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 from critical_neurons.errors import InvalidInputError
 
 LIFTS = tuple(10.0**power for power in range(-12, 1))
-"""Added to the diagonal, relative to its largest entry, as long as the matrix is not positive definite."""
+"""Tried in turn on the diagonal, relative to its largest entry, until the matrix is positive definite."""
 
 
 def factorise(matrix: Tensor) -> Tensor:
-    """L, lower triangular, with M = L L'. Where M is not positive definite, of the next matrix that is."""
+    """The Cholesky factor, with the smallest of `LIFTS` added to the diagonal that makes it exist."""
     factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if not failed:
@@ -25,7 +25,7 @@ def factorise(matrix: Tensor) -> Tensor:
         if not failed:
             return factor
     raise InvalidInputError(
-        "inputs: what layers read of them cannot be told from noise in double precision. Are they scaled right?"
+        "inputs: the covariance of a layer's inputs is singular even in double precision. Are they scaled right?"
     )
 
 

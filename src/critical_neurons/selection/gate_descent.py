@@ -1,7 +1,7 @@
-"""Gate descent: which units a model needs most, by the gradient of gates in [0, 1] on all of them.
+"""Gate descent: projected gradient descent on a gate in [0, 1] for every unit, under a budget.
 
-The loss is how far the outputs of the gated model are from those of the whole one, so no labels are needed. Nothing
-is certified.
+The loss is the distance between the outputs of the gated model and those of the original, so no labels are needed.
+It is a heuristic without a bound.
 """
 
 from __future__ import annotations
@@ -20,31 +20,30 @@ from critical_neurons.selection.distance import Distance
 from critical_neurons.selection.gated_model import GatedModel
 
 TEMPERATURE = 0.5
-"""At which outputs are compared: sharper than they are, what changes a decision counts more than what changes
-confidence."""
+"""Softmax temperature of the loss. Below 1, changes of a decision count more than changes of confidence."""
 
 STEP_SIZE = 0.05
 LEAST_BATCH, MOST_BATCH, BATCH_NUMBERS = 25, 250, 2 * 10**6
-"""Inputs of a step: as many as make this many numbers in a forward pass, within limits."""
+"""Batch size: about this many numbers in a forward pass, within the two limits."""
 
 RAMP = 0.5
-"""Share of the steps during which the budget falls to what is wanted; in the others gates are driven to 0 or 1."""
+"""Share of the steps during which the budget falls to its target; afterwards gates are driven to 0 or 1."""
 
 SHARPENING = 3.0
-"""What 1 - 2 s counts against the gradient, at the end."""
+"""Final weight of the term 1 - 2 s that drives a gate s to 0 or 1, relative to the gradient."""
 
 MOMENTUM, SECOND_MOMENTUM = 0.9, 0.99
 BISECTIONS = 40
 AJAR = 1e-6
-"""In place of a gate of 0, to differentiate: a ReLU of nothing has no slope."""
+"""Used instead of 0 when differentiating: at exactly 0 a ReLU has no gradient and the gate could not reopen."""
 
 PASS_SIZE = 500
-"""Inputs run at once where no gradient is wanted."""
+"""Batch size without gradients."""
 
 
 @dataclass(frozen=True, eq=False)
 class Limit:
-    """Units of which at most so much may stay: weights @ gates <= most, all of them at first."""
+    """The constraint weights @ gates[units] <= most."""
 
     units: Ints
     weights: Floats
@@ -52,7 +51,7 @@ class Limit:
 
 
 class GateSearch:
-    """`size`: numbers in a forward pass of one input."""
+    """`size`: numbers computed in a forward pass of one input."""
 
     @torch.no_grad()
     def __init__(
@@ -68,10 +67,10 @@ class GateSearch:
         limit: Callable[[Floats, float], Sequence[Limit]],
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Floats:
-        """Gates (units) by projected gradient from all open.
+        """Gates (units) after projected gradient descent from all ones.
 
-        `limit` gives what the gates are projected on: of the gates so far, and of how much of the way down to the
-        budget has been gone. Units under different limits must not overlap.
+        `limit(gates, way)` returns the constraints to project on; `way` rises from 0 to 1 as the budget shrinks to
+        its target. Their units must not overlap.
         """
         gates = torch.ones(self._model.unit_count, dtype=torch.float32)
         generator = torch.Generator().manual_seed(self._seed)
@@ -94,7 +93,7 @@ class GateSearch:
         return gates.double().numpy()
 
     def measure(self, stays: Bools) -> float:
-        """The loss on all inputs of the network with these units alone."""
+        """The loss on all inputs with only these units."""
         found = self._run_all(torch.from_numpy(stays).float())
         return float(self._distance.measure(found, self._wanted))
 

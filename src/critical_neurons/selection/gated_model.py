@@ -1,4 +1,4 @@
-"""Gated model: a model whose units have gates, numbers that multiply what is read of them."""
+"""Gated model: a model in which every unit is multiplied by a gate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from critical_neurons.selection.distance import list_outputs
 
 @dataclass(frozen=True, eq=False)
 class _Gated:
-    """A tensor of the model, and the unit by whose gate every element is multiplied, broadcast."""
+    """A parameter, and the units whose gates multiply it, broadcast to its shape."""
 
     name: str
     values: Tensor
@@ -25,10 +25,10 @@ class _Gated:
 
 
 class GatedModel:
-    """A gate stands in the weights of all modules that read its unit; where none does, in all that belongs to it.
+    """A gate multiplies the weights of the layers that read its unit or, without such, the unit's own parameters.
 
-    So gates work for any model: shared modules, functions, attention. What a removed unit leaves behind goes into
-    biases, by as much as its gate is shut.
+    Gating weights instead of activations works for any model: shared modules, functions, attention. The constant that
+    a removed unit leaves is added to the readers' biases, times 1 - gate.
     """
 
     def __init__(self, model: nn.Module, structure: Structure) -> None:
@@ -74,8 +74,8 @@ class GatedModel:
         return _Gated(each.tensor, values, units.reshape(shape).to(values.device))
 
     def run(self, inputs: Inputs, gates: Tensor) -> list[Tensor]:
-        """What the model gives with these gates."""
-        factors = torch.cat([gates, gates.new_ones(1)])  # the last entry answers for NO_UNIT
+        """The model's outputs with these gates."""
+        factors = torch.cat([gates, gates.new_ones(1)])  # the last entry is that of NO_UNIT
         changed: dict[str, Tensor] = {}
         for each in self._gated:
             values = changed.get(each.name, each.values)
@@ -85,7 +85,7 @@ class GatedModel:
         return list_outputs(functional_call(self.module, changed, *split_arguments(inputs)))
 
     def _leave(self, wiring: Wiring, factors: Tensor) -> Tensor:
-        """The bias, with what shut gates leave."""
+        """The bias plus the constants of closed gates."""
         module = self.module.get_submodule(wiring.module)
         weight, bias = module.get_parameter("weight"), module.get_parameter("bias")
         shut = (1 - factors[torch.from_numpy(wiring.inputs)]) * torch.from_numpy(wiring.constants).to(factors)

@@ -18,14 +18,14 @@ from critical_neurons.errors import InvalidSettingError
 Threshold: TypeAlias = float | Mapping[str, float] | Literal["mean"]
 
 ROUNDING = 1e-9
-"""Added to a share times a count before it is cut down, so that 0.29 of 100 units are 29."""
+"""Added before rounding down, so that 0.29 of 100 units are 29."""
 
 KEPT = "kept, as asked"
 
 
 @dataclass(frozen=True, eq=False)
 class ScoredGroup:
-    """A group of units and their values; `least` of them stay, all of them where it is to be left `whole`."""
+    """A group and the values of its units; at least `least` units stay, all of them if it is kept `whole`."""
 
     group: Group
     values: Floats
@@ -85,7 +85,7 @@ def count_by_threshold(groups: list[ScoredGroup], structure: Structure, threshol
 
 
 def _threshold(group: ScoredGroup, structure: Structure, threshold: Threshold) -> float | None:
-    """The threshold of a group; of layers that share their units the lowest given counts."""
+    """The threshold of a group: the lowest of those given for its layers."""
     if isinstance(threshold, str):
         if threshold != "mean":
             raise InvalidSettingError(f"plan: threshold={threshold!r}. Accepted: a number, a mapping, or 'mean'.")
@@ -131,7 +131,7 @@ def count_by_cost(
     *,
     biases_added: bool,
 ) -> CountRule:
-    """The most of the highest-scored units of all layers whose cost is within the share."""
+    """As many of the highest-scored units of all layers as the budget allows."""
     if not isinstance(share, Real) or not 0 < share <= 1:
         raise InvalidSettingError(f"plan: {measure}={share!r}. Accepted: a share above 0 and up to 1.")
     total, model = structure.unit_count, CostModel(structure, measure)
@@ -164,7 +164,7 @@ def count_by_cost(
 def _fill(
     counts: Mapping[ScoredGroup, int], round_to: int, fits: Callable[[Mapping[ScoredGroup, int]], bool]
 ) -> dict[ScoredGroup, int]:
-    """Further units, the highest-scored that fit first: where a large unit stopped the count, small ones may not."""
+    """Add units that still fit, highest scores first: where an expensive unit did not fit, cheaper ones may."""
     filled, ranked = dict(counts), {group: np.sort(group.values)[::-1] for group in counts}
     offers: dict[ScoredGroup, int] = {}
 
@@ -204,9 +204,9 @@ def _count_globally(groups: list[ScoredGroup], share: float) -> dict[ScoredGroup
 
 
 def round_count(count: int, group: ScoredGroup, round_to: int, *, up: bool) -> int:
-    """The next multiple of `round_to` and of the blocks, but at least the minimum, and never more than all.
+    """The next multiple of `round_to` and of the number of blocks, between the minimum and all units.
 
-    A share that leaves no room for `round_to` is kept to all the same; the blocks of a grouped convolution must be.
+    Where the budget leaves no room for `round_to`, only the blocks of a grouped convolution count: they stay equal.
     """
     step = math.lcm(round_to, group.blocks)
     rounded = step * (math.ceil(count / step) if up else count // step)

@@ -1,9 +1,9 @@
-"""Layerwise search: which units of every group go first when the modules that read them are refitted.
+"""Layerwise search: in which order to remove the units of every group when the layers that read them are refitted.
 
-The consumers of a group are to give what they give in the whole model, as far as what follows needs it. At first all
-other groups are whole. Once a choice is made, other things reach the consumers: a draft of the model in full size, in
-which removed units count nothing and all modules behind them are refitted, tells what, and every group can be looked
-at again with the other groups as they were left.
+Units are chosen so that the outputs of the group's consumers change least, weighed by their Fisher matrices. In the
+first round every group is treated with all other groups whole. A choice can then be carried out as a draft: a copy in
+full size in which removed units are not read and all layers behind them are refitted. In the draft the inputs of
+every consumer are those of the smaller network, and the choice in every group can be revised.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ from critical_neurons.selection.statistics import gather_metrics, gather_moments
 from critical_neurons.selection.swaps import exchange
 
 LEAST_METRIC, MOST_METRIC = 64, 512
-"""Inputs from which Fisher matrices are made: each is run forward and backward."""
+"""Limits on the number of inputs for Fisher matrices; each takes a forward and a backward pass."""
 
 TEMPERATURE = 4.0
-"""At which outputs are taken for them."""
+"""Softmax temperature for Fisher matrices."""
 
 TRIED_SHARES = (0.5, 0.75)
-"""Of the units of a group removed, to see what its errors are worth in terms of the loss."""
+"""Shares of a group's units removed in the trials that relate its error to the loss."""
 
 LEAST_TRIED, MOST_TRIED = 16, 1024
-"""Inputs of each of these trials."""
+"""Limits on the number of inputs of each trial."""
 
 MOST_MEASURED = 256
-"""Inputs on which the loss of a choice is measured that no draft was made of."""
+"""Inputs for the loss of a choice without a draft."""
 
 MOST_BATCH, BATCH_NUMBERS, NUMBERS_PER_OUTPUT = 64, 2**28, 3
-"""Inputs run at once: as many as make this many numbers in a pass that is differentiated, 1 GB. For each output of a
-layer there are several numbers: it is normalised and activated as well."""
+"""Batch size: at most about this many numbers (1 GB) in a pass with gradients, where every output of a layer counts
+several times, since it is normalised and activated as well."""
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """The model, or a draft of it in which some units stay (with a last entry for NO_UNIT), and what is known of its
-    consumers, part by part: the covariance of all columns, and that with what the outputs miss. `loss`: how far the
-    draft's outputs are from the model's; `miss`: see `Distance.miss`."""
+    """The model or a draft of it, the units that stay (with a last entry for NO_UNIT), and for every part of every
+    consumer the covariance of its columns (`squares`) and that of the columns with the errors of its outputs
+    (`missing`). `loss` is the distance of the draft's outputs from the model's; for `miss` see `Distance.miss`."""
 
     model: nn.Module
     stays: Bools
@@ -73,7 +73,7 @@ class View:
 
 
 class LayerwiseSearch:
-    """`model` is on the CPU in evaluation mode and is left as it is."""
+    """`model` is on the CPU in evaluation mode and is not changed."""
 
     def __init__(
         self,
@@ -95,18 +95,18 @@ class LayerwiseSearch:
         self._moments, self._outputs = gather_moments(model, self._parts, inputs, self._batch, progress)
         self._inputs, self._metrics = inputs, WeakKeyDictionary[View, dict[str, Tensor]]()
         generator = torch.Generator().manual_seed(seed)
-        self._shuffled = torch.randperm(count_rows(inputs), generator=generator)  # data comes class by class
+        self._shuffled = torch.randperm(count_rows(inputs), generator=generator)  # data may be sorted by class
 
     @cached_property
     def whole(self) -> View:
-        """The model itself."""
+        """The view of the original model."""
         squares = {name: [each.covariance for each in moments] for name, moments in self._moments.items()}
         missing: dict[str, list[Tensor | None]] = {name: [None] * len(parts) for name, parts in self._parts.items()}
         stays = np.ones(self._structure.unit_count + 1, dtype=bool)
         return View(self._model, stays, squares, missing)
 
     def carry_out(self, stays: Bools) -> View:
-        """The draft with these units alone; `stays` has a last entry for NO_UNIT."""
+        """The draft with only these units; `stays` has a last entry for NO_UNIT."""
         draft = copy.deepcopy(self._model)
         stops = list_stops(self._structure, stays, masked=True)
         squares, missing = dict(self.whole.squares), dict(self.whole.missing)
@@ -121,7 +121,7 @@ class LayerwiseSearch:
         return View(draft, stays, squares, missing, *self._compare(draft, self._shuffled))
 
     def order(self, view: View, progress: Progress = lambda done, total: None) -> list[Elimination]:
-        """Every group by itself: the order in which its units go, and the error once each has gone."""
+        """For every group the order of removal, and the error after each removal."""
         found = []
         for done, group in enumerate(self._structure.groups):
             progress(done, len(self._structure.groups))
@@ -129,7 +129,7 @@ class LayerwiseSearch:
         return found
 
     def exchange(self, view: View, found: Sequence[Elimination], counts: Sequence[int]) -> list[Ints]:
-        """Orders whose last units are to stay, with units exchanged as long as the error falls."""
+        """Improve the choice of the last `counts` units of each order by exchanges, and return the new orders."""
         orders = []
         for group, each, count in zip(self._structure.groups, found, counts, strict=True):
             order = each.order.numpy()
@@ -141,9 +141,10 @@ class LayerwiseSearch:
     def price(
         self, found: Sequence[Elimination], passes: int, progress: Progress = lambda done, total: None
     ) -> list[Elimination]:
-        """The errors of every group in the whole model scaled to what they are worth: the distance of the outputs.
+        """Scale the errors of every group by how far trial removals move the model's outputs.
 
-        `passes`: over all inputs, which the trials may take together; those of late layers take less.
+        `passes` bounds the work of all trials together, in passes over all inputs. Trials of late layers cost less,
+        since what comes before is not computed again.
         """
         groups = self._structure.groups
         count = passes * len(self._shuffled) // (len(TRIED_SHARES) * len(groups))
@@ -167,7 +168,7 @@ class LayerwiseSearch:
         return priced
 
     def _try(self, group: Group, found: Elimination, share: float) -> _Trial:
-        """This share of the units of a group gone."""
+        """The removal of this share of a group's units."""
         gone = int(share * len(group)) // group.blocks * group.blocks
         error = float(found.errors[gone - 1]) if gone else 0.0
         stays = np.ones(self._structure.unit_count + 1, dtype=bool)
@@ -176,7 +177,7 @@ class LayerwiseSearch:
         return _Trial(error, {wiring.module: self._fit(wiring, stays) for wiring in readers})
 
     def measure(self, stays: Bools) -> float:
-        """The loss on some inputs with these units alone, their consumers refitted by the whole model's moments."""
+        """The loss on some inputs with only these units, consumers refitted with the original model's moments."""
         losing = [wiring for wiring in self._consumers if not stays[wiring.inputs].all()]
         draft = copy.deepcopy(self._model)
         with self._put(draft, {wiring.module: self._fit(wiring, stays) for wiring in losing}):
@@ -184,7 +185,7 @@ class LayerwiseSearch:
 
     @torch.no_grad()
     def _compare(self, other: nn.Module, rows: Tensor) -> tuple[float, float]:
-        """How far the outputs of another model are from the model's, and see `Distance.miss`."""
+        """The distance of another model's outputs, and `Distance.miss`."""
         parts = [
             list_outputs(call_model(other, take_rows(self._inputs, some))) for some in torch.split(rows, self._batch)
         ]
@@ -192,7 +193,7 @@ class LayerwiseSearch:
         return float(self._distance.measure(found, wanted)), self._distance.miss(found, wanted)
 
     def describe(self, view: View, stays: Bools) -> tuple[LayerChoice, ...]:
-        """The error of every group's choice, beyond what the other groups cost already, and a bound on it."""
+        """The error of every group's choice, with the other groups as in the view, and a lower bound on it."""
         choices = []
         for group in self._structure.groups:
             maps, kept = self._find_maps(group, view), stays[group.units]
@@ -202,7 +203,7 @@ class LayerwiseSearch:
         return tuple(choices)
 
     def _find_metrics(self, view: View) -> dict[str, Tensor]:
-        """Fisher matrices, found once for every view."""
+        """Fisher matrices, computed once per view."""
         if view not in self._metrics:
             count = min(max(int(self._fisher_share * len(self._shuffled)), LEAST_METRIC), MOST_METRIC)
             self._metrics[view] = gather_metrics(
@@ -221,7 +222,7 @@ class LayerwiseSearch:
         return [wiring for wiring in self._consumers if np.isin(wiring.inputs, group.units).any()]
 
     def _find_maps(self, group: Group, view: View) -> list[Consumer]:
-        """What reads the group, as linear maps of all of its units and of what stays of others."""
+        """The consumers of the group as linear maps of all its units and of the remaining units of other groups."""
         numbers, left = np.full(len(view.stays), NONE), view.stays.copy()
         numbers[group.units], left[group.units] = np.arange(len(group)), True
         maps, metrics = [], self._find_metrics(view)
@@ -244,7 +245,7 @@ class LayerwiseSearch:
 
     @torch.no_grad()
     def _fit(self, wiring: Wiring, stays: Bools) -> _Fitted:
-        """Weights of zero for what does not stay, the others and the bias with it, by the whole model's moments."""
+        """Weights and bias refitted to the units that stay, with the original model's moments."""
         module = self._model.get_submodule(wiring.module)
         assert isinstance(module, Weighted)
         matrix = to_matrix(module, module.weight.detach()).clone()
@@ -259,7 +260,7 @@ class LayerwiseSearch:
 
     @contextmanager
     def _put(self, draft: nn.Module, fitted: Mapping[str, _Fitted]) -> Iterator[set[nn.Module]]:
-        """These weights and biases in the draft for a while. Gives the modules that have others now."""
+        """Put weights and biases into the draft while the context lasts. Yields the modules that changed."""
         modules = {name: draft.get_submodule(name) for name in fitted}
         own = {name: (module.weight.data, module.bias) for name, module in modules.items()}
         weights = {id(module.weight) for module in modules.values()}  # other modules may share them
@@ -281,14 +282,14 @@ class _Fitted:
 
 @dataclass(frozen=True, eq=False)
 class _Trial:
-    """The error of a choice for one group, and its readers refitted, by name."""
+    """The error of a trial removal in one group, and its refitted consumers by name."""
 
     error: float
     fitted: Mapping[str, _Fitted]
 
 
 def _by_group(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Those of one group, a value for every share tried, after those of another."""
+    """Values in runs of one per tried share, group by group."""
     size = len(TRIED_SHARES)
     return (values[first : first + size] for first in range(0, len(values), size))
 

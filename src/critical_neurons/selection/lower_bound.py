@@ -1,18 +1,18 @@
-"""Lower bound: the error below which no choice of as many units can fall.
+"""Lower bound: an error that no choice of the same number of units can fall below.
 
-In the terms of `elimination`, W standing for W L with M = L L', let D <= G be block-diagonal, a block for every unit.
-G - D lies above its tangents, and with D alone every unit is by itself: whatever X, and Q = (G - D) X, the error of
-a choice is at least
+Notation as in `elimination`, with W for W L where M = L L'. Let D <= G be block-diagonal with one block per unit. The
+quadratic form of G - D is bounded below by its tangent at any X, and that of D separates into units. So for every X,
+with Q = (G - D) X, the error of a choice is at least
 
-    sum over units that go of tr (W_u' D_u W_u + 2 W_u' Q_u) - sum over those that stay of tr Q_u' D_u⁻¹ Q_u
+    sum over removed units of tr (W_u' D_u W_u + 2 W_u' Q_u) - sum over kept units of tr Q_u' D_u⁻¹ Q_u
         - tr X' Q,
 
-and the least of that over all choices is found by sorting. A good X is W - V with V from the perspective relaxation,
-in which a share z_u of every unit stays:
+and sorting finds the minimum over all choices. A good X is W - V with V from the perspective relaxation, in which a
+share z_u of every unit is kept:
 
     min over V and z of tr (V' (G - D) V - 2 V' G W) + sum of tr V_u' D_u V_u / z_u,
 
-solved for V and for z by turns. A poor one makes the bound low, not wrong.
+solved for V and z in alternation. A poor X weakens the bound but keeps it valid.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ from critical_neurons.selection.elimination import NONE, Consumer, take_root
 from critical_neurons.selection.factorisation import factorise
 
 MOST_COLUMNS = 1024
-"""Of all consumers together. With more a bound would take longer than the choice."""
+"""Over all consumers together. With more columns the bound would take longer than the choice."""
 
 TURNS = 60
 NEAR = 0.99
-"""Share of the relaxation's least value that is near enough: there are no further turns."""
+"""Stop once the bound reaches this share of the relaxation's value."""
 
 ROUNDING = 1e-9
-"""By this share of D it is kept below G, and by this share of the outputs' own size the bound is lowered."""
+"""Safety margin for rounding: D is shrunk and the bound lowered by this share."""
 
 
 def bound_error(consumers: Sequence[Consumer], unit_count: int, count: int, blocks: int = 1) -> float | None:
-    """What the error of every choice of `count` units is at least, as many of every block; None where it would take
-    long to know."""
+    """A lower bound on the error of any choice of `count` units, equally many per block; None if too expensive."""
     if sum(len(consumer.units) for consumer in consumers) > MOST_COLUMNS:
         return None
     if count == unit_count:
@@ -64,9 +63,8 @@ def bound_error(consumers: Sequence[Consumer], unit_count: int, count: int, bloc
 
 
 class _Form:
-    """G - D and W of a consumer, of the columns that may go, in coordinates in which the blocks of G⁻¹ that belong to
-    one unit are the identity. D is then one number times the identity, the largest that leaves G - D no direction
-    below zero."""
+    """G - D and W of a consumer, restricted to removable columns, in coordinates in which the diagonal blocks of G⁻¹
+    are identities. D is then the largest multiple of the identity for which G - D is positive semidefinite."""
 
     def __init__(self, consumer: Consumer) -> None:
         free = (consumer.units != NONE).nonzero().flatten()
@@ -84,14 +82,14 @@ class _Form:
         self._rest.diagonal().sub_(self._own)
 
     def fit(self, shares: Tensor) -> Tensor:
-        """V where these shares of the units stay."""
+        """V for the shares z."""
         root = shares[self._units].sqrt()[:, None]
         squares = root * self._rest * root.T
         squares.diagonal().add_(self._own)
         return root * torch.cholesky_solve(root * self._products, factorise(squares))
 
     def add_terms(self, gone: Tensor, stays: Tensor, fitted: Tensor) -> float:
-        """What units that go add to the bound and units that stay take from it; and what is taken from it anyway."""
+        """Add the terms of removed and of kept units; return the term tr X' Q that every choice has."""
         missing = self._weight - fitted
         pull = self._rest @ missing
         gone.index_add_(0, self._units, (self._own * self._weight.square() + 2 * self._weight * pull).sum(1))
@@ -99,7 +97,7 @@ class _Form:
         return float((missing * pull).sum())
 
     def measure(self, fitted: Tensor) -> float:
-        """The value of the relaxation at what `fit` gave."""
+        """The value of the relaxation at V."""
         return self.size - float((fitted * self._products).sum())
 
     def add_sizes(self, sizes: Tensor, fitted: Tensor) -> None:
@@ -108,7 +106,7 @@ class _Form:
 
 
 def _share(roots: Tensor, count: int) -> Tensor:
-    """z with the least sum of roots² / z, of sum `count` in every row: in proportion to the roots, up to 1."""
+    """The z <= 1 of sum `count` per row that minimise the sum of roots² / z: proportional to the roots, clipped."""
     roots = roots.clamp(min=torch.finfo(roots.dtype).tiny)
     full = torch.zeros_like(roots, dtype=torch.bool)
     while True:

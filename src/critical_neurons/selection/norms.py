@@ -1,4 +1,4 @@
-"""Units by the norms of the weights that make them, the usual first thing to compare with."""
+"""Norms: units scored by the norm of their weights, the usual baseline."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from critical_neurons.core.scores import Scores, spread_scores
 from critical_neurons.core.solution import Status
 from critical_neurons.core.structure import Floats, Structure
 
-NOTHING_ASKED = "norms of weights: neither inputs nor outputs were looked at"
+NO_DATA_NOTE = "norms of weights: no inputs or outputs were used"
 
 
 def score_norms(model: nn.Module, structure: Structure) -> Scores:
-    """The place of every unit among its group, from above 0 to 1: every layer then loses about the same share."""
+    """Ranks within each group, scaled to (0, 1], so that every layer loses about the same share."""
     return Scores(
         values_by_layer=spread_scores(structure, _rank(structure, _square_norms(model, structure))),
         structure=structure,
@@ -26,12 +26,12 @@ def score_norms(model: nn.Module, structure: Structure) -> Scores:
         history=(),
         sizes={},
         logit_error=0.0,
-        notes=(*structure.notes, NOTHING_ASKED),
+        notes=(*structure.notes, NO_DATA_NOTE),
     )
 
 
 def _square_norms(model: nn.Module, structure: Structure) -> Floats:
-    """Of all weights whose first axis the unit is on: those of the layers that make it."""
+    """Summed over all weights whose first axis holds the unit, that is, of the layers that compute it."""
     squares = np.zeros(structure.unit_count + 1)
     parameters = dict(model.named_parameters())
     for each in structure.slices:

@@ -1,4 +1,4 @@
-"""Rules: scores to plan, by threshold or by the share of units, parameters or multiply-adds kept."""
+"""Plan rules: scores to plan, by threshold or by the share of units, parameters or multiply-adds kept."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def select_units(
     keep: str | Collection[str] = (),
     biases_added: bool = False,
 ) -> Plan:
-    """Keep the units that score high, as `cn.plan` says.
+    """Keep the units with the highest scores; for the settings see `cn.plan`.
 
-    `biases_added`: layers without a bias count as with one, which refitting may give them; so they do for scores that
-    a search for refitting found.
+    `biases_added`: count a bias for layers without one, since refitting may add it. Always so for scores of a search
+    that planned for refitting.
     """
     biases_added = biases_added or scores.compensate != "none"
     given: dict[str, Any] = {"threshold": threshold, "units": units, "params": params, "macs": macs}
@@ -71,7 +71,7 @@ def select_units(
 
 
 def keep_within(structure: Structure, per_unit: Floats, budget: Budget, *, biases_added: bool) -> Bools:
-    """What a budget leaves of the units with the highest values; with a last entry for NO_UNIT."""
+    """The units with the highest values that a budget allows; with a last entry for NO_UNIT."""
     wanted = budget.measure, budget.share
     return _choose(structure, per_unit, wanted, budget.scope, 1, 1, (), biases_added)[0]
 
@@ -86,7 +86,7 @@ def _choose(
     keep: Collection[str],
     biases_added: bool,
 ) -> tuple[Bools, dict[str, str], str]:
-    """Which units stay, why for every layer, and by what rule."""
+    """Which units stay, the reason for every layer, and the rule in words."""
     name, value = wanted
     groups = list_groups(structure, per_unit, keep, min_units)
     match name:
@@ -95,15 +95,15 @@ def _choose(
         case "units":
             rule = count_by_share(groups, value, scope)
         case "params" | "macs" | "latency" as measure:
-            try:  # multiples for all layers
+            try:  # first with multiples of `round_to` in all layers
                 whole = list_groups(structure, per_unit, keep, max(min_units, round_to))
                 rule = count_by_cost(whole, structure, measure, value, round_to, biases_added=biases_added)
                 groups = whole
             except InvalidSettingError:
                 rule = count_by_cost(groups, structure, measure, value, round_to, biases_added=biases_added)
         case _:
-            raise InvalidSettingError(f"plan: the budget of these scores is of {name!r}, which is not known here.")
-    stays = np.ones(structure.unit_count + 1, dtype=bool)  # the last entry answers for NO_UNIT
+            raise InvalidSettingError(f"plan: the budget of these scores is in {name!r}, which is unknown.")
+    stays = np.ones(structure.unit_count + 1, dtype=bool)  # the last entry is that of NO_UNIT
     reasons: dict[str, str] = {}
     for group in groups:
         if group.whole:
@@ -128,7 +128,7 @@ def check_counts(min_units: int, round_to: int) -> None:
 
 
 def check_keep(keep: str | Collection[str], known: Iterable[Layer]) -> tuple[str, ...]:
-    """The names of the layers to keep, one or several, in the order of those that are known."""
+    """The names of the layers to keep, in the order of the known layers."""
     names = (keep,) if isinstance(keep, str) else keep
     if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
         raise InvalidSettingError(f"plan: keep={keep!r}. Accepted: names of layers.")

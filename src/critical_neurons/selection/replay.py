@@ -1,6 +1,6 @@
-"""Replay: a model run again on the same inputs after some of its modules changed, from the first of them on.
+"""Replay: rerun a model on the same inputs after some modules changed, reusing outputs from before the first change.
 
-What modules gave before that is taken from the first run; what the forward pass does between modules is done again.
+Outputs of earlier modules are taken from the first run; code between modules runs again.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from critical_neurons.removal.rows import Inputs, call_model, map_inputs
 
 @dataclass
 class _Call:
-    """A call of a module, what it gave, the version of that memory, the number of the next call outside it, and
-    whether it or a module inside it noted something for others to read."""
+    """A call of a module: its output and that tensor's version, the index of the next call outside it, and whether it
+    or a module inside it changed its attributes, which other modules may read."""
 
     module: nn.Module
     given: Any = None
@@ -29,12 +29,12 @@ class _Call:
 
     @property
     def is_kept(self) -> bool:
-        """What was changed in place later is computed anew, and so is what leaves more than it gives."""
+        """Outputs changed in place later, and those of calls with side effects, are computed again."""
         return isinstance(self.given, Tensor) and self.given._version == self.version and not self.notes
 
 
 class Replay:
-    """A run of the model on some inputs, without gradients, and further runs."""
+    """A recorded run of the model on some inputs, without gradients, and reruns of it."""
 
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
         self._model, self._inputs = model, inputs
@@ -44,14 +44,14 @@ class Replay:
             call_model(model, self._copy_inputs())
 
     def run(self, changed: Collection[nn.Module]) -> Any:
-        """What the model gives now that these modules are not what they were."""
+        """The model's output after these modules were changed."""
         places = (place for place, call in enumerate(self._calls) if call.module in changed)
         self._next, self._first = 0, next(places, 0)
         with self._in_place_of_forward(self._repeat):
             return call_model(self._model, self._copy_inputs())
 
     def _copy_inputs(self) -> Inputs:
-        return map_inputs(self._inputs, Tensor.clone)  # a forward pass may work on them in place
+        return map_inputs(self._inputs, Tensor.clone)  # a forward pass may change them in place
 
     def _record(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         call, before = _Call(module), _list_attributes(module)
@@ -68,11 +68,11 @@ class Replay:
     def _repeat(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._next < self._first:
             call = self._calls[self._next]
-            if call.module is not module:  # the forward pass goes another way than before
+            if call.module is not module:  # the forward pass takes another path than before
                 self._first = 0
             elif call.after <= self._first and call.is_kept:
                 self._next = call.after
-                return call.given.clone()  # for what works in place on it
+                return call.given.clone()  # later code may change it in place
             else:
                 self._next += 1
         return forward(*args, **kwargs)
@@ -92,7 +92,7 @@ class Replay:
 
 
 def _list_attributes(module: nn.Module) -> dict[str, tuple[Any, int]]:
-    """Those that may hold tensors, with their lengths: a forward pass may add to them."""
+    """Attributes that may hold tensors, with their lengths, which a forward pass may change."""
     return {
         name: (value, 0 if isinstance(value, Tensor) else len(value))
         for name, value in vars(module).items()

@@ -1,4 +1,4 @@
-"""Statistics: covariances of what modules read, and Fisher matrices of what they give."""
+"""Statistics: covariances of the inputs of modules, and Fisher matrices of their outputs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from critical_neurons.selection.consumers import Part
 from critical_neurons.selection.distance import Distance, list_outputs
 
 ROWS_PER_COLUMN, LEAST_ROWS = 5, 10_000
-"""Most positions for every column, and in all; others are left out: to choose takes fewer than to refit."""
+"""Rows sampled of a feature map: per column, and at least. Choosing units takes fewer rows than refitting."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean (columns,) and covariance (columns, columns) of what a part multiplies with its weights."""
+    """Mean (columns,) and covariance (columns, columns) of the im2col columns of a part."""
 
     mean: Tensor
     covariance: Tensor
@@ -38,7 +38,7 @@ def gather_moments(
     batch_size: int,
     progress: Callable[[int, int], None],
 ) -> tuple[dict[str, list[Moments]], list[Tensor]]:
-    """Of what each part of every module multiplies with its weights, and what the model gives for the inputs."""
+    """The moments of every part of every module, and the model's outputs for the inputs."""
     sums = {name: _Sums(model.get_submodule(name), each, count_rows(inputs)) for name, each in parts.items()}
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
@@ -59,14 +59,14 @@ def gather_moments(
     covariances = [moments.covariance for each in found.values() for moments in each]
     if not all(torch.isfinite(each).all() for each in (*given, *covariances)):
         raise InvalidInputError(
-            "inputs: the model gives NaN or infinite values for them, or such as single precision cannot square. Are "
-            "they scaled right?"
+            "inputs: the model gives NaN or infinite values for them, or values whose squares overflow single "
+            "precision. Are they scaled right?"
         )
     return found, given
 
 
 class _Sums:
-    """Rows are multiplied in single precision, sums are in double."""
+    """Products are computed in single precision and summed in double."""
 
     def __init__(self, module: nn.Module, parts: Sequence[Part], input_count: int) -> None:
         assert isinstance(module, Weighted)
@@ -84,7 +84,7 @@ class _Sums:
         count = channels_first(self._module, given).shape[2]
         positions = torch.randperm(count, generator=self._generator)[: self._rows_per_input]
         rows = by_group(unroll(self._module, read, positions, given.shape[2:]), self._groups).float()
-        if self._origin is None:  # near the mean: far from it single precision would lose what varies
+        if self._origin is None:  # centred, so that single precision keeps the variation
             self._origin = rows.mean(1, keepdim=True)
         rows = rows - self._origin
         self._count += rows.shape[1]
@@ -113,11 +113,10 @@ def gather_metrics(
     temperature: float,
     seed: int,
 ) -> dict[str, Tensor]:
-    """The Fisher matrix of what each module gives for these rows: (outputs, outputs), summed over positions.
+    """The Fisher matrix of each module's output: (outputs, outputs), summed over positions, one sample per input.
 
-    Twice the distance from the outputs as they are, to second order, of one draw for every input. Above a
-    `temperature` of 1 class probabilities are taken for less certain than they are: a trained network is certain of
-    most of its inputs, and errors of those would count for nothing.
+    It is the Hessian of the distance at the original outputs. A `temperature` above 1 flattens class probabilities: a
+    trained network is so certain of most inputs that errors on them would otherwise not count.
     """
     generator = torch.Generator().manual_seed(seed)
     metrics: dict[str, Tensor] = {}
@@ -138,13 +137,13 @@ def gather_metrics(
 
 @contextmanager
 def _hold_outputs(model: nn.Module, modules: Sequence[str]) -> Iterator[Mapping[str, Tensor]]:
-    """What the modules give while the model runs. What comes before the first of them takes no part in gradients."""
+    """Collect the modules' outputs while the model runs; gradients are tracked only from the first of them on."""
     held: dict[str, Tensor] = {}
 
     def hold(name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:
         def keep(module: nn.Module, args: Any, output: Tensor) -> Tensor:
             held[name] = output if output.requires_grad else output.detach().requires_grad_()
-            return held[name].clone()  # what works in place behind it must not reach it
+            return held[name].clone()  # later code may change the output in place
 
         return keep
 

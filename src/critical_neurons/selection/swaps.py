@@ -1,12 +1,12 @@
-"""Swaps: units that stay for units that have gone, as long as the error of the choice falls.
+"""Swaps: exchange kept for removed units as long as the error falls.
 
-In the terms of `elimination`, with M = L L', K the columns that stay and R those that have gone, let
+Notation as in `elimination`, with M = L L', K the kept and R the removed columns. Let
 
     A = [[-G_KK⁻¹, G_KK⁻¹ G_KR], [(G_KK⁻¹ G_KR)', G_RR - G_RK G_KK⁻¹ G_KR]],    Y = [V L, G_R (W - V) L].
 
-Removal of a unit that stays adds tr Y_u' (-A_uu)⁻¹ Y_u, and return of one that has gone saves tr Y_u' (A_uu)⁻¹ Y_u.
-Both are exact, and so is the latter for a unit r once a unit u has gone: that changes A_rr and Y_r by what A_ur, A_uu
-and Y_u say. Removal and return of a unit are each a pivot on A_uu, the sweep of statistics.
+Removing a kept unit adds tr Y_u' (-A_uu)⁻¹ Y_u to the error, and returning a removed one saves tr Y_u' (A_uu)⁻¹ Y_u.
+Both are exact. So is the saving of returning r after removing u: A_rr and Y_r are updated by A_ur, A_uu and Y_u.
+Removing and returning a unit are each a pivot on A_uu, known in statistics as the sweep operator.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from critical_neurons.selection.elimination import NONE, Consumer, take_root
 from critical_neurons.selection.factorisation import factorise
 
 SHORTLIST = 32
-"""Units that may leave in an exchange: those whose removal adds least."""
+"""Only this many kept units, those whose removal adds least, are considered in an exchange."""
 
 EXCHANGES_PER_UNIT, LEAST_EXCHANGES = 0.25, 16
-"""As many exchanges at most: with them a choice takes about twice as long as by elimination alone."""
+"""Limit on the number of exchanges; with it a choice takes about twice as long as by elimination alone."""
 
 WORTH = 1e-6
-"""Share of the error that an exchange must save."""
+"""An exchange must reduce the error by at least this share of it."""
 
 
 def exchange(consumers: Sequence[Consumer], stays: Tensor, blocks: int = 1) -> Tensor:
-    """Which units stay, after exchanges within blocks, always the one by which the error falls most."""
+    """The units that stay after exchanges within blocks, each the one that reduces the error most."""
     stays = stays.clone()
     block = torch.arange(len(stays)) // (len(stays) // blocks)
     tableaus = [_Tableau(consumer, stays) for consumer in consumers]
@@ -82,7 +82,7 @@ class _Tableau:
         self.error = float((weight[outside] * self._products[outside]).sum())
 
     def add_prices(self, prices: Tensor) -> None:
-        """What removal of every unit that stays would add, and return of every unit that has gone would save."""
+        """Add the cost of removing every kept unit, and the saving of returning every removed one."""
         for kind in self._kinds:
             prices[kind.units] += self._price(kind).abs()
 
@@ -93,7 +93,7 @@ class _Tableau:
         return solved.diagonal(dim1=1, dim2=2).sum(1)
 
     def add_changes(self, changes: Tensor, left: Tensor, gone: Tensor) -> None:
-        """What return of a unit that has gone saves less once one that stays has left: (left, gone)."""
+        """Subtract how removing each `left` unit changes the saving of returning each `gone` one: (left, gone)."""
         for first in self._kinds:
             rows, leaving = first.find(left)
             for second in self._kinds:
@@ -102,7 +102,7 @@ class _Tableau:
                     changes[rows[:, None], columns] -= self._find_savings(leaving, returning)
 
     def _find_savings(self, leaving: Tensor, returning: Tensor) -> Tensor:
-        """By columns (units, columns of one) of both."""
+        """Both arguments are columns (units, columns of one)."""
         a, y = self._squares, self._products
         own = a[leaving[:, :, None], leaving[:, None]][:, None]
         across = a[leaving[:, None, :, None], returning[None, :, None]]  # A_ur
@@ -117,7 +117,7 @@ class _Tableau:
         return after.diagonal(dim1=2, dim2=3).sum(2) - saved.diagonal(dim1=1, dim2=2).sum(1)
 
     def pivot(self, unit: Tensor) -> None:
-        """Take the columns of the unit away if they are there, and back if they are not."""
+        """Remove the columns of the unit if it is kept, return them if it is removed."""
         moved = (self._units == unit).nonzero().flatten()
         if len(moved) == 0:
             return
@@ -135,13 +135,13 @@ class _Tableau:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Units with as many columns each, ascending, and those columns: (units, columns of one)."""
+    """Units with the same number of columns, ascending, and those columns: (units, columns of one)."""
 
     units: Tensor
     columns: Tensor
 
     def find(self, units: Tensor) -> tuple[Tensor, Tensor]:
-        """Where units of this kind stand among the units, and their columns."""
+        """The positions of units of this kind among the given ones, and their columns."""
         places = torch.isin(units, self.units).nonzero().flatten()
         return places, self.columns[torch.searchsorted(self.units, units[places])]
 

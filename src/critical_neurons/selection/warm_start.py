@@ -1,4 +1,4 @@
-"""Warm start: a plan or scores from elsewhere to a first mask for the exact program, within its budget."""
+"""Warm start: a plan or scores as the first incumbent of the exact program, checked against its budget."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from critical_neurons.formulations import BudgetRows, budget_network
 from critical_neurons.selection.plan_rules import select_units
 
 Source: TypeAlias = Plan | Scores
-"""What says which units stay."""
+"""What an incumbent can be made from."""
 
 ROUNDING = 1e-9
-"""By which a limit may be exceeded, relative to it: those of parameters and multiply-adds come from a root."""
+"""Relative tolerance of limits: those of parameters and multiply-adds are computed by root finding."""
 
 SHARE_STEP = 1e-4
-"""To which the least share is told that a plan is within."""
+"""Precision of the share that an error message suggests."""
 
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """`mask` has a 0 or 1 for every unit of the network; `rule` and `weights` say what it was made by and for."""
+    """`mask` is 0 or 1 for every unit; `rule` and `weights` record how it was made and for which weights."""
 
     mask: Floats
     rule: str
@@ -36,8 +36,7 @@ class Proposal:
 
 
 def propose_mask(incumbent: Source, network: Network, budget: Budget | None) -> Proposal:
-    """The mask of a plan for this network; of scores that are all 0 or 1 their own, of others what `plan` makes of
-    the budget they were found under."""
+    """The mask of a plan, of scores that are all 0 or 1, or of the plan that other scores give under their budget."""
     made_for = incumbent.architecture if isinstance(incumbent, Plan) else incumbent.fingerprint.architecture
     if made_for != network.fingerprint.architecture:
         raise PlanMismatchError(
@@ -55,7 +54,7 @@ def propose_mask(incumbent: Source, network: Network, budget: Budget | None) -> 
 
 
 def _mask(network: Network, plan: Plan) -> Floats:
-    """By names and channels: the network may number its units otherwise than the plan, or leave layers out."""
+    """Matched by layer name and channel: the network may number its units differently, or leave layers out."""
     stays = np.ones(network.unit_count + 1)
     layers = {layer.name: layer for layer in network.layers}
     for planned in plan.layers:
@@ -73,14 +72,14 @@ def _mask(network: Network, plan: Plan) -> Floats:
 def _plan_scores(scores: Scores) -> Plan:
     if scores.budget is None:
         raise InvalidSettingError(
-            "incumbent: these scores lie between 0 and 1 and have no budget, so that they do not say which units "
-            "stay. Give a plan of them, as cn.plan(scores, units=0.5)."
+            "incumbent: these scores lie between 0 and 1 and have no budget, so they do not determine which units "
+            "stay. Give a plan made from them, such as cn.plan(scores, units=0.5)."
         )
     return select_units(scores)
 
 
 def _spread(scores: Scores, network: Network) -> Floats:
-    """Scores by layer to units of the network, which may number them otherwise, or leave some alone."""
+    """Scores by layer as a mask over the network's units, which may be numbered differently."""
     mask = np.ones(network.unit_count + 1)
     for layer in network.layers:
         if layer.name in scores and layer.removable:
@@ -116,7 +115,7 @@ def _check_budget(mask: Floats, network: Network, budget: Budget) -> None:
 
 
 def _find_excess(budget: BudgetRows, mask: Floats) -> Bools:
-    """Which limits the mask exceeds."""
+    """The limits that the mask exceeds."""
     return np.asarray(budget.weights @ mask > budget.limits + ROUNDING * np.maximum(1.0, budget.limits))
 
 
@@ -125,7 +124,7 @@ def _name_group(network: Network, group: int) -> str:
 
 
 def _find_share(mask: Floats, network: Network, budget: Budget) -> float:
-    """The least share, in steps, within which the mask is."""
+    """The smallest share, in steps, whose budget the mask meets."""
     low, high = int(budget.share / SHARE_STEP), round(1 / SHARE_STEP)
     while high - low > 1:
         middle = (low + high) // 2

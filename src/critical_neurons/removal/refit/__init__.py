@@ -1,1 +1,1 @@
-"""The modules behind removed units refitted, so that what was removed is missed least."""
+"""Refit: adjust the layers behind removed units so that their outputs change least."""

@@ -1,4 +1,4 @@
-"""Calibration inputs to batches, and when there is room for each."""
+"""Batches: calibration inputs split into batches, and from which module on memory suffices for each."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from critical_neurons.removal.refit.scout import Findings
 BATCH_SIZE = 64
 
 MOST_BATCHES = 16
-"""Beyond which batches are larger instead: every one takes two threads."""
+"""More inputs make larger batches instead: every batch takes two threads."""
 
 HELD_OUT = 4
-"""One of this many batches that reach a module is held out, to choose the regularisation."""
+"""One in this many batches is held out to choose the regularisation."""
 
 LEAST_INPUTS = 2 * HELD_OUT
-"""With fewer, a single input would be held out."""
+"""With fewer, no more than one input would be held out."""
 
 HELD_BYTES = 2**30
-"""What all passes may hold while they pause."""
+"""Memory for all paused passes together."""
 
 
 def shuffle(count: int) -> Tensor:
@@ -27,13 +27,13 @@ def shuffle(count: int) -> Tensor:
 
 
 def plan_batches(found: Findings, scouted: int, rows: Tensor) -> dict[str, tuple[Tensor, ...]]:
-    """The batches that join at a module: from there on there is room for what they hold, in both models."""
+    """The batches that join at each module because memory suffices for them from there on, in both models."""
     joining: dict[str, tuple[Tensor, ...]] = {}
     used = 0
     for place, module in enumerate(found.modules):
         each = max(2 * max(found.held[place:]) // scouted, 1)
         fits = min(max(HELD_BYTES // each, LEAST_INPUTS), len(rows))
-        if fits > used and fits >= min(2 * used, len(rows)):  # a few more are not worth threads of their own
+        if fits > used and fits >= min(2 * used, len(rows)):  # a few more inputs are not worth further threads
             joining[module] = torch.split(rows[used:fits], _choose_size(fits - used))
             used = fits
     return joining

@@ -1,4 +1,4 @@
-"""Refitting what stands behind removed units."""
+"""Refitting the layers behind removed units."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ def refit_behind(
     method: Refit,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> nn.Module:
-    """A copy of the smaller model in which the modules that read, directly or not, what is no longer there give what
-    they give in the original, as nearly as they can."""
+    """A copy of the smaller model in which every layer behind a removed unit is refitted to its original outputs."""
     stops = list_stops(structure, stays)
     fitted = copy_whole(smaller)
     with plain_weights(fitted):
@@ -35,13 +34,13 @@ def refit_behind(
 
 
 def list_stops(structure: Structure, stays: Bools, *, masked: bool = False) -> list[Stop]:
-    """The modules from the first that lost inputs on, in the order of the calls. `masked`: of a model in full size,
-    in which units that do not stay are computed, and not read."""
+    """All modules from the first that lost inputs on, in the order of their calls. `masked`: for a model in full
+    size, in which removed units are computed but not read."""
     firsts = [at for at, wiring in enumerate(structure.wirings) if wiring.kernel and not stays[wiring.inputs].all()]
     behind = structure.wirings[firsts[0] :] if firsts else ()
     if not masked:
         return [Stop(wiring.module, torch.from_numpy(np.flatnonzero(stays[wiring.outputs]))) for wiring in behind]
-    everything = np.ones_like(stays)  # a depthwise convolution hands units on
+    everything = np.ones_like(stays)  # a depthwise convolution passes units through
     return [
         Stop(
             wiring.module,

@@ -1,4 +1,4 @@
-"""What a linear layer or convolution multiplies with its weights, as rows of a matrix."""
+"""im2col: the inputs of a linear layer or convolution as rows of a matrix that multiplies its weights."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ Weighted: TypeAlias = nn.Linear | Convolution | Transposed
 
 
 def unroll(module: Weighted, inputs: Tensor, positions: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
-    """What the module multiplies with its weights: (batch, inputs, kernel, positions).
+    """The values under the kernel at some positions of the output: (batch, inputs, kernel, positions).
 
-    `positions` number those of the output in the order of its axes: all but the first and the last of a linear layer,
-    all but the first two of a convolution. `sizes`: of the output of a transposed convolution, where the call asked
-    for others than its own.
+    `positions` are flat indices over the output's axes other than batch and channels. `sizes`: the output size of a
+    transposed convolution, if the call asked for another than the default.
     """
     match module:
         case nn.Linear():
-            count = math.prod(inputs.shape[1:-1])  # there may be no features at all, from which it could be told
+            count = math.prod(inputs.shape[1:-1])  # -1 would be ambiguous without features
             return inputs.reshape(len(inputs), count, inputs.shape[-1])[:, positions].mT[:, :, None]
         case nn.ConvTranspose1d() | nn.ConvTranspose2d() | nn.ConvTranspose3d():
             values, stride = _insert_zeros(module, inputs, sizes), (1,) * len(module.kernel_size)
@@ -39,8 +38,8 @@ def unroll(module: Weighted, inputs: Tensor, positions: Tensor, sizes: Sequence[
 def _take_windows(
     values: Tensor, positions: Tensor, module: Convolution | Transposed, stride: Sequence[int], around: Sequence[int]
 ) -> Tensor:
-    """What lies under the kernel at these positions of values with zeros around them, which are not written out: few
-    positions are asked for, as a rule."""
+    """Windows at some positions, as if the values were zero-padded. Padding explicitly would cost more, since usually
+    only few positions are needed."""
     sizes, kernel, dilation = values.shape[2:], module.kernel_size, module.dilation
     before, ends = around[-2::-2], around[::-2]
     counts = [
@@ -59,7 +58,7 @@ def _take_windows(
 
 
 def _split_places(positions: Tensor, counts: Sequence[int]) -> list[Tensor]:
-    """A place on every axis for each position, as `torch.unravel_index`, which imports SymPy first."""
+    """`torch.unravel_index`, without its slow import of SymPy."""
     places: list[Tensor] = []
     for count in reversed(counts):
         places.insert(0, positions % count)
@@ -68,7 +67,7 @@ def _split_places(positions: Tensor, counts: Sequence[int]) -> list[Tensor]:
 
 
 def _padding(module: Convolution) -> list[int]:
-    """How far every axis of positions goes on at both ends, the last axis first, as `pad` wants it."""
+    """The padding at both ends of every axis, in the order of `functional.pad`."""
     if module.padding == "valid":
         return [0] * (2 * len(module.kernel_size))
     if module.padding == "same":
@@ -80,7 +79,7 @@ def _padding(module: Convolution) -> list[int]:
 
 
 def _insert_zeros(module: Transposed, inputs: Tensor, sizes: Sequence[int] | None) -> Tensor:
-    """Inputs over which a kernel turned round, moved in steps of one, gives the transposed convolution.
+    """Padded inputs on which the flipped kernel with stride 1 computes the transposed convolution.
 
     y[p] = Σ_k w[k] z[p + padding - dilation k], z the inputs with stride - 1 zeros between any two.
     """
@@ -122,7 +121,7 @@ def to_matrix(module: Weighted, weight: Tensor) -> Tensor:
 
 
 def from_matrix(module: Weighted, matrix: Tensor) -> Tensor:
-    """The way back from `to_matrix`."""
+    """The inverse of `to_matrix`."""
     shape = module.weight.shape
     if isinstance(module, Transposed):
         groups, _, outputs = matrix.shape
@@ -131,7 +130,7 @@ def from_matrix(module: Weighted, matrix: Tensor) -> Tensor:
 
 
 def find_channel_axis(module: nn.Module, values: Tensor) -> int:
-    """Of what the module reads or gives."""
+    """The channel axis of a module's input or output."""
     match module:
         case nn.Linear():
             return values.ndim - 1
@@ -143,12 +142,12 @@ def find_channel_axis(module: nn.Module, values: Tensor) -> int:
 
 
 def add_batch_axis(module: nn.Module, values: Tensor) -> Tensor:
-    """Where there is none: linear layers and convolutions take a single input without it too."""
+    """Add the batch axis that linear layers and convolutions allow to omit."""
     return values[None] if find_channel_axis(module, values) == 0 else values
 
 
 def channels_first(module: nn.Module, values: Tensor) -> Tensor:
-    """What a module reads or gives as (batch, channels, positions)."""
+    """A module's input or output as (batch, channels, positions)."""
     values = add_batch_axis(module, values)
     moved = values.movedim(find_channel_axis(module, values), 1)
     return moved.flatten(2) if moved.ndim > 2 else moved[:, :, None]

@@ -1,7 +1,7 @@
-"""One module brought back to what the original computes in its place.
+"""Least squares: refit one module to the outputs of the original module.
 
-A linear layer or convolution by the bias that keeps the mean of its outputs, or by the weights that keep the outputs
-themselves in the least-squares sense; a batch norm by statistics that move as its inputs have moved.
+A linear layer or convolution gets the bias that keeps the mean of its outputs, or the weights and bias whose outputs
+are nearest in the least-squares sense; the statistics of a batch norm are adjusted to its changed inputs.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ REFITTED: tuple[type[nn.Module], ...] = (
 )
 
 ROWS_PER_COLUMN, LEAST_ROWS = 10, 20_000
-"""Most rows of a regression for every weight of a unit, and in all; others are left out."""
+"""Rows of a regression: at most this many per column, or this many in all; other rows are left out."""
 
 MOST_COLUMNS = 4608
-"""Weights of a unit beyond which a regression goes through the products of any two rows, however many there are: the
-matrices of the columns' take 1 GB and more. 512 channels of a 3x3 convolution."""
+"""With more columns the Gram matrix of rows is used instead of that of columns, which would take more than 1 GB. 4608
+columns are 512 channels of a 3x3 convolution."""
 
 MOST_ROWS, MOST_NUMBERS = 4096, 2**27
-"""Rows that it then takes, and numbers in them."""
+"""Limits on the rows, and on the numbers in them, in that case."""
 
 
 class Refitting(Protocol):
-    """Gathers what is needed to refit one module, batch by batch."""
+    """Collects statistics batch by batch, then refits one module."""
 
     def add(self, read: Tensor, given: Tensor, found: Tensor, *, input_count: int, held_out: bool) -> None:
-        """What the original module reads and gives, and what the one to refit reads, for a number of inputs."""
+        """Add a batch: input (`read`) and output (`given`) of the original module, input of the new one (`found`)."""
 
     def finish(self) -> None:
         """Refit the module."""
 
 
 Tell: TypeAlias = Callable[[Tensor, Tensor], None]
-"""Is given the covariance of what a module multiplies with its weights, and that with what its outputs miss."""
+"""Called with the covariance of a module's im2col columns, and their covariance with the errors of its outputs."""
 
 
 def begin_refit(
@@ -73,9 +73,9 @@ def begin_refit(
     reads: Tensor | None = None,
     tell: Tell = lambda squares, products: None,
 ) -> Refitting:
-    """`kept`: which of the original's output channels the module still has; `input_count`: how many inputs will be
-    added in all; `absorbed`: a batch norm that is refitted too takes what would be added to the bias; `reads`: of a
-    module that has all of its input channels, those with weights other than zero."""
+    """`kept`: the original's output channels that the module still has; `input_count`: how many inputs will be added
+    in all; `absorbed`: a refitted batch norm follows, so no bias is needed; `reads`: the input channels that may have
+    weights, of a module in full size."""
     if isinstance(module, BatchNorm):
         return _Statistics(module, kept)
     assert isinstance(module, Weighted)
@@ -85,18 +85,18 @@ def begin_refit(
 
 
 def is_refittable(module: nn.Module) -> bool:
-    """A module that computes what its kind does, by parameters and statistics of its own."""
+    """Whether the module is of a known kind with torch's own forward, and has its own parameters and statistics."""
     if not any(isinstance(module, kind) and type(module).forward is kind.forward for kind in REFITTED):
         return False
     if isinstance(module, BatchNorm):
         return module.running_mean is not None and module.running_var is not None
-    return "weight" in dict(module.named_parameters(recurse=False))  # else it is computed: parametrised, pruned
+    return "weight" in dict(module.named_parameters(recurse=False))  # a parametrised weight is not a parameter
 
 
 class _Statistics:
-    """The mean and variance with which every channel of the output keeps the mean and variance it had.
+    """Batch norm statistics with which every output channel keeps its mean and variance.
 
-    So what the original's own statistics were measured on stays in them, and a few inputs do no harm.
+    The stored statistics are adjusted, not replaced, so that few calibration inputs do no harm.
     """
 
     def __init__(self, module: BatchNorm, kept: Tensor) -> None:
@@ -152,7 +152,7 @@ class _Offset:
     def add(self, read: Tensor, given: Tensor, found: Tensor, *, input_count: int, held_out: bool) -> None:
         module, weight = self._module, self._module.weight
         found = found.to(weight.dtype)
-        if isinstance(module, Transposed):  # which may have been asked for another size than its own
+        if isinstance(module, Transposed):  # the call may have asked for another output size
             outputs = module.forward(found, list(given.shape[-len(module.kernel_size) :]))
         else:
             outputs = module.forward(found)
@@ -165,9 +165,8 @@ class _Offset:
 
 
 class _Weights:
-    """The weights and bias whose outputs are nearest to those of the original.
-
-    Regularised towards the weights the module has: see `ridge`, E what the outputs miss, D what is added.
+    """The weights and bias whose outputs are nearest to those of the original, regularised towards the present
+    weights. In the terms of `ridge`, E is the error of the outputs and D the change of the weights.
     """
 
     def __init__(
@@ -211,7 +210,7 @@ class _Weights:
         self._regression.add(rows, missing, held_out=held_out)
 
     def _choose(self, count: int, limit: int) -> Tensor:
-        """Places at random, where there are more than needed."""
+        """A random sample of indices if there are more than the limit."""
         if count <= limit:
             return torch.arange(count)
         return torch.randperm(count, generator=self._generator)[:limit]
@@ -238,7 +237,7 @@ def _widen(values: Tensor) -> Tensor:
 
 
 def _find_bias(module: Weighted) -> Tensor:
-    """Zero where there is none."""
+    """The bias, zeros if there is none."""
     if module.bias is not None:
         return module.bias.detach()
     groups, _, outputs = to_matrix(module, module.weight).shape
@@ -246,7 +245,7 @@ def _find_bias(module: Weighted) -> Tensor:
 
 
 def _shift_bias(module: Weighted, shift: Tensor) -> None:
-    """Add to the bias. A module without one is given one."""
+    """Add to the bias, which is created if needed."""
     old = _find_bias(module)
     new = require_finite((old.to(shift) + shift).to(old))
     module.bias = nn.Parameter(new, requires_grad=module.weight.requires_grad)

@@ -1,7 +1,7 @@
-"""Forward passes that pause where modules are called: coroutines made of threads, exactly one of which runs.
+"""Passes: forward passes that pause where modules are called.
 
-Whatever a model does between two calls, it is left where it is and goes on from there. `advance` hands the baton to
-the thread of a pass and waits until the pass pauses or ends, so nothing ever runs beside it.
+Each pass is a coroutine made of a thread, since a model's forward is an ordinary function. `advance` lets the thread
+run until the pass pauses or ends, and waits for it, so that only one thread runs at any time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Pause:
-    """Where a pass waits: what the module reads, and what it gives where the pass waits behind it."""
+    """Where a pass waits: the module and its input, and its output if the pass waits behind the module."""
 
     module: str
     read: Tensor
@@ -26,7 +26,7 @@ class Pause:
 
 
 class ForwardPass:
-    """`run` in a thread of its own, which pauses at the modules of `pause_at`, but not at those to be passed."""
+    """`run` in its own thread, which pauses at the modules of `pause_at` except those in `passed`."""
 
     def __init__(self, run: Callable[[], Any], passed: Container[str]) -> None:
         self.at: Pause | None = None
@@ -39,9 +39,9 @@ class ForwardPass:
         self._thread = threading.Thread(target=self._work, name="forward pass", daemon=True)
 
     def advance(self) -> None:
-        """Run on to the next pause or the end, unless the pass waits at a module that is not to be passed yet.
+        """Run to the next pause or the end, unless the module it waits at is not in `passed` yet.
 
-        What the pass raises is raised.
+        Exceptions of the pass are raised here.
         """
         if self.done or (self.at is not None and self.at.module not in self._passed):
             return
@@ -54,7 +54,7 @@ class ForwardPass:
             raise self._error
 
     def cancel(self) -> None:
-        """End the pass where it pauses, or at its next pause where an interrupt has left it running."""
+        """End the pass at its pause, or at the next one if an interrupt left it running."""
         self._closed = True
         self._turn.release()
 
@@ -83,7 +83,7 @@ class ForwardPass:
                 self._run()
         except _Closed:
             pass
-        except BaseException as error:  # to be raised where it is waited for
+        except BaseException as error:  # raised again in `advance`
             self._error = error
         finally:
             self.done, self._run = True, None
@@ -91,7 +91,7 @@ class ForwardPass:
 
 
 def close_all(passes: Iterable[ForwardPass]) -> None:
-    """Cancels all before it waits for any: another interrupt leaves none that goes on for long."""
+    """Cancel all before waiting for any, so that even after another interrupt none runs on for long."""
     passes = list(passes)
     for forward in passes:
         forward.cancel()
@@ -101,12 +101,12 @@ def close_all(passes: Iterable[ForwardPass]) -> None:
 
 @contextmanager
 def pause_at(modules: Mapping[str, nn.Module], *, behind: bool) -> Iterator[None]:
-    """Within it, passes pause before these modules run, or behind them with what they give."""
+    """While the context lasts, passes pause before these modules, or behind them."""
 
     def watch(name: str) -> Callable[..., None]:
         def reach(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any = None) -> None:
             forward: ForwardPass | None = getattr(_here, "forward", None)
-            if forward is not None:  # else a thread that the model itself has started
+            if forward is not None:  # None in threads that the model itself started
                 forward.reach(name, find_input(args, kwargs), given)
 
         return reach
@@ -128,11 +128,11 @@ def find_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
 
 
 _here = threading.local()
-"""`forward`: the pass of the running thread."""
+"""`forward`: the pass that runs in this thread."""
 
 
 class _Closed(BaseException):
-    """Unwinds a pass that is no longer wanted. No `except Exception` of a model stops it."""
+    """Ends a cancelled pass. A BaseException, so that a model's `except Exception` does not stop it."""
 
 
 def _uses_cuda() -> bool:
@@ -141,7 +141,7 @@ def _uses_cuda() -> bool:
 
 @dataclass(frozen=True)
 class _Settings:
-    """What torch keeps for every thread, and a new one starts without."""
+    """torch's thread-local settings, which a new thread does not inherit."""
 
     device: torch.device
     autocast: tuple[tuple[str, torch.dtype, bool], ...]
@@ -156,7 +156,7 @@ class _Settings:
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """And with gradients off, which nobody asks for."""
+        """Apply the settings, without gradients."""
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             for kind, dtype, enabled in self.autocast:

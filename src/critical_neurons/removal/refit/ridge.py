@@ -1,10 +1,10 @@
 """Ridge regression of errors on inputs, group by group: min ‖E - X D‖² + ridge ‖D‖², X and E without their means.
 
-The ridge is chosen on rows that are held out, where D = 0 is as good a choice as any; then all rows are used. There
-are two ways to the same D: through sums over the rows, x x' (columns x columns), for many rows; through the products
-of any two rows (`row_products`), for many columns. Rows are multiplied in their own precision, sums are in double.
+The ridge is chosen on held-out rows, with D = 0 among the candidates; then all rows are used. D is computed from the
+normal equations (columns x columns) or, with more columns than rows, from the Gram matrix of the rows
+(`row_products`). Products are computed in the precision of the rows and summed in double precision.
 
-Where no error is there to choose a ridge by, as when columns are judged before any has gone, it is `RIDGE`.
+`RIDGE` is used where there is no error yet to choose a ridge by.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from torch import Tensor
 from critical_neurons.errors import PruningError
 
 RIDGES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
-"""Regularisation tried, relative to the mean square of the inputs, as long as it helps on what is held out."""
+"""Ridges to try, relative to the mean square of the inputs, until the held-out error rises again."""
 
 RIDGE = 1e-3
-"""Where none can be chosen, relative to the mean square of the inputs."""
+"""The ridge where none can be chosen, relative to the mean square of the inputs."""
 
 ROUNDING = 1e-7
-"""What single precision may leave of squares where there is nothing, relative to their mean."""
+"""Rounding error of single precision in a sum of squares that should be zero, relative to their mean."""
 
 
 class Regression(Protocol):
     def add(self, rows: Tensor, errors: Tensor, *, held_out: bool) -> None:
-        """(groups, rows, columns) and (groups, rows, outputs), both finite or found out later."""
+        """Shapes (groups, rows, columns) and (groups, rows, outputs). `solve` raises if values are not finite."""
 
     def solve(self) -> tuple[Tensor, Tensor]:
         """D (groups, columns, outputs), and the constant (groups, outputs) that keeps the mean of the errors."""
 
 
 def add_ridge(squares: Tensor) -> Tensor:
-    """`RIDGE` on the diagonal of a covariance (columns, columns), in place. Gives the covariance."""
+    """Add `RIDGE` to the diagonal of a covariance (columns, columns) in place, and return it."""
     squares.diagonal().add_((RIDGE * squares.diagonal().mean()).clamp(min=torch.finfo(torch.float32).tiny))
     return squares
 
@@ -52,12 +52,12 @@ def require_finite(values: Tensor) -> Tensor:
 
 
 def find_home(device: torch.device) -> torch.device:
-    """Where sums in double precision are kept: the device itself, if it has double precision."""
+    """The device for sums in double precision: the same one, if it supports that."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
 class NormalEquations:
-    """Through sums over the rows. `stays` (groups, columns): D is zero for the other columns."""
+    """Solves the normal equations. `stays` (groups, columns): D is zero for the other columns."""
 
     def __init__(
         self, groups: int, columns: int, outputs: int, device: torch.device, stays: Tensor | None = None
@@ -68,7 +68,7 @@ class NormalEquations:
         self._origin: Tensor | None = None
 
     def add(self, rows: Tensor, errors: Tensor, *, held_out: bool) -> None:
-        if self._origin is None:  # near the mean: far from it single precision would lose what varies
+        if self._origin is None:  # centred, so that single precision keeps the variation
             self._origin = rows.mean(1, keepdim=True)
         moments = self._held_out if held_out else self._fitted
         moments.add(rows - self._origin, errors)
@@ -86,14 +86,14 @@ class NormalEquations:
         return added, every.errors / every.count - (mean @ added)[:, 0]
 
     def describe(self) -> tuple[Tensor, Tensor]:
-        """The covariance (groups, columns, columns) of the rows, all columns, and that with the errors."""
+        """The covariance (groups, columns, columns) of all columns, and that of columns with errors."""
         every = self._fitted.join(self._held_out)
         known = every.centre()
         return known.squares / every.count, known.products / every.count
 
 
 def choose_ridge(change: Callable[[float], float]) -> float | None:
-    """The one with which the squared error on what is held out falls most; None where it falls with none."""
+    """The ridge with the smallest held-out squared error; None if no ridge reduces it."""
     best, least = None, 0.0
     for ridge in RIDGES:
         found = change(ridge)
@@ -137,7 +137,7 @@ class _Moments:
         )
 
     def centre(self, stays: Tensor | None = None) -> _System:
-        """With the means of the rows taken away, and nothing left of columns that do not stay."""
+        """Subtract the means, and zero the columns that do not stay."""
         mean = self.inputs[:, :, None] / self.count
         floor = scale_ridge(mean_square(self.squares, self.squares.shape[1]), ROUNDING)
         squares = self.squares - mean @ self.inputs[:, None]
@@ -151,7 +151,7 @@ class _Moments:
 
 @dataclass(frozen=True)
 class _System:
-    """x x' and x e' of rows whose mean is zero, and how many columns there are in every group."""
+    """x x' and x e' of centred rows, and the number of columns per group."""
 
     squares: Tensor
     products: Tensor
@@ -162,12 +162,12 @@ class _System:
         return solve_regular(self.squares, self.products, scale_ridge(mean_square(self.squares, self.columns), ridge))
 
     def change(self, added: Tensor) -> float:
-        """By how much ‖e‖² changes when x D is taken from e."""
+        """The change of ‖e‖² when x D is subtracted from e."""
         return as_number((added * (self.squares @ added)).sum() - 2 * (added * self.products).sum())
 
 
 def solve_regular(squares: Tensor, products: Tensor, ridge: Tensor) -> Tensor:
-    """(squares + ridge)⁻¹ products. Zero for groups that rounding has made singular: they stay as they are."""
+    """(squares + ridge)⁻¹ products; zero for groups that are numerically singular, which then stay unchanged."""
     regular = squares.clone()
     regular.diagonal(dim1=1, dim2=2).add_(ridge[:, None])
     factor, failed = torch.linalg.cholesky_ex(regular)
@@ -179,12 +179,12 @@ def solve_regular(squares: Tensor, products: Tensor, ridge: Tensor) -> Tensor:
 
 
 def mean_square(squares: Tensor, columns: int | Tensor) -> Tensor:
-    """Of all columns: (groups,)."""
+    """Averaged over columns: (groups,)."""
     return squares.diagonal(dim1=1, dim2=2).sum(1) / columns
 
 
 def scale_ridge(mean_square: Tensor, share: float) -> Tensor:
-    """A ridge of this share, and never nothing."""
+    """A ridge of this share, always positive."""
     return share * mean_square.clamp(min=torch.finfo(torch.float32).tiny)
 
 

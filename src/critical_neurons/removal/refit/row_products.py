@@ -1,4 +1,4 @@
-"""The regression of `ridge` through the products of any two rows: for fewer rows than columns, or many columns."""
+"""Row products: the regression of `ridge` through the Gram matrix of the rows, for fewer rows than columns."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from critical_neurons.removal.refit.ridge import (
 )
 
 COLUMNS_AT_ONCE = 2048
-"""Of rows that are multiplied in double precision."""
+"""Columns multiplied in double precision at once, to save memory."""
 
 
 class RowProducts:
-    """Rows are kept: D = X' (X X' + ridge)⁻¹ E."""
+    """D = X' (X X' + ridge)⁻¹ E. All rows are stored."""
 
     def __init__(self) -> None:
         self._rows: dict[bool, list[Tensor]] = {True: [], False: []}
@@ -60,7 +60,7 @@ class RowProducts:
 
 @dataclass(frozen=True)
 class _RowSystem:
-    """X X' and E of rows whose mean is zero, over a number of columns, and what rounding may have left of X X'."""
+    """X X' and E of centred rows, the number of columns, and the rounding error of X X'."""
 
     products: Tensor
     errors: Tensor
@@ -73,7 +73,7 @@ class _RowSystem:
         return cls(_centre(products), _centre_rows(errors), columns, floor)
 
     def solve(self, ridge: float) -> Tensor:
-        """A of D = X' A. The ridge is the one of the sums over rows: the mean square of a column is the same."""
+        """A of D = X' A, with the same ridge as in the normal equations."""
         scale = mean_square(self.products, self.columns) + self.floor
         return solve_regular(self.products, self.errors, scale_ridge(scale, ridge) + self.floor)
 
@@ -83,7 +83,7 @@ def _change(given: Tensor, missed: Tensor) -> float:
 
 
 def _centre(products: Tensor) -> Tensor:
-    """Products of rows with rows, both as they would be without their means."""
+    """Centre a Gram matrix in both arguments."""
     return _centre_rows(products) - _centre_rows(products).mean(2, keepdim=True)
 
 

@@ -1,4 +1,4 @@
-"""A first run of the original on a few inputs: which calls come when, what lives at each, what batch norms read."""
+"""Scout: a first run of the original on a few inputs: order of calls, memory in use, inputs of batch norms."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from critical_neurons.removal.rows import Inputs, call_model, find_tensors
 
 @dataclass(frozen=True)
 class Findings:
-    """The modules in the order of their first calls, how many bytes a pass holds that pauses there, and those whose
-    outputs all go into batch norms among them and nowhere else."""
+    """The modules in the order of their first calls, the bytes that a pass holds when it pauses there, and the
+    modules whose outputs are read by batch norms among them and by nothing else."""
 
     modules: tuple[str, ...]
     held: tuple[int, ...]
@@ -56,7 +56,7 @@ def scout(model: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs) ->
 
 
 class _Watch(TorchFunctionMode):
-    """Sees every tensor that torch takes or gives while the model runs, and holds none."""
+    """Observes all inputs and outputs of torch functions while the model runs, by weak references."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class _Watch(TorchFunctionMode):
         tensors = list(find_tensors(given))
         for value in tensors:
             self._note(value)
-        if tensors and not self.in_norm:  # what gives no tensor asks for a shape or the like
+        if tensors and not self.in_norm:  # calls without tensor outputs only ask for shapes
             self._others |= {self._name(value) for value in find_tensors((args, kwargs))}
         return given
 
@@ -97,7 +97,7 @@ class _Watch(TorchFunctionMode):
         return sum(size for _, size in self._storages.values())
 
     def _name(self, value: Tensor) -> str:
-        """The module that gave it, if one did."""
+        """The module whose output it is, if any."""
         known, name = self._given.get(id(value), (None, ""))
         return name if known is not None and known() is value else ""
 

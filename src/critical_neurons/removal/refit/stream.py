@@ -1,10 +1,8 @@
-"""Original and smaller model side by side on calibration inputs, from module to module.
+"""Stream: run original and smaller model side by side on calibration inputs, and refit module by module.
 
-Module after module, in the order in which they run, what the smaller model computes is brought back to what the
-original computes there. Each module sees inputs that come through those already refitted.
-
-The inputs go through in batches, each in one forward pass of either model. All passes pause at a module; it is
-refitted; all go on. Batches for which there is no room in memory beside large feature maps join when these are done.
+Modules are refitted in the order of their calls, so that each one's inputs come from modules already refitted. Every
+batch takes one forward pass of each model. All passes pause at a module, it is refitted, and they go on. Batches that
+do not fit into memory beside large feature maps join at later modules.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from critical_neurons.errors import InvalidInputError
+from critical_neurons.removal.metrics import evaluating
 from critical_neurons.removal.refit.batches import HELD_OUT, LEAST_INPUTS, plan_batches, shuffle
 from critical_neurons.removal.refit.im2col import find_channel_axis
 from critical_neurons.removal.refit.least_squares import Refit, Refitting, begin_refit, is_refittable
@@ -29,8 +28,8 @@ from critical_neurons.removal.rows import Inputs, call_model, count_rows, is_who
 
 @dataclass(frozen=True)
 class Stop:
-    """A module to refit, and which of the original's output channels it still has. `reads`: of a module that has all
-    of its input channels, those whose weights may differ from zero."""
+    """A module to refit, and the original's output channels that it still has. `reads`: the input channels that may
+    have weights, of a module in full size."""
 
     module: str
     kept: Tensor
@@ -46,22 +45,20 @@ def refit_modules(
     progress: Callable[[int, int], None] = lambda done, total: None,
     tell: Callable[[str, Tensor, Tensor], None] = lambda module, squares, products: None,
 ) -> dict[str, int]:
-    """Refit the modules of `smaller` at the stops, as far as they are of a kind that can be.
+    """Refit the modules of `smaller` at the stops, where their kind allows it.
 
-    Both models may do anything in their forward pass; a module that only some batches reach is refitted on those. One
-    that a pass calls several times is refitted on what its first call reads: what comes later is then computed as the
-    smaller model will compute it, while to refit it again at a later call would change what has gone before.
-    `progress` is told how many modules are done, and of how many; `tell` by what each is refitted by least squares,
-    see `Tell`.
+    A module that only some batches reach is refitted on those. A module called several times is refitted at its first
+    call only: refitting it again would change what was computed before. `progress` gets the number of modules done
+    and the total; for `tell` see `Tell`.
 
-    Gives how many of the inputs each module was refitted on. They are fewer than all where memory does not suffice,
-    and always the same ones; modules that no input reaches, in both models alike, are not there.
+    Returns the number of inputs that each module was refitted on: fewer than all where memory does not suffice, and
+    no entry for modules that no input reaches in both models.
     """
     check_inputs(inputs)
     names = _find_refittable(smaller, stops)
     chosen = {stop.module: stop for stop in stops if stop.module in names}
     with ExitStack() as stack:
-        for setting in (torch.inference_mode(False), torch.no_grad(), _evaluate(original), _evaluate(smaller)):
+        for setting in (torch.inference_mode(False), evaluating(original), evaluating(smaller)):
             stack.enter_context(setting)
         return _Stream(original, smaller, chosen, inputs, method, tell).run(progress) if chosen else {}
 
@@ -73,8 +70,8 @@ def check_inputs(inputs: Inputs) -> None:
 
 
 def _find_refittable(smaller: nn.Module, stops: Sequence[Stop]) -> list[str]:
-    """Every module once, under its first name. One that shares a parameter with another is left as it is: what helps
-    the one may harm the other."""
+    """Every module once, under its first name. Modules that share a parameter are not refitted: what suits one may
+    harm the other."""
     owners = Counter(id(value) for module in smaller.modules() for value in module.parameters(recurse=False))
     found: dict[nn.Module, str] = {}
     for stop in stops:
@@ -85,21 +82,9 @@ def _find_refittable(smaller: nn.Module, stops: Sequence[Stop]) -> list[str]:
     return list(found.values())
 
 
-@contextmanager
-def _evaluate(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode; then every module in the mode it was in."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
 @dataclass(frozen=True)
 class _Batch:
-    """Passes of both models for the same inputs."""
+    """The passes of both models for the same inputs."""
 
     size: int
     original: ForwardPass
@@ -126,7 +111,7 @@ class _Stream:
 
     def run(self, progress: Callable[[int, int], None]) -> dict[str, int]:
         watched = {name: self._original.get_submodule(name) for name in self._stops}
-        shuffled = shuffle(count_rows(self._inputs))  # data comes class by class
+        shuffled = shuffle(count_rows(self._inputs))  # data may be sorted by class
         few = shuffled[:LEAST_INPUTS]
         found = scout(self._original, watched, self._take(few))
         joining = plan_batches(found, len(few), shuffled)
@@ -140,9 +125,9 @@ class _Stream:
     def _serve(
         self, found: Findings, joining: dict[str, tuple[Tensor, ...]], progress: Callable[[int, int], None]
     ) -> None:
-        """Module after module as scouted. One that is met but was not scouted is served next."""
+        """Refit module by module in the scouted order. A module met without having been scouted comes next."""
         order = list(found.modules)
-        for place, name in enumerate(order):  # which may grow behind the place
+        for place, name in enumerate(order):  # the list may grow behind this place
             progress(place, len(self._stops))
             for rows in joining.get(name, ()):
                 self._batches.append(self._begin_batch(rows))
@@ -196,7 +181,7 @@ class _Stream:
                 raise
 
     def _add(self, refit: Refitting, name: str, batch: _Batch, *, held_out: bool) -> bool:
-        """Whether both models come to the module, and what they bring can be compared."""
+        """Add a batch; False if not both models reach the module, or their inputs cannot be compared."""
         before, after = batch.original.at, batch.smaller.at
         if before is None or after is None or not before.module == after.module == name:
             return False
@@ -209,7 +194,7 @@ class _Stream:
 
     @contextmanager
     def _exactly(self) -> Iterator[None]:
-        """Without autocast, which the models may need."""
+        """Without autocast, which only the models use."""
         with ExitStack() as stack:
             for kind in {"cpu", self._device.type if self._device else "cpu"}:
                 stack.enter_context(torch.autocast(kind, enabled=False))
@@ -217,7 +202,7 @@ class _Stream:
 
 
 def _are_alike(module: nn.Module, read: Tensor, found: Tensor) -> bool:
-    """But for their channels. A model may go other ways when it is smaller."""
+    """Whether shapes agree apart from channels. A smaller model may take another path."""
     shapes = []
     for values in (read, found):
         axis = find_channel_axis(module, values)
