@@ -1,9 +1,9 @@
 """The network as an affine function of the scores, once its stable gates are fixed (docs/method.md, section 3).
 
-A unit whose gate is decided on a data point needs no variable of its own: dead, its activation is 0; live, it
-is p - (1 - s) U. Likewise a max pool whose winner is decided. Only what is undecided keeps an explicit value,
-measured in units of its upper bound so that it lies in [0, 1] like the scores. So everything downstream is affine in
-the *columns*: the scores, then the explicit values. Evaluating it at a point is one forward pass.
+A unit whose gate is decided on a data point needs no variable of its own: its activation is 0 if it is dead and
+p - (1 - s) U if it is live. The same holds for a max pool with a known winner. Only undecided activations and pools
+keep an explicit value, divided by its upper bound so that it lies in [0, 1] like the scores. All values are therefore
+affine in the *columns*: the scores, then the explicit values. Evaluating them at a point is one forward pass.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from critical_neurons.formulations.max_pooling import Pool, resolve_windows, win
 from critical_neurons.formulations.pooled_columns import find_deal, sum_up
 
 SHALLOW = 1e-6
-"""Up to this share of the largest pre-activation bound of its ReLU what a score takes from q is less than any row's
-tolerance."""
+"""A shrink below this share of the ReLU's largest pre-activation bound is smaller than the tolerance of its row."""
 
 Choice: TypeAlias = Callable[[Part, Floats, Op, Floats], Floats]
-"""The columns of a part, given what its op reads (shrunk, at a ReLU), the op and all columns: final in front."""
+"""The new columns of a part, from its op's input (shrunk, for a ReLU), the op, and all columns, of which those of
+earlier ops are final."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """By op: `shrunk`, p - (1 - s) shrink at every ReLU, and `pooled`, what every max pool reads; and the logits."""
+    """By op: `shrunk`, which is p - (1 - s) shrink at every ReLU, and `pooled`, the input of every max pool."""
 
     shrunk: dict[int, Floats]
     pooled: dict[int, Floats]
@@ -55,7 +55,7 @@ class Evaluation:
 
 class AffineNetwork(ResolvedNetwork):
     def __init__(self, network: Network, bounds: Bounds, formulation: Formulation, *, summed: bool = False) -> None:
-        """`summed`: undecided activations share a column where the network reads their sum alone."""
+        """`summed`: undecided activations share a column if the network only reads their sum."""
         super().__init__(network.ops, network.unit_count)
         self.batch_size = len(bounds.inputs)
         self._summed = summed
@@ -64,9 +64,9 @@ class AffineNetwork(ResolvedNetwork):
         self._resolve(bounds, formulation, formulation.shrinks(network, bounds))
 
     def _resolve(self, bounds: Bounds, formulation: Formulation, shrinks: dict[int, Floats]) -> None:
-        """Decide gates and windows, op after op, and evaluate the network where every column is 0."""
+        """Decide gates and windows op by op, and evaluate the network with all columns at 0."""
         values: dict[int, Floats] = {}
-        middle: dict[int, Floats] = {}  # where every column is a half; only max pools that are compared ask for it
+        middle: dict[int, Floats] = {}  # with all columns at 0.5; only for max pools that are compared
         shrunk: dict[int, Floats] = {}
         compares = not formulation.fixes_windows and any(isinstance(op, MaxPool) for op in self.ops)
         for index, op in enumerate(self.ops):
@@ -107,7 +107,7 @@ class AffineNetwork(ResolvedNetwork):
         self.at_zero = Evaluation(shrunk, pooled, values[len(self.ops) - 1])
 
     def _sum_up(self, index: int, op: Relu, decision: GateDecision, at_zero: Floats, shrink: Floats) -> GateDecision:
-        """What is left to decide once the undecided activations are summed up, if they can be."""
+        """Sum up the undecided activations if possible; returns what remains to be decided."""
         deal = find_deal(self.ops, index) if self._summed and not self.depends[op.source] else None
         sums = None if deal is None else sum_up(deal, op, decision, at_zero, shrink, relu=index)
         if deal is None or sums is None:
@@ -116,7 +116,7 @@ class AffineNetwork(ResolvedNetwork):
         return replace(decision, dead=~decision.live)
 
     def _find_loose(self, index: int) -> Bools:
-        """Where a value may lie outside its bounds while gates are relaxed: behind a clip that is not decided."""
+        """Where a value may leave its bounds while gates are relaxed: behind an undecided clip (ReLU6)."""
         op = self.ops[index]
         loose = np.zeros((self.batch_size, *op.shape), dtype=bool)
         match op:
@@ -137,11 +137,11 @@ class AffineNetwork(ResolvedNetwork):
 
     @property
     def activation_columns(self) -> list[slice]:
-        """Those of undecided ReLUs, one by one or summed up."""
+        """The columns of undecided ReLUs, single or summed up."""
         return [gate.columns for gate in self.gates.values()] + [sums.columns for sums in self.sums.values()]
 
     def evaluate(self, point: Floats) -> Evaluation:
-        """One forward pass. The result at the last point is kept: rows and cuts both ask for it."""
+        """One forward pass. The last result is cached, since rows and cuts need the same one."""
         columns = point[: self.column_count]
         if self._last is None or not np.array_equal(self._last[0], columns):
             self._last = columns.copy(), self._forward(columns)
@@ -165,7 +165,7 @@ class AffineNetwork(ResolvedNetwork):
         columns: Floats,
         inputs: Floats | None,
     ) -> Floats:
-        """The value of one op; a ReLU also notes what it reads, shrunk."""
+        """The value of one op; for a ReLU its shrunk input is stored in `shrunk`."""
         match op:
             case Input():
                 assert inputs is not None
@@ -177,7 +177,7 @@ class AffineNetwork(ResolvedNetwork):
                 gate = self.gates[index]
                 loss = np.append(1.0 - columns[: self.unit_count], 0.0)  # the last entry stands for NO_UNIT
                 shrunk[index] = values[op.source] - loss[gate.units] * gate.shrink
-                activation = np.ascontiguousarray(np.where(gate.live, shrunk[index], 0.0))  # written to flat
+                activation = np.ascontiguousarray(np.where(gate.live, shrunk[index], 0.0))  # for flat indexing
                 activation.reshape(-1)[gate.explicit] = gate.tops * columns[gate.columns]
                 return activation
             case MaxPool():
@@ -203,8 +203,8 @@ class AffineNetwork(ResolvedNetwork):
         return columns
 
     def complete(self, columns: Floats) -> tuple[Floats, dict[int, Floats]]:
-        """The columns with the same scores and every explicit value as a forward pass gives it, h = max(q, 0); and
-        the values of that pass."""
+        """The columns with the same scores and the explicit values h = max(q, 0) of a forward pass, and the values of
+        that pass."""
 
         def compute(part: Part, read: Floats, op: Op, given: Floats) -> Floats:
             true = pool_maximum(op, read) if isinstance(op, MaxPool) else rectify(read)
@@ -213,8 +213,7 @@ class AffineNetwork(ResolvedNetwork):
         return self.revise(columns, compute)
 
     def revise(self, columns: Floats, choose: Choice) -> tuple[Floats, dict[int, Floats]]:
-        """The columns with the same scores and every explicit value chosen anew, from the front of the network to its
-        back; and the values of that pass."""
+        """The columns with the same scores and new explicit values, chosen op by op, and the values of that pass."""
         revised = columns[: self.column_count].copy()
         values: dict[int, Floats] = dict(self._constants)
         shrunk: dict[int, Floats] = {}
@@ -230,7 +229,8 @@ class AffineNetwork(ResolvedNetwork):
         return revised, values
 
     def least_scores(self) -> Floats:
-        """The rows q >= floor of every ReLU that reads no column: there q = p - (1 - s) shrink with p known."""
+        """Lower bounds on the scores from the rows q >= floor of first-layer ReLUs, where q = p - (1 - s) shrink with
+        p known."""
         least = np.zeros(self.unit_count + 1)  # the last entry stands for NO_UNIT
         for index, gate in self.gates.items():
             if self.depends[self.ops[index].sources[0]] or gate.follow_scores:
@@ -246,13 +246,14 @@ class AffineNetwork(ResolvedNetwork):
     def differentiate_logits(self, seeds: Floats, samples: Ints) -> sparse.csr_array:
         """Coefficients of `seeds[r] · logits[samples[r]]`, one row each; seeds is (rows, classes).
 
-        Where the network is a span of a model, its last value takes the place of the logits, flat.
+        For a span of a model, its flattened last value takes the place of the logits.
         """
         return self.pull_back(len(self.ops) - 1, seeds.reshape(len(seeds), *self.ops[-1].shape), samples)
 
     def differentiate_along_limits(self, seeds: Floats, point: Floats) -> Floats:
-        """How the sum of seeds[d] · logits[d] changes with every explicit value if those behind follow their limits
-        (equation 9a), the upper where it falls when they rise, else the lower; seeds is (batch, classes)."""
+        """The gradient of the sum of seeds[d] · logits[d] with respect to every explicit value, if later explicit
+        values move along their limits (equation 9a): along the upper one where that lowers the sum, else along the
+        lower one. seeds is (batch, classes)."""
         shrunk = self.evaluate(point).shrunk
         slopes = {}
         for index, gate in self.gates.items():
@@ -276,10 +277,10 @@ class AffineNetwork(ResolvedNetwork):
         return sparse.csr_array(below + own)
 
     def differentiate_pooled(self, index: int, elements: Ints) -> sparse.csr_array:
-        """Coefficients of `pooled[index]` at flat indices of what the max pool reads, one row each."""
+        """Coefficients of `pooled[index]` at flat indices of the max pool's input, one row each."""
         return self.differentiate(self.ops[index].sources[0], elements)
 
     def _differentiate_pairs(self, op: MaxPool, pool: Pool) -> sparse.csr_array:
-        """Coefficients of winner minus rival, for every rival in a window that is not decided yet."""
+        """Coefficients of winner minus rival, for every rival in an undecided window."""
         winners, rivals = pool.pairs
         return sparse.csr_array(self.differentiate(op.source, winners) - self.differentiate(op.source, rivals))

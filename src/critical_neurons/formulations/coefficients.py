@@ -1,7 +1,7 @@
-"""Coefficients of the values of a network over the columns of a program, by backward passes.
+"""Coefficients of a network's values over the columns of a program, by backward passes.
 
-Once every gate and every window is decided, or has a column, all values are affine in the columns: the scores, then
-the explicit values. The coefficients of one value are one backward pass; no matrix is ever formed.
+Once every gate and every pooling window is decided or has a column, all values are affine in the columns: the scores,
+then the explicit values. One backward pass gives the coefficients of one value; no matrix is formed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from critical_neurons.formulations.max_pooling import Pool
 from critical_neurons.formulations.pooled_columns import Sums
 
 CHUNK_BYTES = 64 * 2**20
-"""Largest array held by a backward pass; more rows than fit are pulled back in several passes."""
+"""Largest array of a backward pass; more rows take several passes."""
 
 Part: TypeAlias = Gate | Pool | Sums
-"""What keeps explicit values."""
+"""Everything that has explicit values."""
 
 
 class ResolvedNetwork:
-    """Ops with what is decided about them, by the index of each op; `depends`: which values depend on the columns."""
+    """Ops with their decided gates, pools and sums, by op index; `depends`: which values depend on the columns."""
 
     def __init__(self, ops: tuple[Op, ...], unit_count: int) -> None:
         self.ops = ops
@@ -49,7 +49,7 @@ class ResolvedNetwork:
 
     @property
     def parts(self) -> dict[int, Part]:
-        """Whatever keeps explicit values, by op."""
+        """Everything with explicit values, by op index."""
         return {**self.gates, **self.pools, **self.sums}
 
     def differentiate(self, index: int, elements: Ints) -> sparse.csr_array:
@@ -75,11 +75,11 @@ class ResolvedNetwork:
         samples: Ints,
         slopes: Mapping[int, tuple[Floats, Floats]] | None = None,
     ) -> sparse.csr_array:
-        """One backward pass: rows of coefficients over the columns. Row r lives on data point samples[r].
+        """One backward pass: rows of coefficients over the columns. Row r belongs to data point samples[r].
 
-        With `slopes`, where the samples are all data points in order, it goes on through explicit activations with
-        the first slope of their ReLU where the coefficient is negative, else the second, and through undecided
-        windows to all their elements alike.
+        With `slopes`, for which samples must be all data points in order, the pass continues through explicit
+        activations, with the first slope of their ReLU where the coefficient is negative and else the second, and
+        through undecided windows, evenly to all elements.
         """
         rows = len(samples)
         scores = np.zeros((rows, self.unit_count))

@@ -1,13 +1,13 @@
-"""Rows of the convex hull of a gated activation (Anderson et al., 2020), for scores of 0 or 1.
+"""Cutting planes from the convex hull of a gated activation (Anderson et al., 2020), for scores of 0 or 1.
 
-With p = b + sum_i w_i x_i over columns x_i in [0, 1], h = z p where the gate is open and h >= s p always. In place of
-each product stands what bounds it:
+With p = b + sum_i w_i x_i over columns x_i in [0, 1], h = z p if the gate is open and h >= s p always. Each product
+is replaced by its McCormick bounds:
 
     h <= b z + sum_{w_i > 0} w_i min(x_i, z)           + sum_{w_i < 0} w_i max(0, x_i + z - 1)
     h >= b s + sum_{w_i > 0} w_i max(0, x_i + s - 1)   + sum_{w_i < 0} w_i min(x_i, s)
 
-Each choice of the smaller and the larger is a row; the tightest at a point takes one pass to find. Where the columns
-below are 0 or 1 these rows leave only h = s max(p, 0), whatever z is; big-M rows leave much more.
+Each choice in every minimum and maximum gives a row, and the tightest one at a point is found in one pass. If the
+columns below are 0 or 1, these rows leave only h = s max(p, 0) whatever z is; big-M rows are much weaker.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from critical_neurons.formulations.affine import AffineNetwork
 from critical_neurons.formulations.gates import Gate
 
 MOST_NUMBERS = 2 * 10**7
-"""Coefficients held; a program with more goes without these rows."""
+"""Programs with more coefficients do without these rows."""
 
 VIOLATION = 1e-2
-"""How far, relative to its upper bound, an activation must lie outside to be worth a row."""
+"""Least violation of a row worth adding, relative to the activation's upper bound."""
 
 MOST_ROWS = 200
-"""Rows a call gives, the most violated first."""
+"""Rows added per call, the most violated first."""
 
 
 def count_numbers(affine: AffineNetwork) -> int:
@@ -35,7 +35,7 @@ def count_numbers(affine: AffineNetwork) -> int:
 
 
 class HullRows:
-    """Rows that cut a point off. `gate_columns` says where the gates of each ReLU are."""
+    """Separates points from the hull. `gate_columns` holds the columns of each ReLU's gates."""
 
     def __init__(self, affine: AffineNetwork, gate_columns: dict[int, slice], column_count: int) -> None:
         self._column_count = column_count
@@ -69,14 +69,14 @@ class HullRows:
         )
 
     def _product(self, columns: Floats, factor: Floats, *, least: bool) -> Floats:
-        """The least, or greatest, that is left of factor · p."""
+        """The lower or upper bound of factor · p."""
         small, large = _factors(columns, factor[:, None])
         rising, falling = (small, large) if least else (large, small)
         total = np.maximum(self._weights, 0.0) * rising + np.minimum(self._weights, 0.0) * falling
         return np.asarray(total.sum(axis=1) + self._offsets * factor)
 
     def _build(self, which: Ints, partners: Ints, columns: Floats, factor: Floats, *, least: bool) -> Rows:
-        """h - what bounds the product, as a row in the columns and the `partners`, gates or scores."""
+        """h minus the bound of the product, as a row in the columns and the `partners` (gates or scores)."""
         weights = self._weights[which]
         low = (weights > 0) == least
         total = columns + factor[:, None]
@@ -95,7 +95,7 @@ class HullRows:
 
 
 class _Forms:
-    """p of the explicit activations of one ReLU as rows over the columns, and where their own columns are."""
+    """The pre-activations p of one ReLU's explicit elements as rows over the columns, and their own columns."""
 
     def __init__(self, affine: AffineNetwork, index: int, gate: Gate, gate_columns: slice) -> None:
         shrink = gate.shrink.reshape(-1)[gate.explicit]
@@ -111,5 +111,5 @@ class _Forms:
 
 
 def _factors(columns: Floats, factor: Floats) -> tuple[Floats, Floats]:
-    """The least and the greatest product of a column and the factor."""
+    """Lower and upper McCormick bounds of a column times the factor."""
     return np.maximum(columns + factor - 1.0, 0.0), np.minimum(columns, factor)

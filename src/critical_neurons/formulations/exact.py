@@ -4,9 +4,10 @@ The bounds hold for every s in [0, 1] (`bound_network(..., pruned=True)`), the i
 
     h = max(0, q),   q = p - (1 - s) max(U, 0)
 
-is written out wherever it is not decided for all s: y U + (1 - z) (L - max(U, 0)) <= q <= y U, y <= z. With scores 0
-or 1 a point of the program is a forward pass of the masked network, and its bound one on the masked network's loss.
-Then a gate is open only where its score is 1, and the first row is tightened to y U + (1 - z) L <= p, z <= s.
+is encoded wherever it is not decided for all s: y U + (1 - z) (L - max(U, 0)) <= q <= y U, y <= z. With scores of 0
+or 1 every feasible point is a forward pass of the masked network, and a bound of the program is one on the masked
+network's loss. A gate is then open only if its score is 1, which tightens the first row to y U + (1 - z) L <= p, z <=
+s.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class ExactGates:
         }
 
     def decide(self, op: Relu, interval: Interval, shrink: Floats, *, fixed: bool) -> GateDecision:
-        """Dead whatever the scores; live without a score, or with one where p is known: then q = s p."""
+        """Dead for all scores; live without a score, or with one if p is known, as then q = s p."""
         lower, upper = interval.lower, interval.upper
         dead = upper <= 0
         live = (lower >= 0) & ~dead & ((op.units == NO_UNIT) | (fixed & (lower == upper)))

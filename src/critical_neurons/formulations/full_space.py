@@ -6,7 +6,7 @@ On every ReLU, position and data point, with q = p - (1 - s) max(U, 0):
     h             >= q     (B)
     h             <= z U   (C)
 
-Nothing is eliminated: the eliminated program is tested against this one, which is too large for a large network.
+Nothing is eliminated. This program is too large for large networks; the eliminated one is tested against it.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def encode_literal(
 
 
 def _start_gates(op: Op, index: int, bounds: Bounds, values: list[Floats]) -> tuple[Bools, Bools]:
-    """The gates of a ReLU or the choices of a max pool in the unpruned network, and which must be integer.
+    """The gates of a ReLU or the choices of a max pool in the unpruned network, and which of them must be integer.
 
-    A decided gate need not be: (A) and (B) leave z = 1 where L > 0, (C) z = 0 where U < 0, and where an end is 0 the
-    activation is the same for every z.
+    Decided gates need not: (A) and (B) imply z = 1 if L > 0, (C) implies z = 0 if U < 0, and if a bound is 0 the
+    activation does not depend on z.
     """
     if isinstance(op, MaxPool):
         windows = spread_windows(op, values[op.source])
@@ -106,7 +106,7 @@ class ColumnForm:
 
 @dataclass(frozen=True)
 class MatrixLogits:
-    """Logits with their matrix (batch · classes, columns) written out."""
+    """Logits with an explicit matrix (batch · classes, columns)."""
 
     form: ColumnForm
 
@@ -216,7 +216,7 @@ def _encode_pool(
 
 
 def _join(forms: list[ColumnForm]) -> ColumnForm:
-    """Concatenation along the channels: the rows of every data point one form after the other."""
+    """Concatenation along channels, for every data point."""
     constant = join_channels(*(form.constant for form in forms))
     stacked = sparse.csr_array(sparse.vstack([form.matrix for form in forms], format="csr"))
     firsts = np.cumsum([0, *(form.constant.size for form in forms)])[:-1]
@@ -230,7 +230,7 @@ def _join(forms: list[ColumnForm]) -> ColumnForm:
 def _push(form: ColumnForm, linear: LinearMap) -> ColumnForm:
     """A (M x + c) + b: the same A for every data point."""
     constant = linear.apply(form.constant)
-    if form.matrix.nnz == 0:  # still the input: its weights multiply no column
+    if form.matrix.nnz == 0:  # still the input, which has no columns
         return ColumnForm(sparse.csr_array((constant.size, form.matrix.shape[1])), constant)
     weights = sparse.block_diag([_write_out_map(linear, form.constant.shape[1:])] * len(constant), format="csr")
     return ColumnForm(sparse.csr_array(weights @ form.matrix), constant)

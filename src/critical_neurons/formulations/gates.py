@@ -18,10 +18,11 @@ from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints
 class Gate:
     """One ReLU on the whole batch; arrays are (batch, *shape).
 
-    `shrink` is what p loses at this ReLU when the score of its unit goes from 1 to 0, and q = p - (1 - s) shrink.
-    `explicit` are the flat indices that are neither live nor dead; the columns `first`, `first + 1`, … times `tops`,
-    their U, are their activations. Elsewhere floor <= q <= ceiling is a row; at explicit ones `floor` is the least q,
-    or the least p where gates `follow_scores`: with scores 0 or 1 a gate is open only where its score is 1.
+    `shrink` is how much p falls at this ReLU when the score of its unit goes from 1 to 0: q = p - (1 - s) shrink.
+    `explicit` are the flat indices that are neither live nor dead; their activations are the columns `first`,
+    `first + 1`, … times `tops`, their upper bounds U. At all others floor <= q <= ceiling is a row. At explicit ones
+    `floor` is the lower bound of q or, if gates `follow_scores`, of p: with scores of 0 or 1 a gate is open only if
+    its score is 1.
     """
 
     floor: Floats
@@ -55,7 +56,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class GateDecision:
-    """What a formulation says of one ReLU: where it is live and where dead, and the limits of q (see `Gate`)."""
+    """A formulation's decision about one ReLU: where it is live or dead, and the limits of q (see `Gate`)."""
 
     live: Bools
     dead: Bools
@@ -65,15 +66,15 @@ class GateDecision:
 
 
 class Formulation(Protocol):
-    """How a program reads the bounds."""
+    """What a formulation decides from the bounds."""
 
     fixes_windows: bool
-    """Whether a max pool keeps the winner it has at the data point, safe or not."""
+    """Whether a max pool always keeps the winner it has at the data point."""
     completes: bool
-    """Whether the forward pass with any scores is a point of the program."""
+    """Whether the forward pass with any scores is a feasible point of the program."""
 
     def shrinks(self, network: Network, bounds: Bounds) -> dict[int, Floats]:
-        """By the index of each ReLU: what q loses when its score goes from 1 to 0."""
+        """By the index of each ReLU: how much q falls when its score goes from 1 to 0."""
 
     def decide(self, op: Relu, interval: Interval, shrink: Floats, *, fixed: bool) -> GateDecision:
         """`fixed`: p depends on no column."""

@@ -1,4 +1,4 @@
-"""The rows of the eliminated program, too many to write out: judged by a forward pass, built by backward passes."""
+"""Lazy constraints of the eliminated program: checked by a forward pass, built by backward passes when violated."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from critical_neurons.formulations.max_pooling import Pool
 from critical_neurons.formulations.pooled_columns import Sums
 
 PIECE_ELEMENTS = 2 * 10**7
-"""Numbers that the backward passes of one call may touch: about a second of work."""
+"""Numbers computed by the backward passes of one call: about a second of work."""
 
 
 PIECE = 10**5
-"""Rows of sums built between two looks at the clock: each has two coefficients."""
+"""Rows of sums built between two checks of the deadline; each has two coefficients."""
 
 _Part = TypeVar("_Part")
 
 
 class NumberedRows(Generic[_Part]):
-    """Rows of the `parts` of a network, which are known by the index of their op, numbered part by part."""
+    """Rows of the `parts` of a network, by the index of their op, numbered part by part."""
 
     def __init__(self, parts: Mapping[int, _Part], sizes: Sequence[int], column_count: int) -> None:
         self._parts, self._column_count = parts, column_count
@@ -68,7 +68,7 @@ class NumberedRows(Generic[_Part]):
 
 
 class _AffineRows(NumberedRows[_Part]):
-    """Rows whose coefficients take a backward pass each."""
+    """Rows that take a backward pass each."""
 
     def __init__(
         self, affine: AffineNetwork, parts: Mapping[int, _Part], sizes: Sequence[int], column_count: int
@@ -84,7 +84,7 @@ class _AffineRows(NumberedRows[_Part]):
 class ReluRows(_AffineRows[Gate]):
     """Equations 8 and 9 for every ReLU, numbered ReLU by ReLU in the order (data point, *shape).
 
-    `gate_columns` says where the gates of each ReLU are.
+    `gate_columns` holds the columns of each ReLU's gates.
     """
 
     def __init__(self, affine: AffineNetwork, gate_columns: Mapping[int, slice], column_count: int) -> None:
@@ -189,10 +189,10 @@ class PoolRows(_AffineRows[Pool]):
 
 
 class RelaxedPoolRows(_AffineRows[Pool]):
-    """The same without columns for the choices, where these need not be whole (docs/method.md, section 3).
+    """Max pools with relaxed choices, which need no columns (docs/method.md, section 3).
 
-    Numbered max pool by max pool: 0 <= x - h_i <= M, as many as rivals; then the sum over its k rivals of
-    1 - (x - h_i) / M is at least 1, as many as undecided windows.
+    Numbered max pool by max pool: 0 <= x - h_i <= M, one per rival; then the sum of 1 - (x - h_i) / M over the k
+    rivals is at least 1, one per undecided window.
     """
 
     def __init__(self, affine: AffineNetwork, column_count: int) -> None:
@@ -220,8 +220,8 @@ class RelaxedPoolRows(_AffineRows[Pool]):
     def _subtract(
         self, index: int, pool: Pool, windows: Ints, rivals: Ints, weights: Floats, rows: Ints | None = None
     ) -> tuple[sparse.csr_array, Floats]:
-        """y of every window minus the weighted sum of the h_i / M that belong to its row, coefficients and constant
-        of the sum; without `rows` one rival each."""
+        """Coefficients and constant of y minus the weighted sum of the h_i / M of each row; without `rows` there is
+        one rival per row."""
         elements, tops = pool.rivals[rivals], pool.tops[pool.rivalries[rivals]]
         places = (np.arange(len(rivals)) if rows is None else rows, np.arange(len(rivals)))
         gather = sparse.csr_array((weights / tops, places), shape=(len(windows), len(rivals)))
@@ -232,7 +232,7 @@ class RelaxedPoolRows(_AffineRows[Pool]):
 
 
 class SumRows(NumberedRows[Sums]):
-    """The two sides of every sum, numbered op by op: as many ceilings as outputs, then as many pieces as elements."""
+    """Both sides of every sum, numbered op by op: one ceiling per output, then one piece per element."""
 
     piece = PIECE
 
@@ -266,7 +266,7 @@ class SumRows(NumberedRows[Sums]):
 
 
 def _normalise(rows: Rows, scale: float) -> Rows:
-    """Each row divided by its largest coefficient, so that one tolerance fits all; nearly empty rows by the scale."""
+    """Divide each row by its largest coefficient, nearly empty rows by the scale, so that one tolerance suits all."""
     largest = abs(rows.matrix).max(axis=1).toarray().reshape(-1)
     largest[largest < 1e-6 * scale] = scale
     matrix = sparse.csr_array(sparse.diags_array(1.0 / largest) @ rows.matrix)

@@ -1,7 +1,6 @@
-"""The linearised formulation: every gate and every max pool as at the data point, no rows at all.
+"""The linearised formulation: every gate and max pool fixed as at the data point, and no rows.
 
-The fastest, and a heuristic: a score may change a gate, and no row prevents it. Its bounds must be points (radius
-0).
+The fastest formulation, and a heuristic: the scores found may change a gate. Bounds must be points (radius 0).
 """
 
 from __future__ import annotations

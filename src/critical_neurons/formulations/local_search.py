@@ -1,5 +1,4 @@
-"""Good scores of 0 and 1 by local search: units are dropped, taken back or exchanged. Each trial is a forward
-pass."""
+"""Local search for good 0/1 scores: units are dropped, taken back or exchanged, with a forward pass per trial."""
 
 from __future__ import annotations
 
@@ -16,22 +15,22 @@ from critical_neurons.formulations.coefficients import find_dependent
 from critical_neurons.formulations.objective import BudgetRows, Goal, encode_sparsity
 
 MOST_MOVES = 2000
-"""Moves tried before the best of them is taken; where there are more, this many are drawn at random."""
+"""Moves tried before the best one is taken; of more moves this many are drawn at random."""
 
 KICKS = 30
-"""How often some scores are flipped at random, and the search goes on from there."""
+"""Restarts from the best mask with some scores flipped at random."""
 
 TURNED = (2, 6)
-"""Number of scores that are flipped, at least and at most."""
+"""Smallest and largest number of scores flipped."""
 
 CHUNK_ELEMENTS = 10**7
-"""Numbers in the forward passes made at once."""
+"""Numbers in forward passes evaluated together."""
 
 EXCESS = 1e6
-"""What going over a budget costs, in shares of it: more than any loss."""
+"""Penalty per relative excess over a budget: larger than any loss."""
 
 TIE = 1e-9
-"""What a unit costs beyond the objective, so that of two masks as good the smaller one is taken."""
+"""Extra cost per unit, so that the smaller of two equally good masks is preferred."""
 
 
 class MaskSearch:
@@ -48,10 +47,7 @@ class MaskSearch:
         self._size = len(inputs) * sum(int(np.prod(op.shape)) for op in network.ops)
 
     def improve(self, mask: Floats, seconds: float, seed: int) -> Floats:
-        """The best mask found from this one in this many seconds: descent, and descent again after random changes.
-
-        With few units all masks are tried.
-        """
+        """The best mask found within the time by descent and restarts; with few units all masks are tried."""
         if 2 ** len(mask) <= MOST_MOVES:
             masks = np.array(list(product([0.0, 1.0], repeat=len(mask))))
             return np.asarray(self._choose(masks, np.inf)[0])
@@ -71,7 +67,7 @@ class MaskSearch:
         return best
 
     def _descend(self, mask: Floats, end: float, generator: np.random.Generator) -> tuple[Floats, float]:
-        """The best move, again and again, until none is left or the time is up."""
+        """Repeat the best move until none improves or the time is up."""
         value = float(self.evaluate(mask[None])[0])
         while time.monotonic() < end:
             best, best_value = self._choose(_list_moves(mask, generator), end)
@@ -93,7 +89,7 @@ class MaskSearch:
         return best, best_value
 
     def evaluate(self, masks: Floats) -> Floats:
-        """The objective at every one of the masks (masks, units)."""
+        """The objective of each mask; masks is (masks, units)."""
         batch = len(self._inputs)
         known = {
             index: np.tile(value, (len(masks), *(1 for _ in value.shape[1:]))) for index, value in self._fixed.items()
@@ -113,8 +109,8 @@ class MaskSearch:
 
 
 def _list_moves(mask: Floats, generator: np.random.Generator) -> Floats:
-    """Masks with one score turned over; with two: one off and another off or on. One layer alone may gain nothing,
-    since the sparsity term counts the fullest."""
+    """All masks with one score flipped, and those with one unit dropped and another dropped or taken back: a change
+    in one layer alone may gain nothing, since the sparsity term is a maximum over layers."""
     kept, dropped = np.flatnonzero(mask == 1), np.flatnonzero(mask == 0)
     pairs = np.array(list(_pairs(kept.tolist(), dropped.tolist())), dtype=np.int64).reshape(-1, 2)
     most = max(MOST_MOVES - len(mask), 0)

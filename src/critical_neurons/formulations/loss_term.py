@@ -26,7 +26,7 @@ class LogitModel(Protocol):
 
 @dataclass(frozen=True)
 class FollowedLogits:
-    """The logits of a model of which the network is a span: its last value, followed by the tail."""
+    """The logits of a model of which the network is a span: the tail applied to the span's last value."""
 
     span: LogitModel
     tail: Tail

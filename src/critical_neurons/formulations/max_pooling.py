@@ -1,10 +1,10 @@
-"""Max pools: which windows have a winner whatever the scores, and an explicit value for the others.
+"""Max pools: windows with the same winner for all scores, and an explicit value for the others.
 
-The bounds are those of the unpruned network, and under pruning an activation may fall to zero: that one bound lies
-above another does not decide a window. It is decided when all rivals are dead, or when winner minus rival, an affine
-form, is nonnegative over the whole box of columns. The value of a window lies between 0 and the highest bound in it,
-M, and so must a winner that takes its place. A *loose* element, a clipped activation with undecided gates, need not
-while these are relaxed: it is the difference of two ReLUs.
+Comparing bounds does not decide a window, since the bounds are those of the unpruned network and pruning may reduce
+an activation to zero. A window is decided if all rivals are dead, or if winner minus rival, an affine form, is
+nonnegative over the whole box of columns. The value of a window lies between 0 and its highest bound M, and so must
+that of its winner. This is not guaranteed for a *loose* element: a clipped activation is the difference of two ReLUs,
+which may leave these bounds while their gates are relaxed.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from critical_neurons.core.network import MaxPool, spread_windows
 from critical_neurons.core.structure import Bools, Floats, Ints
 
 PAIR_LIMIT = 50_000
-"""Rivals compared with their winners; in larger pools only dead rivals decide a window."""
+"""Most pairs of winner and rival compared; in larger pools only dead rivals decide a window."""
 
 SAFE = -1e-12
-"""Winner minus rival, relative to the larger: below this the rival may win."""
+"""Below this relative difference of winner and rival, the rival may win."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """One max pool on the whole batch. Windows are numbered (batch, channels, positions out); elements are flat
-    indices of what is read.
+    """One max pool on the whole batch. Windows are numbered (batch, channels, output positions); elements are flat
+    indices of the input.
 
-    `winners` holds the one element of every window that may win whatever the columns, `explicit` the windows where it
-    does not; the columns `first`, … times `tops` are their values. `rivals` are the live elements of those windows,
-    one by one, `rivalries` the place in `explicit` of the window each belongs to.
+    `winners` holds the candidate winner of every window, `explicit` the windows in which it does not always win;
+    their values are the columns `first`, … times `tops`. `rivals` are the live elements of those windows, `rivalries`
+    the index in `explicit` of each one's window.
     """
 
     winners: Ints
@@ -55,11 +55,11 @@ class Pool:
 
     @cached_property
     def rival_counts(self) -> Ints:
-        """By place in `explicit`."""
+        """For each window in `explicit`."""
         return np.bincount(self.rivalries, minlength=len(self.explicit))
 
     def most(self, read: Floats) -> Floats:
-        """The largest y of every undecided window that relaxed choices leave: k y <= k - 1 + the sum of h_i / M."""
+        """The largest y of every undecided window under relaxed choices: k y <= k - 1 + the sum of h_i / M."""
         shares = read.reshape(-1)[self.rivals] / self.tops[self.rivalries]
         total = np.bincount(self.rivalries, shares, minlength=len(self.explicit))
         most: Floats = 1.0 + (total - 1.0) / self.rival_counts
@@ -67,14 +67,14 @@ class Pool:
 
     @property
     def pairs(self) -> tuple[Ints, Ints]:
-        """Winner and rival, for every rival but the winner itself; none if there are too many."""
+        """All pairs of winner and rival; none if there are too many."""
         winners = self.winners.reshape(-1)[self.explicit][self.rivalries]
         others = np.flatnonzero(winners != self.rivals)
         chosen = others if len(others) <= PAIR_LIMIT else others[:0]
         return winners[chosen], self.rivals[chosen]
 
     def settle(self, safe: Bools) -> Pool:
-        """Without the windows that turned out to be decided."""
+        """The pool without the windows that turned out to be decided."""
         renumbered = np.cumsum(~safe) - 1
         stay = ~safe[self.rivalries]
         return replace(
@@ -102,11 +102,11 @@ class Pool:
 
 
 def resolve_windows(op: MaxPool, upper: Floats, ranks: Floats, loose: Bools, first: int) -> Pool:
-    """A window with at most one live element is decided, unless that is `loose`; the others may be by `settle`.
+    """Windows with at most one live element are decided, unless it is `loose`; others may be later, by `settle`.
 
-    The winner is the live element of the highest rank. With the values in the middle of the box of columns as `ranks`
-    no other element can win over the whole box: what is nowhere below a rival, and somewhere above it, is above it
-    there, where both are affine.
+    The candidate winner is the live element of the highest rank. With the values at the centre of the box of columns
+    as `ranks` it is the only possible winner: of two affine functions, one that is nowhere below the other on the box
+    and differs from it is above it at the centre.
     """
     batch, channels = upper.shape[:2]
     positions = upper[0, 0].size
@@ -132,9 +132,9 @@ def resolve_windows(op: MaxPool, upper: Floats, ranks: Floats, loose: Bools, fir
 
 
 def winners_are_safe(pool: Pool, loose: Bools, at_zero: Floats, differences: sparse.csr_array) -> Bools:
-    """By place in `explicit`: whether the winner is not loose and beats every rival at all columns in [0, 1].
+    """For each window in `explicit`: whether the winner is not loose and beats every rival for all columns in [0, 1].
 
-    `differences` are the coefficients of `pool.pairs`, `at_zero` the values read where every column is 0.
+    `differences` are the coefficients of `pool.pairs`, `at_zero` the inputs with all columns at 0.
     """
     winners, rivals = pool.pairs
     if len(winners) == 0:

@@ -20,12 +20,14 @@ from critical_neurons.errors import InvalidSettingError
 
 @dataclass(frozen=True)
 class Objective:
-    """What the sum of a layer's scores is divided by, and whether the softmax term is a mean over the data points.
+    """How the scores of a layer are weighted, and whether the softmax term is a mean or a sum over the data points.
 
-    * `balanced`: by the layer's number of units; a mean. Every layer weighs the same.
-    * `authors`: by the layer's neurons as the authors' code counts them, units times kernel height times kernel
-      width; a mean.
-    * `paper`: by the number of all units; a sum. As printed.
+    * `balanced`: the sum of a layer's scores is divided by its number of units, so that all layers weigh the same;
+    the
+      softmax term is a mean.
+    * `authors`: divided by the layer's neurons as the authors' code counts them, units times kernel height times
+      kernel width; a mean.
+    * `paper`: divided by the number of all units; a sum. As printed.
 
     >>> cn.Objective("balanced", loss_weight=5.0).layer_weights(cn.read_network(model, inputs))
     array([0.25 , 0.125])
@@ -36,7 +38,7 @@ class Objective:
     rescale: float = 2.0
 
     def layer_weights(self, network: Network) -> Floats:
-        """What one score of each group of units counts in the sparsity term."""
+        """The weight of one score of each group in the sparsity term."""
         sizes = np.array(network.group_sizes, dtype=np.float64)
         match self.name:
             case "balanced":
@@ -61,9 +63,9 @@ class Objective:
 
 @dataclass(frozen=True, eq=False)
 class BudgetRows:
-    """A limit on what is kept, in place of the sparsity term: weights (rows, units) · scores <= limits.
+    """A budget in place of the sparsity term: weights (rows, units) · scores <= limits.
 
-    What is minimised is the softmax term alone, averaged over the data points.
+    Only the softmax term is minimised, averaged over the data points.
     """
 
     weights: Floats
@@ -77,15 +79,15 @@ Goal: TypeAlias = Objective | BudgetRows
 
 
 def find_floor(goal: Goal, network: Network) -> float:
-    """A lower bound for all scores: every unit removed, at no loss."""
+    """A lower bound of the objective: every unit removed, at no loss."""
     return goal.compute(network, np.zeros(network.unit_count), np.zeros(1))
 
 
 def budget_network(network: Network, budget: Budget) -> BudgetRows:
-    """The share of the units, of every group or of all, or of the parameters or multiply-adds of the network.
+    """A budget as linear rows in the scores.
 
-    Those are products of what two neighbouring layers keep; they are linearised where every unit is kept by the same
-    part and the whole is the share.
+    Parameters and multiply-adds are products of what neighbouring layers keep. They are linearised at the point where
+    every unit is kept to the same fraction and the cost equals the budget.
 
     >>> network = cn.read_network(model, inputs)
     >>> bounds = cn.bound_network(network, inputs[:3].double().numpy())
@@ -122,9 +124,9 @@ def _keep(part: float, units: int) -> Floats:
 
 
 def encode_sparsity(objective: Objective, network: Network, column: int, column_count: int) -> Rows:
-    """Equation 5: t >= sum over all layers but l of w (s - rescale), for every l; all layers if there is only one.
+    """Equation 5: t >= sum over all layers but l of w (s - rescale), for every l; a single layer is not left out.
 
-    The scores are the first columns, layer after layer; `column` is that of t.
+    The scores are the first columns, layer by layer; `column` is that of t.
     """
     weights, sizes = objective.layer_weights(network), network.group_sizes
     layer_count = len(sizes)

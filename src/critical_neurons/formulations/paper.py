@@ -22,9 +22,9 @@ from critical_neurons.formulations.reduced_space import encode_eliminated
 from critical_neurons.formulations.shrinkage import find_shrinks
 
 NEGLIGIBLE = 1e-6
-"""An unstable unit counts as dead if its U is at most this share of the largest bound of its ReLU: rows may be
-violated by as much. Otherwise any radius above 0 would open the gate of every unit whose pre-activation is 0, as on a
-black background, with columns too small for a solver."""
+"""An unstable unit whose U is at most this share of its ReLU's largest bound counts as dead: rows may be violated by
+as much. Otherwise any positive radius would make every unit with pre-activation 0, as on a black background,
+unstable, with coefficients too small for a solver."""
 
 
 def encode_paper(

@@ -1,17 +1,17 @@
-"""Pooled columns: undecided activations of which the rest of the network reads nothing but their weighted sum.
+"""Pooled columns: one column for undecided activations that the network reads only as a weighted sum.
 
-Behind a ReLU that reads no column, average pooling deals every element to one output. With relaxed gates an undecided
-activation takes any value between two functions of its score s, whatever the others are (docs/method.md, section 3),
+Consider a first-layer ReLU followed by average pooling, in which every element belongs to one output. With relaxed
+gates an undecided activation takes any value between two functions of its score s (docs/method.md, section 3),
 
     max(0, q) <= h <= U (q - L) / (U - L),   q = p - (1 - s) shrink,
 
-so the sum w of those dealt to one output takes any value in
+so the weighted sum w of those of one output takes any value in
 
     sum of a max(0, q)  <=  w  <=  sum of a U (q - L) / (U - L),   a the weights of the pooling.
 
-One column y = w / sum of a U per output does for all of them. The right side is affine in s. The left side is the
-largest of affine functions: with the elements in the order of the scores at which their q is 0, the sums of a q over
-the first 1, 2, … of them.
+One column y = w / sum of a U per output replaces all of them. The right side is affine in s. The left side is the
+maximum of affine functions: with the elements sorted by the score at which their q is 0, the sums of a q over the
+first 1, 2, … of them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from critical_neurons.core.structure import NO_UNIT, Floats, Ints
 from critical_neurons.formulations.gates import GateDecision
 
 EXACT = 1e-12
-"""Relative difference of two ways to apply a pooling."""
+"""Tolerance in the test that an op is such a pooling."""
 
 
 @dataclass(frozen=True)
 class Deal:
-    """How every element of a ReLU, flat, goes to one of the `size` outputs of op `index`: to number `owners`, times
-    `weights`."""
+    """Every element of a ReLU (flat) contributes to one of the `size` outputs of op `index`: to output `owners`,
+    times `weights`."""
 
     index: int
     owners: Ints
@@ -40,7 +40,7 @@ class Deal:
 
 
 def find_deal(ops: tuple[Op, ...], relu: int) -> Deal | None:
-    """How the ops behind a ReLU sum its elements up, if nothing else reads them one by one."""
+    """How the ops behind a ReLU sum its elements, if nothing else reads the elements."""
     deal = Deal(relu, np.arange(int(np.prod(ops[relu].shape))), np.ones(1), int(np.prod(ops[relu].shape)))
     while True:
         readers = [index for index, op in enumerate(ops) if deal.index in op.sources]
@@ -54,7 +54,7 @@ def find_deal(ops: tuple[Op, ...], relu: int) -> Deal | None:
 
 
 def _read_op(op: Affine, read: Shape) -> tuple[Ints, Floats] | None:
-    """Owner and weight of every element, if it has one owner at most and the weights are nonnegative."""
+    """Owner and weight of every element, if each has at most one owner and the weights are nonnegative."""
     linear, shape, size = op.map, op.shape, int(np.prod(op.shape))
     weights = linear.adjoint(np.ones((1, *shape))).reshape(-1)
     numbers = linear.adjoint(np.arange(size, dtype=np.float64).reshape(1, *shape)).reshape(-1)
@@ -73,9 +73,10 @@ def _read_op(op: Affine, read: Shape) -> tuple[Ints, Floats] | None:
 class Sums:
     """The undecided activations of one ReLU, summed up, on the whole batch.
 
-    `explicit` are the flat indices (batch, *shape) of the outputs that have any, `first` the column of the first of
-    them; the columns times `tops` are the sums. The elements, by output and then by the score at which their q is 0:
-    flat indices of the ReLU `elements`, place in `explicit` of their output `owners`, pooling weights `weights`.
+    `explicit` are the flat indices (batch, *shape) of outputs with undecided elements, `first` the column of the
+    first; the columns times `tops` are the sums. Elements are sorted by output, then by the score at which their q is
+    0: `elements` are flat indices of the ReLU, `owners` the index of the output in `explicit`, `weights` those of the
+    pooling.
     """
 
     relu: int
@@ -89,7 +90,7 @@ class Sums:
     ceiling: tuple[Floats, Floats]
     """The largest y as constant and coefficient of the score, one per output."""
     pieces: tuple[Floats, Floats]
-    """The affine functions whose largest is the least y, in the same way, one per element."""
+    """The affine functions whose maximum is the least y, in the same form, one per element."""
 
     @property
     def columns(self) -> slice:
@@ -119,8 +120,8 @@ class Sums:
 def sum_up(
     deal: Deal, op: Relu, decision: GateDecision, at_zero: Floats, shrink: Floats, *, relu: int
 ) -> Sums | None:
-    """`at_zero` is q where the scores are 0. The columns are yet to be placed. None where there is nothing to sum up,
-    or where an output has elements of several units."""
+    """`at_zero` is q with all scores at 0; the caller sets the columns. None if there is nothing to sum up, or if an
+    output has elements of several units."""
     elements = np.flatnonzero(~decision.live & ~decision.dead)
     samples, positions = np.divmod(elements, deal.owners.size)
     outputs, weights = samples * deal.size + deal.owners[positions], deal.weights[positions]
@@ -159,7 +160,7 @@ def sum_up(
 
 
 def _add_up(values: Floats, starts: Ints, owners: Ints) -> Floats:
-    """Running sums that begin anew at every start."""
+    """Cumulative sums that restart at every start."""
     total = np.cumsum(values)
     before = np.concatenate([[0.0], total])[starts]
     sums: Floats = total - before[owners]

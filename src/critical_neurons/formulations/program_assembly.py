@@ -1,7 +1,7 @@
-"""Assembly: what every encoding of equation 2 shares, whatever rows it writes.
+"""Program assembly: columns, objective and start, which all encodings of equation 2 share.
 
-The blocks, in order: the scores; the activations of units and max pools that keep one; the gates of the units and the
-choices of the max pools; the sparsity term; one softmax value per data point.
+The blocks, in order: scores; explicit activations of units and max pools; gates of units and choices of max pools;
+the sparsity term; one softmax value per data point.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def assemble_program(
 ) -> Program:
     """Minimise the goal over 0 <= s, z <= 1 and 0 <= h <= `highest_activation`, under the given rows and sources.
 
-    `activations` and `gates` are those of the unpruned network, one per column of their blocks: with every score at 1
-    they are the start, unless a budget forbids it. `integer` says which gates must be 0 or 1.
+    `activations` and `gates` are those of the unpruned network, one per column of their blocks. With all scores at 1
+    they are the start, unless a budget excludes it. `integer` marks the gates that must be 0 or 1.
     """
     column_count = blocks["softmax"].stop
     sparsity = blocks["sparsity"].start

@@ -1,7 +1,7 @@
-"""Encoding by exact elimination: hardly any columns, rows added when violated (method.md, section 3).
+"""Reduced space: the program after exact elimination, with few columns and lazy constraints (method.md, section 3).
 
-Columns: the scores; the values of what is undecided, ReLUs and max pools, with their gates and choices; the sparsity
-term; one softmax value per data point. What is decided is up to the formulation.
+Columns: the scores; values of undecided ReLUs and max pools, with their gates and choices; the sparsity term; one
+softmax value per data point. The formulation determines what is decided.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from critical_neurons.formulations.program_assembly import assemble_program, lay
 from critical_neurons.formulations.relaxed_points import Favour, Repair, fit_sparsity
 
 CLOSED = 1e-9
-"""Up to this share of its bound an activation is rounding: p at its bound U and a score of 0 leave p - U, not 0."""
+"""Activations below this share of their bound are rounding errors: with p = U and score 0, p - U is not exactly 0."""
 
 
 def encode_eliminated(
@@ -44,14 +44,14 @@ def encode_eliminated(
     has_rows: bool = True,
     tail: Tail | None = None,
 ) -> Program:
-    """`binary`: scores are 0 or 1. `tail`: what follows the network, where it is a span of a model."""
+    """`binary`: scores are 0 or 1. `tail`: the rest of the model behind a span."""
     affine = AffineNetwork(network, bounds, formulation, summed=not integer and not formulation.completes)
     counts = {index: len(gate.explicit) if integer else 0 for index, gate in affine.gates.items()}
     counts |= {index: len(pool.rivals) if integer else 0 for index, pool in affine.pools.items()}
     explicit = affine.column_count - affine.unit_count
     blocks = lay_out_columns(affine.unit_count, explicit, sum(counts.values()), affine.batch_size)
     gate_columns = _deal_out(counts, blocks["gate"].start)
-    if not integer:  # z = y: the least z there is, and less is better
+    if not integer:  # z = y, its smallest feasible value, is optimal
         gate_columns |= {index: gate.columns for index, gate in affine.gates.items()}
     column_count = blocks["softmax"].stop
     values = dict(enumerate(network.evaluate(bounds.inputs)))
@@ -99,7 +99,7 @@ def encode_eliminated(
 
 @dataclass(frozen=True)
 class Completion:
-    """From the scores of any point to a point of the exact program: the forward pass with these scores.
+    """The feasible point of the exact program with given scores, by a forward pass.
 
     `binary`: the scores are rounded first. `integer`: gates have columns.
     """
@@ -124,7 +124,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class MaskImprovement:
-    """From the scores of any point, rounded, to those of a better mask."""
+    """A better mask by local search from the rounded scores of a point."""
 
     completion: Completion
     search: MaskSearch
@@ -146,13 +146,13 @@ def _find_origins(affine: AffineNetwork, blocks: Mapping[str, slice]) -> Origins
 
 
 def _deal_out(counts: Mapping[int, int], first: int) -> dict[int, slice]:
-    """The columns of each op, one after the other."""
+    """Consecutive columns for each op."""
     ends = first + np.cumsum(list(counts.values()))
     return {index: slice(int(end) - counts[index], int(end)) for index, end in zip(counts, ends, strict=True)}
 
 
 def _bound_columns(affine: AffineNetwork, program: Program, integer: bool, has_rows: bool) -> tuple[Floats, Floats]:
-    """Bounds that say what rows need not: of the scores, and of activations whose gates have no column."""
+    """Bounds of columns that replace rows: of the scores, and of activations whose gates have no column."""
     lower, upper = program.lower.copy(), program.upper.copy()
     if has_rows:
         lower[program.blocks["score"]] = affine.least_scores()
@@ -163,7 +163,7 @@ def _bound_columns(affine: AffineNetwork, program: Program, integer: bool, has_r
 
 
 def _start_gates(affine: AffineNetwork, columns: Floats, values: Mapping[int, Floats], network: Network) -> Bools:
-    """The gates and choices that go with the values."""
+    """The gates and choices that belong to the values."""
     parts = [columns[gate.columns] > CLOSED for gate in affine.gates.values()]
     for index, pool in affine.pools.items():
         read = values[network.ops[index].sources[0]].reshape(-1)[pool.rivals]
@@ -178,7 +178,7 @@ def _start_gates(affine: AffineNetwork, columns: Floats, values: Mapping[int, Fl
 def _encode_choices(
     affine: AffineNetwork, gate_columns: Mapping[int, slice], column_count: int, *, integer: bool
 ) -> list[Rows]:
-    """y <= z for every explicit activation, z <= s where gates follow scores, sum of m = 1 in every window."""
+    """y <= z for every explicit activation, z <= s if gates follow scores, sum of m = 1 in every window."""
     parts = []
     for index, gate in affine.gates.items():
         if gate_columns[index] != gate.columns:

@@ -1,9 +1,9 @@
-"""Feasible points of a relaxed program from scores: the explicit values as relaxed gates and choices allow.
+"""Relaxed points: feasible points of a relaxed program from scores.
 
-Given the scores, every explicit value may be anything between two limits that follow from what lies in front of it:
-the triangle of a ReLU (equation 9a), the sums of equation 9b, a max pool between its largest element and what relaxed
-choices leave. So from the front of the network to its back a value can be moved between its limits, one after the
-other. The point is feasible unless a pre-activation leaves its bounds.
+Given the scores, every explicit value may lie anywhere between two limits that depend on earlier values: the triangle
+of a ReLU (equation 9a), the sums of equation 9b, or the limits of a max pool with relaxed choices. So explicit values
+can be moved between their limits one after the other, from the first layer to the last. The point is feasible unless
+a pre-activation leaves its bounds.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from critical_neurons.formulations.max_pooling import Pool
 from critical_neurons.formulations.pooled_columns import Sums
 
 ROUNDS = 3
-"""In which values are chosen by the gradient of the loss. At first it is that of the unpruned network; most of what
-can be gained is after one round."""
+"""Rounds in which values follow the gradient of the loss; the first round achieves most of the gain."""
 
 
 @dataclass(frozen=True)
 class Repair:
-    """The same scores, and the explicit values moved between their limits where they are not."""
+    """Keeps the scores and clips the explicit values to their limits."""
 
     affine: AffineNetwork
     program: Program
@@ -47,10 +46,10 @@ class Repair:
 
 @dataclass(frozen=True)
 class Favour:
-    """The same scores, and the explicit values: first those given, repaired, then ever better ones for the labels.
+    """Keeps the scores and yields points of decreasing loss: first the given values, repaired, then improved ones.
 
-    A value goes to its upper limit if the loss falls when it rises, else to the lower one. How the loss depends on it
-    is a backward pass, in which every value behind follows the limit that it is at.
+    A value moves to its upper limit if that reduces the loss, else to the lower one. The gradient comes from a
+    backward pass in which later values move along their limits.
     """
 
     repair: Repair
@@ -74,7 +73,7 @@ class Favour:
 
 
 def fit_sparsity(program: Program, point: Floats) -> Floats:
-    """The point with its sparsity term as low as its scores allow (equation 5)."""
+    """Set the sparsity term to the smallest value that the scores allow (equation 5)."""
     sparsity = program.blocks["sparsity"].start
     if program.cost[sparsity]:
         point[sparsity] = 0.0

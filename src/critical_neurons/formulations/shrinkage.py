@@ -1,9 +1,9 @@
-"""What every ReLU subtracts when the score of its unit goes from 1 to 0.
+"""Shrinkage: what every ReLU subtracts when the score of its unit goes from 1 to 0.
 
-An activation loses (1 - s) max(U, 0) in all. Where the unit's own channel has come to the ReLU by a skip connection
-or a depthwise convolution, it has lost a part already at an earlier ReLU, and only the rest is subtracted: otherwise
-a channel of a residual stream would be charged again at every block. At s = 1 nothing changes; at s = 0 the channel
-has lost all it had, at every ReLU.
+An activation loses (1 - s) max(U, 0) in total. If the unit's channel reaches the ReLU by a skip connection or a
+depthwise convolution, a part was already subtracted at an earlier ReLU and only the rest is subtracted here;
+otherwise a channel of a residual stream would be charged again at every block. At s = 1 nothing changes; at s = 0 the
+channel is zero behind every ReLU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from critical_neurons.core.structure import NO_UNIT, Floats
 def find_shrinks(network: Network, bounds: Bounds) -> dict[int, Floats]:
     """By the index of each ReLU: (batch, *shape), zero where no unit has a score."""
     shrinks: dict[int, Floats] = {}
-    lost: dict[int, Floats] = {}  # by value: what its own unit has taken from it so far; nothing where missing
+    lost: dict[int, Floats] = {}  # by value: what was subtracted so far; nothing if missing
     for index, op in enumerate(network.ops):
         match op:
             case Input():

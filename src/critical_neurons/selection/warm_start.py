@@ -72,7 +72,7 @@ def _mask(network: Network, plan: Plan) -> Floats:
 def _plan_scores(scores: Scores) -> Plan:
     if scores.budget is None:
         raise InvalidSettingError(
-            "incumbent: these scores lie between 0 and 1 and have no budget, so they do not determine which units "
+            "incumbent: these scores lie between 0 and 1 and have no budget, so they do not say which units "
             "stay. Give a plan made from them, such as cn.plan(scores, units=0.5)."
         )
     return select_units(scores)

@@ -31,7 +31,7 @@ from critical_neurons.formulations.bound_propagation.interval import make_box, m
 __all__ = ["Tighten", "bound_network", "bound_output", "bound_values"]
 
 Tighten: TypeAlias = Callable[[int, dict[int, Interval]], Interval]
-"""The index of what a ReLU or max pool reads, and the intervals of it and of all values below, to a tighter one."""
+"""Tightens the interval of a ReLU's or max pool's input, given its index and the intervals of all values up to it."""
 
 
 def bound_network(
@@ -45,9 +45,9 @@ def bound_network(
 ) -> Bounds:
     """Bounds valid for every point of the boxes of half width `radius` around the rows of `inputs`.
 
-    `box` (batch, *shape): what the inputs range over instead, where `radius` is around what they were computed from.
-    `pruned`: valid as well whatever the scores are, so that every scored activation may fall to zero.
-    `method`: "interval" arithmetic, or "backward" substitution: tighter, and far slower where layers are large.
+    `box` (batch, *shape): the range of the network's inputs, if `radius` belongs to the input of an earlier module.
+    `pruned`: valid for all scores in [0, 1] too, so that every scored activation may fall to zero.
+    `method`: "interval" arithmetic, or "backward" substitution, which is tighter but far slower for large layers.
 
     >>> network = cn.read_network(model, inputs)
     >>> bounds = cn.bound_network(network, inputs.double().numpy(), radius=0.01, method="backward")
@@ -65,7 +65,7 @@ def bound_network(
 
 
 def bound_output(network: Network, box: Interval, *, method: BoundsName = "interval") -> Interval:
-    """What the last value of the network ranges over when its inputs do over `box`."""
+    """The range of the network's last value for inputs in `box`."""
     return bound_values(network, box, tighten=_choose(network, method))[len(network.ops) - 1]
 
 
@@ -79,7 +79,7 @@ def _choose(network: Network, method: BoundsName, *, pruned: bool = False) -> Ti
 def bound_values(
     network: Network, box: Interval, *, pruned: bool = False, tighten: Tighten | None = None
 ) -> dict[int, Interval]:
-    """The interval of every value, by its index in `network.ops`. `tighten` is asked before ReLUs and max pools."""
+    """The interval of every value, by its index in `network.ops`. `tighten` is applied before ReLUs and max pools."""
     values: dict[int, Interval] = {}
     for index, op in enumerate(network.ops):
         check_time()
@@ -108,6 +108,6 @@ def bound_values(
 
 
 def _bound_activation(op: Relu, before: Interval, *, pruned: bool, ceiling: float | None = None) -> Interval:
-    """Behind max(0, p), or min(max(0, p), ceiling): both never fall when p rises, so the ends are those of p."""
+    """The interval of max(0, p) or min(max(0, p), ceiling), both monotone in p."""
     after = map_ends(partial(np.clip, a_min=0.0, a_max=ceiling), before)
     return Interval(np.where(op.units != NO_UNIT, 0.0, after.lower), after.upper) if pruned else after

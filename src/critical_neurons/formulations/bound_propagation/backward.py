@@ -1,14 +1,15 @@
-"""Backward substitution: a pre-activation as a linear function of what lies below it, layer by layer to the inputs.
+"""Backward substitution: bounds of pre-activations as linear functions of the inputs, layer by layer.
 
-Every ReLU lies between two lines in its pre-activation p and, where its unit has a score that may fall, in s:
+Every ReLU lies between two lines in its pre-activation p and, if its unit has a score, in the score s:
 
     0, p or p - (1 - s) U  <=  h  <=  (p - L) U / (U - L), p or s U
 
-and a clipped one (ReLU6) between two others, as it is one function of p, not two.
+Clipped activations (ReLU6) have two lines of their own.
 
-A linear function of activations is pulled back through the lines that bound it, to a linear function of the inputs
-and the scores. Its largest value over their box is at a corner. One score multiplies all positions of a feature map,
-at every depth where its unit appears; interval arithmetic would treat them as independent.
+A linear function of activations is replaced, layer by layer, by the lines that bound it, until it is a linear
+function of the inputs and the scores, whose maximum over their box is at a corner. The same score applies at all
+positions of a feature map and at every depth where its unit appears; interval arithmetic would treat these as
+independent.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints
 from critical_neurons.errors import InvalidSettingError
 
 MIXTURES = ((0.0, 0.0), (0.5, 0.25), (1.0, 1.0))
-"""What the lines in s count against those without, above and below a ReLU with a score, in turn; the best bound is
+"""Weights of the lines in s against those without, above and below a scored ReLU; all are tried and the best bound is
 kept. Chosen by measurement: without the last two, bounds of deeper layers are up to a half wider."""
 
 CHUNK_BYTES = 64 * 2**20
-"""Largest array held; more rows than fit are pulled back in several passes."""
+"""Largest array; more rows take several passes."""
 
 MOST_WORK = 10**11
-"""Numbers a call may touch: a quarter of an hour or so."""
+"""Limit on the numbers computed in a call: about a quarter of an hour."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class _Line:
 
 @dataclass(frozen=True)
 class _Pass:
-    """Rows that are pulled back on one data point: what they gather on scores and as a constant."""
+    """A backward pass on one data point, with the coefficients of scores and the constants accumulated so far."""
 
     sample: int
     mixture: tuple[float, float]
@@ -78,9 +79,9 @@ class Backward:
         self._work = 0
 
     def tighten(self, index: int, values: dict[int, Interval]) -> Interval:
-        """The interval of a value, the better ends of what it is and of backward substitution.
+        """The intersection of a value's interval with that of backward substitution.
 
-        `values` has those of all values below, of what ReLUs and max pools read in their tighter form.
+        `values` holds the intervals of all earlier values, already tightened at inputs of ReLUs and max pools.
         """
         interval = values[index]
         if interval.lower is interval.upper:
@@ -125,7 +126,7 @@ class Backward:
         return best
 
     def _pull(self, at: int, adjoint: Floats, run: _Pass, values: dict[int, Interval]) -> None:
-        """One step: adjoint · value, or what bounds it from above, in terms of the sources of the value."""
+        """One step: express adjoint · value, or an upper bound of it, by the sources of the value."""
         op = self._network.ops[at]
         if at in values and values[at].lower is values[at].upper:
             run.total[:] += _dot(adjoint, values[at].lower[run.sample])
@@ -173,7 +174,8 @@ class Backward:
         run.add(op.source, rising * above.slope + falling * below.slope)
 
     def _pull_pool(self, op: MaxPool, adjoint: Floats, run: _Pass, interval: Interval) -> None:
-        """x >= h_i of the highest lower end; x <= h_i too if no rival reaches that, else x <= the highest upper."""
+        """x >= h_i with the highest lower bound; x <= h_i if no rival can exceed it, else x <= the highest upper
+        bound."""
         lower, upper = (
             spread_windows(op, end[run.sample : run.sample + 1])[0] for end in (interval.lower, interval.upper)
         )
@@ -199,12 +201,11 @@ class Backward:
 def _bound_relu(
     lower: Floats, upper: Floats, scored: Bools, mixture: tuple[float, float], ceiling: float
 ) -> tuple[_Line, _Line]:
-    """Below and above min(max(p, 0), ceiling) on one data point; where p is known, h = s p if scored and max(p, 0)
-    otherwise, both up to the ceiling (s times the ceiling).
+    """Lines below and above min(max(p, 0), ceiling) on one data point; exact if p is known.
 
-    Lines may be mixed: above a ReLU with a score those in p and in s, below it 0 and p - (1 - s) U. Below one without
-    a score stands p where that lies nearer to it than 0. Where U is above the ceiling c, the line above bends to meet
-    (c, c), or is c itself where that lies nearer; the line below meets (U, c).
+    For a scored ReLU the upper line is a mixture of those in p and in s, the lower one of 0 and p - (1 - s) U.
+    Without a score the lower line is 0 or p, whichever is nearer. If U exceeds the ceiling c, the upper line passes
+    through (c, c), or is c if that is nearer, and the lower one through (U, c).
     """
     share_above, share_below = mixture
     top, bottom = np.clip(upper, 0.0, ceiling), np.minimum(lower, 0.0)

@@ -1,4 +1,4 @@
-"""Interval arithmetic: ends through one op (equation 3)."""
+"""Interval arithmetic through one op (equation 3)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def push(interval: Interval, linear: LinearMap) -> Interval:
 
 
 def map_ends(monotone: Callable[..., Floats], *intervals: Interval) -> Interval:
-    """End by end, through a function that never falls when an argument rises."""
+    """The interval of a monotone function."""
     lower = monotone(*(interval.lower for interval in intervals))
     if all(interval.lower is interval.upper for interval in intervals):
         return Interval(lower, lower)
