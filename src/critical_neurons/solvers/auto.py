@@ -1,4 +1,4 @@
-"""The solver that suits the program: interior points for many data points or wide networks, HiGHS for all else."""
+"""The automatic choice: the interior point method for many data points or wide networks, otherwise HiGHS."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from critical_neurons.solvers.highs import HighsSolver
 from critical_neurons.solvers.interior_point import BarrierSolver, find_obstacle
 
 MANY = 50
-"""Data points from which on interior points are taken: they need no tangents, of which HiGHS would need ever more.
-With few points HiGHS is quick, and gives vertices, whose scores are more often exactly 0 or 1."""
+"""From this many data points on the interior point method comes first: it needs no tangents, of which HiGHS would
+need ever more. With few points HiGHS is fast, and its vertices have more scores that are exactly 0 or 1."""
 
 LEAST_WIDE, MOST_WIDE = 500, 4000
-"""Columns from which on interior points are taken for any number of data points, since the simplex method takes
-several times as long; and up to which they are where rows join, since these make Newton's equations dense: that many
-columns that are shared, or one data point's own."""
+"""From the first number of columns on the interior point method comes first for any number of data points, since the
+simplex method takes several times as long. If there are lazy constraints, which make Newton's equations dense, only
+up to the second number of columns that are shared, or that belong to one data point."""
 
 MOST_COLUMNS = 100_000
-"""In all, so that Newton's equations fit into memory and a step takes less than a minute."""
+"""Limit on all columns, so that Newton's equations fit into memory and a step takes less than a minute."""
 
 SETTLED = (Status.OPTIMAL, Status.INFEASIBLE, Status.UNBOUNDED)
 
@@ -61,7 +61,7 @@ class AutoSolver:
 
 
 def _count_together(program: Program) -> tuple[int, int]:
-    """Shared columns, and the most that one data point has of its own."""
+    """The number of shared columns, and the largest number that belongs to one data point."""
     if program.origins is None:
         return program.column_count, 0
     points = program.origins.points

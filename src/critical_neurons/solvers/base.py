@@ -1,4 +1,4 @@
-"""What a solver is: a name, what it can do, and solve(program, limits, report) -> Solution."""
+"""The protocol of a solver: a name, its capabilities, and solve(program, limits, report) -> Solution."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def ignore_progress(step: Step) -> None:
 
 
 def refuse_settled(solver: str, options: Mapping[str, Any], settled: Mapping[str, str | None]) -> None:
-    """Options that another setting decides, by the name of that setting; None: nobody may."""
+    """Raise on options that are set otherwise. `settled` names the setting to use; None if there is none."""
     for option in options:
         if option in settled:
             setting = settled[option]

@@ -1,9 +1,9 @@
-"""Branch and bound on a few 0/1 columns from which all others follow: the scores of the exact program.
+"""Branch and bound on a few 0/1 columns that determine all others: the scores of the exact program.
 
-A node fixes some of the scores. Its linear program, with rows, tangents and hulls added when violated, is a lower
-bound; the forward pass of its rounded scores gives an incumbent, and the optimum where all scores are fixed. Gates
-are never branched on. The scores nearest to the output are fixed first: they bound the loss whatever the earlier
-layers do.
+A node fixes some of the scores. Its linear program, with lazy constraints, tangents and hull cuts, gives a lower
+bound; the forward pass with its rounded scores gives an incumbent, or the optimum if all scores are fixed. Gates are
+never branched on. Scores nearest to the output are fixed first, since they bound the loss whatever the earlier layers
+do.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ from critical_neurons.solvers.lp_engine import LinearEngine, Outcome
 from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, StopSearch
 
 ROOT_ROUNDS = 40
-"""Linear programs at the root, each with what the one before violates. Other nodes have one."""
+"""Rounds of cutting planes at the root; other nodes have one."""
 
 ROOT_GAIN = 1e-3
-"""The least by which one of them must raise the bound for another to follow."""
+"""Least increase of the bound for another round."""
 
 PIVOT = 0.7
-"""The value of a score in the relaxation at which it is branched on first: both bounds rise. Measured to be better
-than 0.5."""
+"""Branch on the score whose relaxed value is nearest to this. Measured to be better than 0.5."""
 
 MOST_LEARNT = 1500
-"""Learnt rows beyond which those that no recent point touches are thrown away."""
+"""With more learnt rows, those that are not tight at any recent point are dropped."""
 
 RECENT = 20
-"""Number of recent points."""
+"""How many points count as recent."""
 
 
 @dataclass(order=True)
@@ -85,7 +84,7 @@ class BranchLoop(CutLoop):
         self.raise_bound(min(self._closed_at, self.objective))
 
     def _push(self, lower: Floats, upper: Floats, bound: float, *, rounds: int) -> None:
-        """Solve a node and leave it open, unless it is settled."""
+        """Solve a node and add it to the open ones, unless it is pruned or infeasible."""
         if self._recent and sum(map(len, self.learnt)) > MOST_LEARNT:
             self._forget()
         leaf = np.array_equal(lower, upper)
@@ -133,14 +132,14 @@ class BranchLoop(CutLoop):
         return found
 
     def _choose(self, node: _Node) -> int:
-        """Of the highest priority the fractional score nearest to the pivot; if all are whole, one that is free."""
+        """The fractional score of the highest priority nearest to the pivot; if none is fractional, a free one."""
         free = node.lower < node.upper
         split = free & (np.minimum(node.point, 1.0 - node.point) > FEASIBILITY_TOLERANCE)
         rank = self._branching.priority - np.abs(node.point - PIVOT)
         return int(np.where(split if split.any() else free, rank, -np.inf).argmax())
 
     def _forget(self) -> None:
-        """Start the engine again with the rows that recent points touch. Rows of sources may come back."""
+        """Restart the engine with the rows that are tight at recent points. Rows of sources may be added again."""
         rows = stack_rows(self.learnt, self.program.column_count)
         values = rows.matrix @ np.array(self._recent).T
         slack = np.minimum(values - rows.lower[:, None], rows.upper[:, None] - values).min(axis=1)

@@ -1,11 +1,11 @@
-"""Solving with rows and cuts added when violated, around any engine for linear programs.
+"""Cutting planes: lazy constraints and tangents of the convex term, around any engine for linear programs.
 
-Every point the engine finds is judged by one forward pass: the most violated rows of the sources and the tangents
-of the convex term join the program, and the engine goes on from where it was. Each linear optimum is a lower bound;
-each point that violates nothing is an incumbent once its convex term is raised to the true value.
+Every point of the engine is checked by one forward pass. The most violated rows of the sources and tangents of the
+convex term are added, and the engine continues from its last basis. Each linear optimum is a lower bound; each point
+that violates no row is an incumbent once its convex term is set to the true value.
 
-With integer columns the relaxation is solved first, to collect rows and cuts; `integer_rounds` and `branch_and_bound`
-go on from there.
+With integer columns the relaxation is solved first, to collect rows and tangents; `integer_rounds` and
+`branch_and_bound` continue from there.
 """
 
 from __future__ import annotations
@@ -25,28 +25,27 @@ from critical_neurons.solvers.lp_engine import LinearEngine, LinearResult, Outco
 from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, TIE_BREAK_SHARE, SearchRecord, StopSearch
 
 ROWS_PER_ROUND = 200
-"""Rows added per round, those of early layers first. With more the linear programs grow, with fewer there are more
-rounds."""
+"""Rows added per round, those of early layers first: a compromise between large linear programs and many rounds."""
 
 LEAST_VIOLATION = 0.3
-"""Share of the worst violation below which a row waits for a later round."""
+"""Rows below this share of the worst violation wait for a later round."""
 
 CUT_SHARE = 1e-3
-"""Share of the gap tolerance by which a column may underestimate its convex function without a new tangent."""
+"""A column may underestimate its convex function by this share of the gap tolerance without a new tangent."""
 
 LEAST_CUT = 1e-8
-"""The least such difference: an engine does not see smaller ones, and the same tangent would be added again."""
+"""Lower limit of that difference: below the engine's tolerance the same tangent would be added again."""
 
 LEAST_GAIN = 1e-6
-"""The least sum by which scores must be able to fall for a tie-break to be tried."""
+"""Ties are broken only if the sum of scores could fall by at least this much."""
 
 IMPROVING_TIME_SHARE = 0.1
-"""Share of the remaining time that trying for better points may take."""
+"""Share of the remaining time for improving incumbents by local search."""
 
 
 @dataclass(frozen=True)
 class _Turn:
-    """An optimum of the engine with its convex term raised to the true value, and the bound that the engine gave."""
+    """An optimum of the engine with its convex term set to the true value, and the engine's bound."""
 
     point: Floats
     value: float
@@ -62,7 +61,7 @@ class CutLoop(SearchRecord):
     def __init__(
         self, build: Callable[[Program, Limits], LinearEngine], program: Program, limits: Limits, report: Report
     ) -> None:
-        """`build` puts the linear part of the program into an engine. That takes time too, and can be interrupted."""
+        """`build` loads the linear part of the program into an engine; called in `run`, as it can take long."""
         super().__init__(program, limits, report)
         self._build = build
         self._trials = 0
@@ -98,7 +97,7 @@ class CutLoop(SearchRecord):
         return Status.OPTIMAL
 
     def _solve_relaxation(self) -> Floats:
-        """The program with its integer columns relaxed. Its linear programs bound the whole."""
+        """Solve the relaxation, whose linear programs bound the whole program."""
         for turn in self._turns():
             self.raise_bound(turn.bound)
             if turn.feasible and self._is_integral(turn.point):
@@ -111,20 +110,20 @@ class CutLoop(SearchRecord):
         return turn.point
 
     def _solve_integers(self, relaxed: Floats) -> None:
-        """What is left when the relaxation has been solved and does not close the gap."""
+        """Continue where the solved relaxation did not close the gap."""
         raise NotImplementedError
 
     def _take_reserve(self) -> None:
-        """Offer what was kept for a search that is stopped."""
+        """Offer a point that is used only if the search is stopped."""
 
     def _complete(self, point: Floats) -> bool:
-        """Offer the point that the formulation makes of these scores; whether there is one and it is feasible."""
+        """Offer the formulation's completion of these scores. Returns whether there is one and it is feasible."""
         if self.program.complete is None:
             return False
         return self.offer_if_feasible(self.program.complete(point))
 
     def _propose(self, point: Floats) -> None:
-        """Offer the points that the formulation makes of these scores, as long as they are feasible."""
+        """Offer the points that the formulation proposes for these scores, as long as they are feasible."""
         if self.program.propose is not None:
             for proposed in self.program.propose(point):
                 if not self.offer_if_feasible(proposed):
@@ -132,7 +131,7 @@ class CutLoop(SearchRecord):
                 self.remaining()
 
     def _improve(self, *points: Floats | None) -> None:
-        """Offer the best points that the formulation finds from the scores of these, as far as they are known."""
+        """Offer the points that the formulation's local search finds from these."""
         if self.program.improve is None:
             return
         starts = [point for point in points if point is not None]
@@ -144,9 +143,9 @@ class CutLoop(SearchRecord):
             self.tell()
 
     def _break_ties(self) -> None:
-        """Among the points as good as the incumbent, the one with the smallest tie_break · x.
+        """Replace the incumbent by an equally good point with the smallest tie_break · x.
 
-        Integer columns keep the values they have. Without such a point in time the incumbent stays.
+        Integer columns keep their values. If no such point is found in time, the incumbent stays.
         """
         program, best, objective = self.program, self.incumbent, self.objective
         if program.tie_break is None or best is None or objective is None:
@@ -169,7 +168,7 @@ class CutLoop(SearchRecord):
                 return
 
     def _turns(self) -> Iterator[_Turn]:
-        """Solve, judge, add what is violated, and again, until there is nothing to add."""
+        """Solve, check, add what is violated, and repeat until nothing is."""
         while True:
             result = self._engine.solve(self.remaining())
             point = accept(result)
@@ -184,7 +183,7 @@ class CutLoop(SearchRecord):
         self._engine.change_bounds(self._integers, values, values)
 
     def _add_violated_rows(self, point: Floats) -> bool:
-        """Whether any row was violated; the worst, of early layers first, are now in the program."""
+        """Add the most violated rows, those of early layers first. Returns whether any was violated."""
         found = False
         for place, source in enumerate(self.program.sources):
             violations = source.violations(point)
@@ -201,7 +200,7 @@ class CutLoop(SearchRecord):
         return found
 
     def _add_cuts(self, point: Floats) -> bool:
-        """Tangents at the point for every convex function that its column underestimates there."""
+        """Add tangents of the convex functions that their columns underestimate at the point."""
         columns = self.program.term.columns
         values = self.program.term.values(point)
         tolerance = max(CUT_SHARE * self.limits.gap, LEAST_CUT) * np.maximum(1.0, values)
@@ -216,7 +215,7 @@ class CutLoop(SearchRecord):
         self.learnt.append(rows)
 
     def _below(self, point: Floats) -> Floats:
-        """The point with its epigraph columns as low as they go: every convex function is underestimated there."""
+        """The point with its epigraph columns at minus infinity, so that every convex function gets a tangent."""
         lowered = point.copy()
         lowered[self.program.term.columns] = -np.inf
         return lowered
@@ -227,8 +226,8 @@ class CutLoop(SearchRecord):
 
 
 def _choose_front(numbers: Ints, violations: Floats, ends: Ints) -> Ints:
-    """The rows of a round, those of early layers first: rows of later layers are mostly violated because those are,
-    and their backward passes are longer."""
+    """The rows of a round, those of early layers first: later layers are mostly violated because earlier ones are,
+    and their rows take longer backward passes."""
     serious = np.flatnonzero(violations > LEAST_VIOLATION * violations.max())
     parts = np.searchsorted(ends, numbers[serious], side="right")
     order = np.lexsort((-violations[serious], parts))
@@ -244,7 +243,7 @@ _STOPS = {
 
 
 def accept(result: LinearResult) -> Floats:
-    """The point found, or the end of the search."""
+    """The point found; without one, stop the search."""
     if result.point is None:
         raise StopSearch(_STOPS.get(result.outcome, Status.FAILED))
     return result.point

@@ -1,8 +1,8 @@
-"""Any solver of CVXPY with exponential cones, as `cvxpy:NAME`: the whole program in one call, no rows added later.
+"""Any CVXPY solver with exponential cones, as `cvxpy:NAME`: the whole program in one call, without lazy constraints.
 
-Such a solver stops when its residuals and its duality gap are below its own tolerance. That proves nothing, so there
-is no `bound`. Its point is moved inside the column bounds, its convex term is raised to the true value, and its rows
-are checked. Ties are not broken: an interior point method ends in the middle of the optimal face.
+Such a solver stops when its residuals and its duality gap are below its own tolerance. That is no proof, so there is
+no `bound`. Its point is clipped to the column bounds, its convex term is set to the true value, and its rows are
+checked. Ties are not broken: an interior point method ends in the middle of the optimal face.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _OPTIONS: dict[str, Callable[[float, Limits], dict[str, Any]]] = {
         }
     },
 }
-"""How a solver is told when to stop; one without an entry runs to its own end. 0 threads: as many as it likes."""
+"""Limits as options of each solver; one without an entry has none. 0 threads: the solver's choice."""
 
 _SETTLED = {"solver": "solver", "time_limit": "time_limit", "time_limit_secs": "time_limit", "max_threads": "threads"}
 
@@ -140,13 +140,13 @@ class ConicSolver:
 
 
 def _merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's options go first; a dictionary in both, such as `mosek_params`, is merged."""
+    """The user's options override ours; a dictionary in both, such as `mosek_params`, is merged."""
     both = {key: {**ours[key], **theirs[key]} for key in ours.keys() & theirs if isinstance(ours[key], dict)}
     return {**ours, **theirs, **both}
 
 
 class _Problem:
-    """A program as a CVXPY problem: one vector of free columns, matrix constraints, fixed columns put in."""
+    """A program as a CVXPY problem in one vector of free columns, with fixed columns substituted."""
 
     def __init__(self, program: Program) -> None:
         cp = _cvxpy()
@@ -186,7 +186,7 @@ class _Problem:
 
 
 def _judge(program: Program, status: Status, point: Floats | None) -> tuple[Status, Floats | None]:
-    """The point with its bounds and its convex term put right; none unless the solver ended with one that holds."""
+    """The point clipped to its bounds, with its true convex term; none if it violates rows or there is none."""
     if status not in (Status.OPTIMAL, Status.FEASIBLE):
         return status, None
     if point is None:
@@ -205,9 +205,9 @@ def _violation(rows: Rows, point: Floats) -> float:
 
 
 def _constrain(x: Any, rows: Rows, fixed_point: Floats, free: Ints) -> list[Any]:
-    """Equal, at least, at most: three matrix constraints on the free columns.
+    """Three matrix constraints on the free columns: equal, at least, at most.
 
-    Rows without coefficients that hold anyway are left out: their large numbers spoil the scaling of the others.
+    Rows without coefficients that always hold are left out: their large sides spoil the scaling.
     """
     matrix, moved = rows.matrix[:, free], rows.matrix @ fixed_point
     lower, upper = rows.lower - moved, rows.upper - moved
@@ -247,7 +247,7 @@ def _integrality(integer: Any) -> dict[str, Any]:
 
 
 def _find_cone_solvers() -> dict[str, bool]:
-    """The installed solvers with exponential cones, and whether they take integer columns along with them."""
+    """The installed solvers with exponential cones, and whether they also support integer columns."""
     cp = _cvxpy()
     from cvxpy.reductions.solvers.defines import SOLVER_MAP_CONIC
 

@@ -1,10 +1,10 @@
-"""Fronts: Newton's equations of a program with nearly independent parts, by a multifrontal Cholesky method.
+"""Fronts: Newton's equations of a program with nearly independent parts, by multifrontal Cholesky factorisation.
 
-The columns of different data points have no row in common; they are coupled by the shared columns alone, the scores.
-So they are eliminated first, one data point after the other, and a small dense matrix of the shared columns is left.
-The same holds within a data point: the columns of its first layers may fall into groups, such as the positions of a
-feature map, that are coupled only by the columns of later layers. Groups are the leaves of a tree, data points the
-parents of their leaves, the shared columns the root.
+Columns of different data points share no row; only the shared columns, the scores, couple them. So they are
+eliminated first, data point by data point, which leaves a small dense matrix of the shared columns. Within a data
+point, columns of the first layers may form groups, such as the positions of a feature map, that are coupled only by
+columns of later layers. The elimination tree has these groups as leaves, data points as their parents, and the shared
+columns as root.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ FEW_COEFFICIENTS = 8
 """A row with at most this many coefficients is kept sparse."""
 
 MOST_RUNS = 30
-"""Indices that form at most this many runs of consecutive numbers are added by slices."""
+"""Indices in at most this many runs of consecutive numbers are added by slices."""
 
 MOST_CHUNKS = 8
-"""Blocks of dense rows that a front may have before they are joined into one."""
+"""Blocks of dense rows per front before they are merged."""
 
 Root: TypeAlias = tuple[Floats, Ints]
-"""A matrix R over some columns that adds R'R."""
+"""A matrix R over some columns, which contributes R'R."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some of the rows, by their numbers, over the columns that any of them has."""
+    """Some rows, by number, restricted to their nonzero columns."""
 
     matrix: Floats | sparse.csr_array
     columns: Ints
@@ -57,7 +57,7 @@ class Chunk:
 
 @dataclass
 class Front:
-    """Columns that are eliminated together; `parent` is the front they meet next, None at the root."""
+    """Columns that are eliminated together; `parent` is None at the root."""
 
     own: Ints
     parent: int | None
@@ -66,10 +66,10 @@ class Front:
 
 
 class Tree:
-    """The rows of a program, dealt to fronts; more may be added."""
+    """The rows of a program, assigned to fronts; rows can be added."""
 
     def __init__(self, origins: Origins, pattern: sparse.csr_array) -> None:
-        """`pattern`: rows that say which columns meet. Others may have more columns meet."""
+        """`pattern`: rows that show which columns are coupled; rows added later may couple more."""
         points = np.unique(origins.points[origins.points != SHARED])
         leaves: list[Front] = []
         trunks: list[Front] = []
@@ -88,7 +88,7 @@ class Tree:
         self.squares = np.zeros(0)
 
     def add(self, rows: sparse.csr_array) -> None:
-        """The rows get the next numbers. Each belongs to the first front that has one of its columns."""
+        """Add rows with the next numbers. Each belongs to the first front that has one of its columns."""
         numbers = self.row_count + np.arange(rows.shape[0])
         self.row_count += len(numbers)
         self.squares = np.concatenate([self.squares, np.asarray(rows.multiply(rows).sum(axis=1)).reshape(-1)])
@@ -105,7 +105,7 @@ class Tree:
                 into.dense = [_join(into.dense)]
 
     def assign(self, rows: sparse.csr_array) -> Ints:
-        """The front of each row. Leaves that meet in a row are no longer leaves: their columns go to the parent."""
+        """The front of each row. Leaves that a row couples are dissolved into their parent."""
         entries = sparse.coo_array(rows)
         numbers, columns = entries.coords
         while True:
@@ -119,7 +119,7 @@ class Tree:
                 self._dissolve(self.fronts[leaf])
 
     def _dissolve(self, leaf: Front) -> None:
-        """What its rows add goes to the parent as before; it just has nothing to eliminate."""
+        """Move the columns of a leaf to its parent."""
         assert leaf.parent is not None
         parent = self.fronts[leaf.parent]
         self._front_of[leaf.own] = leaf.parent
@@ -152,7 +152,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class _Factor:
-    """Of one front: Cholesky factor of its own columns, what couples them to the border, and the border."""
+    """Of one front: the Cholesky factor of its own columns, the border, and the coupling to it."""
 
     own: Ints
     border: Ints
@@ -161,7 +161,7 @@ class _Factor:
 
 
 class FrontElimination:
-    """D + A'WA + the sum of R'R, factorised front by front. `check` is called between two of them."""
+    """D + A'WA + the sum of R'R, factorised front by front. `check` is called before each."""
 
     def __init__(
         self, tree: Tree, diagonal: Floats, weights: Floats, roots: Sequence[Root], check: Callable[[], object]
@@ -212,7 +212,7 @@ class FrontElimination:
 
 
 def _add_at(matrix: Floats, places: Ints, part: Floats) -> None:
-    """By slices where the places are few runs: several times as fast."""
+    """Add by slices if the places form few runs, which is several times as fast."""
     starts = np.concatenate([[0], np.flatnonzero(np.diff(places) != 1) + 1, [len(places)]])
     if len(starts) > MOST_RUNS or len(places) == 0:
         matrix[np.ix_(places, places)] += part
@@ -230,8 +230,8 @@ def _solve_lower(lower: Floats, right: Floats, *, transposed: bool = False) -> F
 
 
 def _split_point(own: Ints, depths: Ints, pattern: sparse.csr_array) -> tuple[list[Ints], Ints]:
-    """The columns of a data point as groups that meet in no row, and the rest: those behind the depth for which the
-    sum of the cubes of all sizes, which is the work, is least."""
+    """The columns of a data point as uncoupled groups, and the rest: those behind a depth, chosen to minimise the
+    work, the sum of the cubes of all sizes."""
     rows = pattern[:, own]
     rows = rows[np.flatnonzero(np.diff(rows.indptr))]
     best = float(len(own)) ** 3
@@ -253,7 +253,7 @@ def _split_point(own: Ints, depths: Ints, pattern: sparse.csr_array) -> tuple[li
 
 
 def _order_by_group(groups: list[Ints], rest: Ints, pattern: sparse.csr_array) -> Ints:
-    """The rest in the order of the first group that each meets: what a group adds to it then lies together."""
+    """The rest sorted by the first group that each column is coupled to, so that updates are contiguous."""
     labels = np.full(pattern.shape[1], len(groups))
     for number, group in enumerate(groups):
         labels[group] = number

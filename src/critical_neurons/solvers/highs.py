@@ -1,4 +1,4 @@
-"""HiGHS, the default solver: dual simplex and branch and bound, under the loop that adds rows and cuts."""
+"""HiGHS, the default solver: dual simplex and branch and bound, inside the cutting plane loop."""
 
 from __future__ import annotations
 
@@ -134,9 +134,9 @@ class HighsEngine:
         )
 
     def solve(self, seconds: float) -> LinearResult:
-        """From the last basis; if that fails, once more from none.
+        """From the last basis; if that fails, once more without one.
 
-        The clock of a linear program, unlike that of an integer one, goes on from run to run.
+        HiGHS counts the time of a linear program, unlike that of an integer one, from run to run.
         """
         end = self._highs.getRunTime() + seconds
         self._run(end)
@@ -175,7 +175,7 @@ class HighsEngine:
         )
 
     def _run(self, time_limit: float, look: Callable[[], None] = lambda: None) -> None:
-        """In a thread of its own, so that Ctrl-C can stop it. highspy's own would be one for the whole process."""
+        """In a separate thread, so that Ctrl-C can stop it. highspy's own thread is shared by the whole process."""
         self._set("time_limit", time_limit)
         self._stop = False
         ended = run_in_thread(self._run_here)
@@ -189,7 +189,7 @@ class HighsEngine:
 
     def _run_here(self) -> None:
         self._highs.run()
-        highspy.Highs.resetGlobalScheduler(True)  # its threads end before this one does
+        highspy.Highs.resetGlobalScheduler(True)  # ends its threads
 
     def _interrupt(self, event: Any) -> None:
         if self._stop:
@@ -220,7 +220,7 @@ class HighsEngine:
 
 
 class _Messages:
-    """What a running integer program says, from its own thread to that of the caller."""
+    """Passes bounds and points of a running integer program to the caller's thread."""
 
     def __init__(self) -> None:
         self._bound = -math.inf

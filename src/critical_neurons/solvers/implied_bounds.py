@@ -13,8 +13,8 @@ ROOM = 1.0
 
 
 def imply_bounds(program: Program) -> tuple[Floats, Floats]:
-    """Of the columns in front of the convex term's. A column with a positive cost is no larger than the rows
-    require."""
+    """Bounds of the columns before those of the convex term. A column with a positive cost is at an optimum no larger
+    than the rows require."""
     count = program.term.columns.start
     lower, upper = program.lower[:count].copy(), program.upper[:count].copy()
     open_ended = np.flatnonzero(~np.isfinite(lower) | ~np.isfinite(upper))
@@ -33,8 +33,8 @@ def imply_bounds(program: Program) -> tuple[Floats, Floats]:
 
 
 def find_least_cost(program: Program) -> float:
-    """Within these bounds: a bound of the program that costs nothing. The functions of the term are nowhere below the
-    bounds of their columns."""
+    """The least cost within these bounds: a lower bound of the program without solving anything. The functions of the
+    term are never below the bounds of their columns."""
     lower, upper = (
         np.append(implied, own[len(implied) :])
         for implied, own in zip(imply_bounds(program), (program.lower, program.upper), strict=True)
@@ -43,13 +43,13 @@ def find_least_cost(program: Program) -> float:
 
 
 def find_least(slope: Floats, lower: Floats, upper: Floats) -> float:
-    """Of slope · x over the box."""
+    """The minimum of slope · x over the box."""
     used = np.flatnonzero(slope)
     return float(slope[used] @ np.where(slope > 0, lower, upper)[used])
 
 
 def _span(matrix: sparse.coo_array, column: int, lower: Floats, upper: Floats) -> Floats:
-    """The least that every row can be within the bounds, without its coefficient in the column."""
+    """The least value of every row within the bounds, without its coefficient in the column."""
     rows, columns = matrix.coords
     values = np.where((columns == column) | (matrix.data == 0), 0.0, matrix.data)
     ends = np.where(values > 0, lower[columns], upper[columns])

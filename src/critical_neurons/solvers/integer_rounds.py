@@ -1,8 +1,8 @@
 """Integer programs in rounds, by the engine's own branch and bound.
 
-The engine solves the integer program as far as it is written, and as far as its share of the time goes; the integer
-columns of its best point are fixed and the continuous rest is solved to the end, which gives an incumbent and more
-rows and cuts, valid for the whole program.
+In each round the engine solves the integer program with the rows and cuts known so far, within a share of the time.
+Then the integer columns of its best point are fixed and the continuous rest is solved to optimality, which gives an
+incumbent and further rows and cuts, valid for the whole program.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ INNER_SHARE = 0.1
 """Share of the gap tolerance to which the parts of a round with integer columns are solved."""
 
 INTEGER_TIME_SHARES = (0.1, 0.3, 0.8)
-"""Shares of the remaining time for successive integer programs that are stopped. The first ones lack rows and cuts,
-which their best points show; the time after the last one is for solving the rest at its best point."""
+"""Shares of the remaining time for successive integer programs that hit their limit. The first ones lack rows and
+cuts, so they get less; the time after the last one is for solving the continuous rest."""
 
 
 class RoundLoop(CutLoop):
@@ -65,8 +65,8 @@ class RoundLoop(CutLoop):
         self._stops += stopped and not last
 
     def _watch(self, bound: float, point: Floats | None) -> None:
-        """Called while an integer program runs. Its point, integers rounded, is kept in reserve if feasible. When a
-        point arrives depends on the clock, so it is used only by a search that was stopped."""
+        """Called while an integer program runs. Its rounded point is kept in reserve if feasible. Since the time of
+        its arrival is not deterministic, it is used only if the search is stopped."""
         before = self.bound
         self.raise_bound(bound)
         if point is not None:
@@ -78,7 +78,7 @@ class RoundLoop(CutLoop):
             self.tell()
 
     def _solve_fixed(self, point: Floats) -> None:
-        """What is left when the integer columns take their rounded values: an incumbent, if feasible."""
+        """Solve with the integer columns fixed to their rounded values, for an incumbent."""
         self._fix_integers(point)
         best = np.inf
         try:

@@ -1,12 +1,11 @@
-"""An interior point method for continuous programs of many data points, rows added when violated.
+"""An interior point method for continuous programs of many data points, with lazy constraints.
 
-Newton's steps on the conditions of optimality take the convex term with its own curvature, where tangents would need
-one for every data point and round. Whatever the multipliers λ >= 0 of the rows a · x <= b written so far, and
-whatever the point y,
+Newton's method uses the curvature of the convex term, where cutting planes would need a tangent for every data point
+and round. For any multipliers λ >= 0 of the rows a · x <= b added so far and any point y,
 
     F(y) + min over the box of (g + A'λ) · x  -  g · y  -  λ · b,     g the gradient of F at y,
 
-is a lower bound of the program: F is convex, and rows that are missing would only raise it.
+is a lower bound of the program: F is convex, and missing rows could only raise its optimum.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, TIE_BR
 MOST_STEPS = 200
 
 ROWS_PER_STEP = 50
-"""Rows that a step may add, the most violated first: each makes every later step more expensive."""
+"""Rows added per step, the most violated first: each makes later steps more expensive."""
 
 TIE_PRECISION = 0.01
-"""The largest barrier parameter, relative to the cost that breaks ties, at which the search may end."""
+"""The search ends only at a barrier parameter below this share of the cost that breaks ties."""
 
 SHORTEST_STEP, MOST_SHORT_STEPS = 1e-4, 10
 """Below this length a step counts as short; this many in a row end the search: the program may be infeasible."""
 
 INSIDE = 0.1
-"""How far from its upper bound every column starts, as a share of its range."""
+"""Distance of the start from the upper bounds, as a share of each column's range."""
 
 STEEP = 100.0
 """A start is replaced if its loss is more than this many times that of another."""
@@ -74,7 +73,7 @@ def find_obstacle(program: Program) -> str | None:
 
 
 class _Search(SearchRecord):
-    """Over the columns that are neither fixed nor the convex term's own."""
+    """Searches over the columns that are neither fixed nor those of the convex term."""
 
     def __init__(self, program: Program, limits: Limits, report: Report) -> None:
         super().__init__(program, limits, report)
@@ -134,8 +133,8 @@ class _Search(SearchRecord):
             self._steps += 1
 
     def _choose_start(self, loss: Loss) -> Floats:
-        """Well inside the bounds. Where the loss is very large there, as with wide bounds, the values that favour the
-        labels are a better start."""
+        """A point well inside the bounds. If its loss is very large, as with wide bounds, a point proposed by the
+        formulation is a better start."""
         margin = INSIDE * (self._upper - self._lower)
         start = self._upper - margin
         for proposed in self._propose(self._complete(start)):
@@ -151,7 +150,7 @@ class _Search(SearchRecord):
         return Origins(nowhere, nowhere)
 
     def _build_defining(self) -> Iterator[Rows]:
-        """Without these rows the columns that are a data point's own would be free."""
+        """Rows without which the columns of a data point would be unconstrained."""
         for place, source in enumerate(self.program.sources):
             numbers = source.defining
             for at in range(0, len(numbers), source.piece):
@@ -159,7 +158,7 @@ class _Search(SearchRecord):
                 yield self.learn_from(place, numbers[at : at + source.piece])
 
     def _tilt(self) -> Floats:
-        """An additional cost that breaks ties, too small to change the objective by more than the tie-break may."""
+        """A small extra cost that breaks ties, within the share of the gap tolerance left for that."""
         if self.program.tie_break is None:
             return np.zeros(len(self._columns))
         wanted = self.program.tie_break[self._columns]
@@ -172,7 +171,7 @@ class _Search(SearchRecord):
         self.raise_bound(float(value - slope @ state.point + lowest - state.multipliers @ state.limits))
 
     def _add_violated_rows(self, state: NewtonState) -> bool:
-        """Whether the point violates any row; the worst of those that are not in the program yet join it."""
+        """Add the most violated rows that are not in the program yet. Returns whether any row is violated."""
         found, all_violations = self._judge(state.point)
         if found and self.incumbent is None:
             self._judge(self._shrink(state))
@@ -188,7 +187,7 @@ class _Search(SearchRecord):
         return found
 
     def _try(self, point: Floats) -> None:
-        """What the formulation makes of the scores of a point."""
+        """Offer the points that the formulation proposes for the scores of a point."""
         for proposed in self._propose(point):
             if self._judge(proposed[self._columns])[0]:  # none with these scores is feasible
                 return
@@ -200,7 +199,7 @@ class _Search(SearchRecord):
                 self.remaining()
 
     def _shrink(self, state: NewtonState) -> Floats:
-        """The point moved towards the lower bounds, as far as it takes to keep within a budget."""
+        """The point moved towards the lower bounds until it meets a budget."""
         move = state.point - self._lower
         over, used = state.rows.multiply(state.point) - state.limits, state.rows.multiply(move)
         violated = (over > 0) & (used > 0)
@@ -208,8 +207,8 @@ class _Search(SearchRecord):
         return self._lower + (1.0 - share) * move
 
     def _judge(self, searched: Floats) -> tuple[bool, list[Floats]]:
-        """Whether any row is violated, and by how much those of the sources are. If none is, the point is offered as
-        the incumbent."""
+        """Whether any row is violated, and the violations of the sources. A feasible point is offered as
+        incumbent."""
         point, rows = self._complete(searched), self.program.rows
         values = rows.matrix @ point
         violations = [source.violations(point) for source in self.program.sources]
@@ -225,7 +224,7 @@ class _Search(SearchRecord):
         return point
 
     def _split(self, rows: Rows) -> tuple[sparse.csr_array, Floats]:
-        """Rows as a · x <= b over the columns that are searched."""
+        """Rows as a · x <= b over the searched columns."""
         matrix = sparse.csr_array(rows.matrix[:, : len(self._base)])
         given = matrix @ self._base
         matrix = sparse.csr_array(matrix[:, self._columns])

@@ -1,8 +1,8 @@
 """The loss weight that maximises the Lagrangian dual (equation 7b), by cutting planes.
 
-Every point x of the program gives a line above the dual, sparsity(x) + λ (softmax(x) - level), and the bound of the
-program at λ a value that the dual has there at least. The next λ is where the lines of the best points above and
-within the level cross.
+Every feasible point x gives a line above the dual function, sparsity(x) + λ (softmax(x) - level), and the bound of
+the program at λ is a lower bound of the dual there. The next λ is where the lines of the best points above and within
+the level cross.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from critical_neurons.errors import SolverError
 from critical_neurons.solvers.base import Backend, Limits, Report
 
 MOST_TRIALS = 25
-"""Programs solved; by measurement 4 to 15 are enough."""
+"""Limit on the programs solved; by measurement 4 to 15 are enough."""
 
 TIME_SHARE = 0.25
 """Share of the time left that a single program may take."""
@@ -30,7 +30,7 @@ GAP_SHARE = 0.5
 """Share of the gap tolerance to which each program is solved; the rest is for the loss weight."""
 
 SAME_WEIGHT = 1e-3
-"""Relative difference of loss weights below which another program would tell nothing new."""
+"""Loss weights with a smaller relative difference count as equal."""
 
 LEVEL_TOLERANCE = 1e-7
 """Share of the level by which the softmax term may exceed it."""
@@ -83,8 +83,8 @@ class _Search:
         return self._conclude(interrupted=solution.interrupted)
 
     def _solve(self, loss_weight: float) -> Solution:
-        """From the best point within the level. Rows and tangents that earlier programs have learnt are not taken
-        over: by measurement they make the linear programs larger and save no time."""
+        """Warm-started from the best point within the level. Rows and tangents of earlier programs are not reused: by
+        measurement they make the linear programs larger and save no time."""
         program = self._program_at(loss_weight)
         if np.isfinite(self._within.loss_weight):
             program = replace(program, given=self._within.point)
@@ -129,8 +129,8 @@ class _Search:
     def _find_best(self) -> _Found:
         """The point within the level with the least sparsity.
 
-        Where their integer columns are the same, or there are none, a mixture of a point above the level and one
-        within it is a point too, and at the level its sparsity is at most the height at which their lines cross.
+        If the integer columns of a point above the level and one within it agree, their mixture at the level is
+        feasible too, and its sparsity is at most the height at which their lines cross.
         """
         above, within, whole = self._above, self._within, self._unit.integer
         if above is None or not np.array_equal(np.round(above.point[whole]), np.round(within.point[whole])):

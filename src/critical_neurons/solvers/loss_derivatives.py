@@ -1,4 +1,4 @@
-"""The loss, the weighted sum of a convex term's functions of affine logits, and its derivatives."""
+"""Derivatives of the loss, the weighted sum of a convex term's functions of affine logits."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Derivatives:
 
 
 class Loss:
-    """Over the `columns` of a program, each of a data point or shared; `base` are the values of all columns in front
-    of the term's where these are 0."""
+    """The loss over the searched `columns` of a program, each shared or of one data point (`points`). `base` are the
+    values of all columns before the term's, with 0 for the searched ones."""
 
     def __init__(self, program: Program, base: Floats, columns: Ints, points: Ints) -> None:
         matrix, offset, self._loss = program.term.affine_forms()

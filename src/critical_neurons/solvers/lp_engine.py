@@ -1,4 +1,4 @@
-"""What the loop that adds rows and cuts asks of a solver of linear programs."""
+"""The protocol of an LP engine: what the cutting plane loop needs of a solver."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from critical_neurons.core.program import Rows
 from critical_neurons.core.structure import Bools, Floats, Ints
 
 FEASIBILITY = 1e-9
-"""How exactly an engine keeps its rows, tighter than solvers do by themselves: below the least difference that calls
-for a new tangent."""
+"""Feasibility tolerance of engines, tighter than their defaults: below the least difference for a new tangent."""
 
 LOOK_SECONDS = 0.1
-"""Between two checks of a running solve: whether it has ended, what it has found, whether Ctrl-C was pressed."""
+"""Time between two checks of a running solve for its end, new points and Ctrl-C."""
 
 
 class Outcome(Enum):
@@ -29,8 +28,8 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class LinearResult:
-    """`point` is the optimum; of an integer program that was stopped, the best point so far, if there is one. `duals`
-    are the multipliers of the rows of a linear program, positive where a lower end binds."""
+    """`point` is the optimum, or the best point of an integer program that was stopped. `duals` are the multipliers
+    of the rows of a linear program, positive where a lower bound is active."""
 
     outcome: Outcome
     point: Floats | None
@@ -39,7 +38,7 @@ class LinearResult:
 
 
 class LinearPart(Protocol):
-    """What an engine takes of a program."""
+    """The linear part of a program."""
 
     @property
     def cost(self) -> Floats: ...
@@ -58,7 +57,7 @@ class LinearPart(Protocol):
 
 
 Watch: TypeAlias = Callable[[float, Floats | None], None]
-"""Told the bound of a running integer program, and its best point if that is new."""
+"""Called with the bound of a running integer program, and its best point if that is new."""
 
 
 class LinearEngine(Protocol):
@@ -80,8 +79,8 @@ class LinearEngine(Protocol):
 
 
 def run_in_thread(action: Callable[[], None]) -> threading.Event:
-    """Start it; the event is set when it has ended. Waiting for the thread itself could not be interrupted by
-    Ctrl-C."""
+    """Start a thread and return an event that is set at its end. Unlike joining a thread, waiting for an event can be
+    interrupted by Ctrl-C."""
     ended = threading.Event()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Newton's steps on the conditions of optimality of a convex program, with Mehrotra's predictor and corrector."""
+"""Newton steps: on the optimality conditions of a convex program, with Mehrotra's predictor and corrector."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from critical_neurons.core.structure import Floats
 from critical_neurons.solvers.fronts import FrontElimination, Root, Tree
 
 RELAXATION = 1e-8
-"""By which rows may be violated: well within the tolerance, and the feasible set gets an interior."""
+"""Rows are relaxed by this much, well within the tolerance, so that the feasible set has an interior."""
 
 SMALLEST_SLACK = 1e-3
-"""Of a row that joins while it is violated."""
+"""Initial slack of a row that is added while violated."""
 
 FIRST_BARRIER = 0.1
-"""Times the steepest slope of the objective: much smaller, it would not hold the first steps back."""
+"""Initial barrier parameter, relative to the steepest slope of the objective."""
 
 TO_THE_BOUNDARY = 0.99
-"""Share of the way to the nearest bound that a step goes."""
+"""Step length as a share of the distance to the nearest bound."""
 
 SMALLEST_GAP = 1e-15
-"""Between a point and its bounds: rounding makes it nothing."""
+"""Smallest distance between a point and its bounds, which rounding may reduce to zero."""
 
 FEW_ROWS = 2
-"""Times as many columns as rows, the loss's own among them, from which on Newton's equations are solved by rows."""
+"""With more than this many columns per row, those of the loss included, the Woodbury formula is used."""
 
 REFINEMENTS = 2
 
@@ -38,8 +38,7 @@ class NewtonState:
     def __init__(
         self, start: Floats, bounds: tuple[Floats, Floats], slope: float, origins: Origins, pattern: sparse.csr_array
     ) -> None:
-        """`slope`: the steepest of the objective at the start. `pattern`: rows that say which columns meet (see
-        `Tree`)."""
+        """`slope`: the steepest of the objective at the start. `pattern`: see `Tree`."""
         self._lower, self._upper = lower, upper = bounds
         self.point = start
         self.barrier = FIRST_BARRIER * max(1.0, slope)
@@ -56,8 +55,8 @@ class NewtonState:
         self.multipliers = np.concatenate([self.multipliers, self.barrier / slacks])
 
     def step(self, slope: Floats, roots: Sequence[Root], check: Callable[[], object]) -> float:
-        """Mehrotra's predictor and corrector; how far along the corrected direction it went. `check` is called every
-        now and then."""
+        """Mehrotra's predictor and corrector. Returns the step length along the corrected direction. `check` is
+        called every now and then."""
         gaps = np.concatenate([self.slacks, self.point - self._lower, self._upper - self.point])
         gaps = np.maximum(gaps, SMALLEST_GAP)
         duals = np.concatenate([self.multipliers, self._below, self._above])
@@ -80,8 +79,8 @@ class NewtonState:
 
 
 class _System:
-    """Newton's equations, reduced to the columns. `gaps` and `duals` are those of the rows, of the lower and of the
-    upper bounds, one after the other."""
+    """Newton's equations, reduced to the columns. `gaps` and `duals` belong to the rows, then the lower, then the
+    upper bounds."""
 
     def __init__(
         self, rows: Tree, roots: Sequence[Root], gaps: Floats, duals: Floats, check: Callable[[], object]
@@ -119,7 +118,7 @@ class _System:
 class LowRank:
     """D + R'R where R has few rows (Woodbury): D^-1 - D^-1 R' (1 + R D^-1 R')^-1 R D^-1.
 
-    Small and large entries of D cancel; what that costs is mended by solving for the residual.
+    Cancellation between small and large entries of D is corrected by iterative refinement.
     """
 
     def __init__(self, diagonal: Floats, root: Floats) -> None:

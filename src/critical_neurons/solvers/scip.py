@@ -1,7 +1,6 @@
-"""SCIP, as `scip`: SoPlex for the linear programs, from basis to basis, and SCIP's branch and bound for integer ones.
+"""SCIP, as `scip`: SoPlex for linear programs, warm-started from basis to basis, SCIP for integer ones.
 
-Both under the loop that adds rows and cuts. SCIP solves on one thread, whatever `threads` says; its `options`
-are those of the branch and bound.
+Both inside the cutting plane loop. SCIP uses one thread whatever `threads` says; `options` are those of SCIP.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class ScipSolver:
 
 
 class _Scip:
-    """The linear part of a program: in SoPlex all the time, in SCIP for as long as an integer solve takes."""
+    """The linear part of a program: permanently in SoPlex, and in SCIP during an integer solve."""
 
     def __init__(self, program: Program, limits: Limits) -> None:
         self._limits = limits
@@ -112,7 +111,7 @@ class _Scip:
             self._lp.chgBound(column, low, high)
 
     def solve(self, seconds: float) -> LinearResult:
-        """From the last basis; if that fails, once more from none."""
+        """From the last basis; if that fails, once more without one."""
         end = time.monotonic() + seconds
         outcome = self._solve_linear(end)
         if outcome is Outcome.FAILED:
@@ -124,7 +123,7 @@ class _Scip:
         return LinearResult(outcome, np.array(self._lp.getPrimal()), self._lp.getObjVal())
 
     def _solve_linear(self, end: float, *, slices: bool = True) -> Outcome:
-        """In slices: SoPlex does not let Python run meanwhile, so Ctrl-C is noticed between two of them."""
+        """In slices of time: SoPlex holds the interpreter lock, so Ctrl-C is noticed between two of them."""
         while True:
             now = time.monotonic()
             if now >= end:
@@ -133,7 +132,7 @@ class _Scip:
             self._lp.setRealParam(self._parameter.LPTILIM, seconds)
             try:
                 self._lp.solve()
-            except Exception:  # what pyscipopt makes of SCIP's return codes
+            except Exception:  # pyscipopt raises bare exceptions for SCIP's return codes
                 return Outcome.FAILED
             if self._lp.isOptimal():
                 return Outcome.OPTIMAL
@@ -194,14 +193,14 @@ class _Search:
                 self._model.addCoefLinear(row, self._columns[column], value)
 
     def suggest(self, start: Floats) -> None:
-        """SCIP checks the point itself, and leaves it alone if it breaks a row."""
+        """SCIP checks the point itself, and ignores it if it violates a row."""
         point = self._model.createSol()
         for column, value in zip(self._columns, start.tolist(), strict=True):
             self._model.setSolVal(point, column, value)
         self._model.addSol(point)
 
     def run(self, seconds: float, watch: Watch) -> LinearResult:
-        """In a thread of its own, so that Ctrl-C can stop it."""
+        """In a separate thread, so that Ctrl-C can stop it."""
         self._model.setParam("limits/time", seconds)
         failures: list[Exception] = []
 

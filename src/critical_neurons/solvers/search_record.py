@@ -1,4 +1,4 @@
-"""Search record: the best point, what bounds it, the rows learnt and the time taken, of a search so far."""
+"""Search record: incumbent, dual bound, learnt rows and elapsed time of a search."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.solvers.base import Limits, Report
 
 FEASIBILITY_TOLERANCE = 1e-6
-"""Largest violation of a row, relative to the scale of its ReLU, that still counts as satisfied."""
+"""Largest violation, relative to the scale of its ReLU, at which a row counts as satisfied."""
 
 TIE_BREAK_SHARE = 0.1
 """Share of the gap tolerance left to the tie-break."""
@@ -45,7 +45,7 @@ class SearchRecord:
             self.incumbent, self.objective = point, value
 
     def offer_if_feasible(self, point: Floats) -> bool:
-        """Whether it is, once its convex term is raised to the true value."""
+        """Offer the point with its convex term set to the true value. Returns whether it is feasible."""
         raised = self.program.raise_term(point)
         feasible = self.violation(raised) <= FEASIBILITY_TOLERANCE
         if feasible:
@@ -53,7 +53,7 @@ class SearchRecord:
         return feasible
 
     def violation(self, point: Floats) -> float:
-        """By how much the point violates a row, those of the sources among them. The convex term can be raised."""
+        """The largest violation of a row, those of sources included; the convex term is not checked."""
         rows = self.program.rows
         values = rows.matrix @ point
         worst = max((rows.lower - values).max(initial=0.0), (values - rows.upper).max(initial=0.0))
@@ -62,7 +62,7 @@ class SearchRecord:
         return float(max([worst, *(source.violations(point).max(initial=0.0) for source in self.program.sources)]))
 
     def learn_from(self, place: int, numbers: Ints) -> Rows:
-        """These rows of a source, by its place among the sources."""
+        """Build rows of a source, given its place among the sources, and record them."""
         rows = self.program.sources[place].build(numbers)
         self.known[place][numbers] = True
         self.learnt.append(rows)
@@ -88,7 +88,7 @@ class SearchRecord:
         return time.monotonic() - self._started
 
     def remaining(self) -> float:
-        """Seconds. Raise a `StopSearch` where there are none."""
+        """Remaining seconds; raises `StopSearch` if there are none."""
         remaining = self.limits.time_limit - self.elapsed
         if remaining <= 0:
             raise StopSearch(Status.TIMED_OUT)
