@@ -1,1 +1,1 @@
-"""Frozen data that checks itself and nothing more. It knows no torch."""
+"""Core: frozen data that validates itself. It imports neither torch nor any other package of the library."""

@@ -1,4 +1,4 @@
-"""Answers: the classes that two networks name for the same inputs, counted class by class, and where they differ."""
+"""Answers: the predictions of two networks for the same inputs, counted by class, and where they differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from critical_neurons.core.structure import Ints
 
 @dataclass(frozen=True)
 class ClassCount:
-    """How many `inputs` have this label, and of how many of them it was named `before` and `after`."""
+    """How many `inputs` have this label, and how many of them were predicted correctly `before` and `after`."""
 
     label: Count
     inputs: Count
@@ -23,7 +23,7 @@ class ClassCount:
 
 @dataclass(frozen=True)
 class Change:
-    """An input, by its row, whose class was `before` and is `after`. The right one is its `label`, if it has any."""
+    """An input, by its row, whose predicted class changed, and its `label` if it has one."""
 
     row: Count
     label: Count | None
@@ -32,7 +32,7 @@ class Change:
 
     @property
     def fate(self) -> Literal["lost", "won", "other"]:
-        """Whether the right class is no longer named, is named now, or is named by neither or not known."""
+        """Whether a correct prediction was lost or won, or neither."""
         return "lost" if self.before == self.label else "won" if self.after == self.label else "other"
 
 
@@ -45,7 +45,7 @@ class Answers:
 
     @classmethod
     def count(cls, before: Ints, after: Ints, labels: Ints | None) -> Answers:
-        """From the class that each network names for every input."""
+        """From the predicted classes of both networks."""
         classes = []
         for label in () if labels is None else np.unique(labels).tolist():
             of_class = labels == label

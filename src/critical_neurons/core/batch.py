@@ -1,4 +1,4 @@
-"""Batch: the data points a network is scored on, from whatever the user has."""
+"""Batch: the data points a network is scored on, from the user's tensors, arrays or loader."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.errors import InvalidInputError
 
 CALIBRATED_ON = "calibrated_on"
-"""The attribute in which a smaller model remembers the data points that had a part in making it, as `digest_rows`
-knows them: accuracy on them is not called test accuracy."""
+"""The attribute of a smaller model with the digests (`digest_rows`) of the data points it was made with: accuracy on
+them is not called test accuracy."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """inputs (batch, ...) and labels (batch,); no labels: the model's own predictions are to be used.
+    """inputs (batch, ...) and labels (batch,); without labels the model's own predictions are used.
 
-    `targets` (batch,) or (batch, outputs) in the place of labels that are no whole numbers.
+    `targets` (batch,) or (batch, outputs) are real-valued labels.
     """
 
     inputs: Floats
@@ -34,8 +34,8 @@ class Batch:
 
 
 def gather_batch(inputs: Any, labels: Any = None, *, real: bool = False) -> Batch:
-    """Tensors, arrays, or an iterable of batches: of inputs, alone or in a sequence of one, or of pairs (inputs,
-    labels). `real`: labels may be targets."""
+    """From tensors, arrays, or an iterable of batches: of inputs, of sequences of one, or of pairs (inputs, labels).
+    `real`: labels may be real numbers."""
     if _is_array(inputs):
         gathered, given = _array(inputs), None if labels is None else _array(labels)
     elif isinstance(inputs, Iterable) and labels is None:
@@ -71,7 +71,7 @@ def _join(batches: Iterable[Any]) -> tuple[NDArray[Any], NDArray[Any] | None]:
 
 
 def _split(part: Any) -> tuple[Any, Any]:
-    """Inputs, and labels if there are any. A loader of inputs alone may give them as a list of one."""
+    """Inputs, and labels if there are any. A loader without labels may yield lists of one."""
     match part:
         case [inputs, labels]:
             return inputs, labels
@@ -118,7 +118,7 @@ def _check_targets(targets: NDArray[Any], size: int) -> Floats:
 
 
 def digest_rows(inputs: NDArray[Any]) -> list[str]:
-    """What a data point is known by later on: a digest of its values in single precision."""
+    """A digest of every data point, from its values in single precision."""
     rows = np.ascontiguousarray(inputs, dtype=np.float32).reshape(len(inputs), -1)
     return [hashlib.blake2b(row.tobytes(), digest_size=8).hexdigest() for row in rows]
 
@@ -150,7 +150,7 @@ def _some(values: NDArray[Any]) -> str:
 
 
 def choose_evenly(labels: Ints, count: int, seed: int) -> Ints:
-    """Indices of `count` data points at random, ascending, the same number of every class as far as possible."""
+    """Ascending indices of `count` random data points, with equally many of every class as far as possible."""
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     rank = np.zeros(len(labels), dtype=np.int64)  # the rank of a data point in its class
     for label in np.unique(labels):

@@ -12,10 +12,10 @@ from critical_neurons.core.structure import Bools, Floats
 from critical_neurons.errors import InvalidSettingError
 
 SOUND = 1e-9
-"""How far outside an interval a value may lie, relative to the largest of its ReLU, and still count as inside."""
+"""Tolerance of the test whether a value is inside its interval, relative to the largest value."""
 
 PROBES = 4
-"""Masks, or points of the input boxes, drawn at random to test bounds with."""
+"""Number of random masks or points of the input boxes to test bounds with."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Interval:
         return self.lower is self.upper or np.array_equal(self.lower, self.upper)
 
     def at(self, points: Bools) -> Interval:
-        """Those of some of the data points."""
+        """The part for some of the data points."""
         lower = self.lower[points]
         return Interval(lower, lower if self.lower is self.upper else self.upper[points])
 
@@ -65,7 +65,7 @@ class Bounds:
     """What the inputs range over, (batch, *shape), where that is not `radius` around them."""
 
     def at(self, points: Bools) -> Bounds:
-        """Those of some of the data points."""
+        """The part for some of the data points."""
         relus, pools = (
             {index: interval.at(points) for index, interval in part.items()}
             for part in (self.before_relu, self.before_pool)

@@ -1,4 +1,4 @@
-"""Box: what inputs range over, from whatever the user has."""
+"""Box: the range of inputs, from the pair, arrays or radius that the user gives."""
 
 from __future__ import annotations
 

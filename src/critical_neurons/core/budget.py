@@ -1,4 +1,4 @@
-"""Budget: the share of units, of parameters or of multiply-adds that is kept at most."""
+"""Budget: the largest share of units, parameters, multiply-adds or run time to keep."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Budget(Plain):
         return self.units is not None and self.scope == "layer"
 
     def with_share(self, share: float) -> Budget:
-        """Another share of the same."""
+        """The same budget with another share."""
         return Budget(**{**self.to_dict(), self.measure: share})
 
     def to_dict(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from critical_neurons.core.documents import Amount, Count, Document, Number, Sha
 from critical_neurons.core.hooks import Shown, call_hook
 
 DataKind: TypeAlias = Literal["test", "calibration"]
-"""Calibration data had a part in making the smaller network: in its scores, its refitting, its int8 ranges."""
+"""Calibration data was used to make the smaller network: for its scores, its refitting or its int8 ranges."""
 
 NOTHING = "none"
 """Shown where nothing could be measured."""
@@ -57,11 +57,12 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Comparison(Shown, Document):
-    """`agreement` is the share of inputs that both networks give the same class, None unless their output is (batch,
-    classes). `difference` is the root mean squared difference of the outputs, relative to the standard deviation of
-    those before; None where the notes say why. `inputs` counts those on which both, and the accuracies, were
-    measured, `data` says of what kind they are, and `int8_data` of what kind those for the int8 accuracies. `answers`
-    are the classes that the networks name, where there is an agreement.
+    """A network before and after, measured side by side.
+
+    `agreement` is the share of inputs with the same predicted class, None unless outputs are (batch, classes).
+    `difference` is the root mean squared difference of the outputs, relative to the standard deviation of the outputs
+    before; if it is None, the notes say why. Both and the accuracies were measured on `inputs` inputs of the kind
+    `data`, int8 accuracies on those of the kind `int8_data`. `answers` are the predicted classes, if there are any.
 
     >>> comparison = cn.compare(model, smaller, test_inputs, test_labels, onnx=False)
     >>> comparison.before.parameters, comparison.after.parameters
@@ -94,8 +95,7 @@ class Comparison(Shown, Document):
 
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """What is measured, before, after, and how the second stands to the first; what could not be measured is left
-        out."""
+        """Quantity, before, after, and their relation; what could not be measured is left out."""
         before, after = self.before, self.after
         rows = [
             _row(f"accuracy, {self.data} data", before.accuracy, after.accuracy, _percent, _points),
@@ -130,7 +130,7 @@ class Comparison(Shown, Document):
         return "\n".join([*lines, "", *self.notes])
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw what is left of every quantity; gives the axes of matplotlib, the extra `plot`."""
+        """Draw what is left of every quantity. Returns matplotlib axes; needs the extra `plot`."""
         return call_hook("plot", self, axes)
 
 
@@ -146,7 +146,7 @@ def _row(
 
 
 def _single(name: str, value: float | None) -> tuple[str, str, str, str]:
-    """Of both networks together."""
+    """A row with one value for both networks together."""
     return name, "", NOTHING if value is None else _percent(value), ""
 
 
@@ -184,7 +184,7 @@ def _speed(before: float, after: float) -> str:
 
 
 def explain_figures(count: int, repeats: int, threads: int) -> tuple[str, ...]:
-    """How the numbers are to be read."""
+    """Notes that explain the numbers of a comparison."""
     return (
         f"{count} inputs. Multiply-adds: those of convolutions and matrix products for one input, by "
         "torch.utils.flop_counter.",

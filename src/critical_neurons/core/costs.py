@@ -1,4 +1,4 @@
-"""Costs: parameters, multiply-adds and measured time of a model of which only a part is kept."""
+"""Costs: units, parameters, multiply-adds and measured time of a model with only some units kept."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from critical_neurons.core.structure import Floats, Measure, Product, Structure,
 
 
 class CostModel:
-    """Units, parameters, multiply-adds or nanoseconds as a function of how much of every unit is kept.
+    """Units, parameters, multiply-adds or nanoseconds as a function of the kept fraction of every unit.
 
-    A product of the structure multiplies the shares kept of its axes. All shares come from one sparse matrix, a row
-    for every axis, since a budget asks for them once for every unit that goes.
+    A product of the structure multiplies the kept shares of its axes. All shares come from one sparse matrix with a
+    row per axis, since allocating a budget needs them once per removed unit.
 
-    `kept` has one entry per unit and a last one, 1, that stands for NO_UNIT.
+    `kept` has one entry per unit and a last one, 1, for NO_UNIT.
     """
 
     def __init__(self, structure: Structure, measure: Measure) -> None:
@@ -36,7 +36,7 @@ class CostModel:
         return float(self._amounts @ self._find_shares(kept).prod(1))
 
     def differentiate(self, kept: Floats) -> Floats:
-        """The derivative of `count` by every entry of `kept`."""
+        """The gradient of `count`."""
         shares, slope = self._find_shares(kept), np.zeros(len(self._sizes) + 1)
         for place in range(shares.shape[1]):
             slope[self._places[:, place]] = self._amounts * np.delete(shares, place, axis=1).prod(1)
@@ -44,7 +44,7 @@ class CostModel:
         return found
 
     def _find_shares(self, kept: Floats) -> Floats:
-        """Of every axis of every product."""
+        """The kept shares of all axes of every product."""
         shares: Floats = np.append(self._sums @ kept / self._sizes, 1.0)[self._places]
         return shares
 
@@ -58,8 +58,8 @@ def differentiate_cost(structure: Structure, kept: Floats, measure: Measure) -> 
 
 
 def count_new_biases(wirings: Iterable[Wiring], kept: Floats, *, everywhere: bool = False) -> float:
-    """Parameters that removal adds: a layer without a bias gains one where removed units leave a constant; with
-    refitting it may gain one `everywhere`."""
+    """Parameters that removal adds: a layer without a bias gets one if removed units leave a constant; refitting may
+    add one `everywhere`."""
     return float(
         sum(
             kept[wiring.outputs].sum()
@@ -70,7 +70,7 @@ def count_new_biases(wirings: Iterable[Wiring], kept: Floats, *, everywhere: boo
 
 
 def halve_macs(structure: Structure) -> float:
-    """The share of the multiply-adds that is left when half of those that can go are gone."""
+    """The share of the multiply-adds that is left when half of the removable ones are removed."""
     whole = np.ones(structure.unit_count + 1)
     least = whole.copy()
     for group in structure.groups:

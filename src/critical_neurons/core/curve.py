@@ -1,4 +1,4 @@
-"""Curve: what networks of several sizes are worth, by one or more ways to choose their units."""
+"""Curve: quality of networks of several sizes, by one or more methods of choosing units."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from critical_neurons.core.hooks import Shown, call_hook
 from critical_neurons.core.structure import Measure
 
 Method: TypeAlias = Literal["search", "paper", "norm", "random"]
-"""How units are chosen: by `search`, by the paper's scores, by the norms of the weights that make them, at random."""
+"""How units are chosen: by `search`, by the paper's scores, by the norms of their weights, or at random."""
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """A network that keeps at most a share, how its units were chosen, and how it compares with the original.
-    `seconds` went into choosing and refitting."""
+    """A network that keeps at most `share`, the method that chose its units, and its comparison with the original.
+    `seconds` is the time for choosing and refitting."""
 
     method: Method
     share: Share
@@ -31,7 +31,7 @@ class CurvePoint:
 
     @property
     def worth(self) -> tuple[str, float | None]:
-        """The accuracy, or without labels how often the class is the same; and which of the two it is."""
+        """Name and value of its quality: the accuracy or, without labels, the share of same predictions."""
         if self.comparison.after.accuracy is not None:
             return "accuracy", self.comparison.after.accuracy
         return "same predictions", self.comparison.agreement
@@ -49,7 +49,7 @@ def name_point(method: Method, share: float) -> str:
 
 @dataclass(frozen=True)
 class Curve(Shown, Document):
-    """Points by method, each from the largest network to the smallest. `settings` say what they are of.
+    """Points by method, each from the largest network to the smallest, and the `settings` of the sweep.
 
     >>> found = cn.sweep(model, inputs, labels, macs=[0.6, 0.3], effort="quick")
     >>> found.curve.save("curve.json")
@@ -67,7 +67,7 @@ class Curve(Shown, Document):
 
     @property
     def rows(self) -> list[tuple[str, str, str, str, str, str]]:
-        """Method, share asked for, worth, multiply-adds, parameters, time in torch; the last three as shares."""
+        """Method, requested share, quality, multiply-adds, parameters, time in torch; the last three as shares."""
         rows: list[tuple[str, str, str, str, str, str]] = []
         for point in self.points:
             before, after = point.comparison.before, point.comparison.after
@@ -96,5 +96,5 @@ class Curve(Shown, Document):
         return "\n".join([*lines, *self.notes])
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw what every point is worth by its size; gives the axes of matplotlib, the extra `plot`."""
+        """Draw the quality of every point by its size. Returns matplotlib axes; needs the extra `plot`."""
         return call_hook("plot", self, axes)

@@ -1,4 +1,4 @@
-"""Deadline: work that is given up once its time is over."""
+"""Deadline: stop work that runs past its time limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DEADLINE = ContextVar("deadline", default=math.inf)
 
 
 class TimeIsUp(Exception):
-    """Caught by whoever set the deadline; the user never sees it."""
+    """Caught where the deadline was set; the user never sees it."""
 
 
 @contextmanager
@@ -27,6 +27,6 @@ def until(deadline: float) -> Iterator[None]:
 
 
 def check_time() -> None:
-    """To be called between pieces of work that take long in large networks."""
+    """Called between steps that take long in large networks."""
     if time.monotonic() > _DEADLINE.get():
         raise TimeIsUp

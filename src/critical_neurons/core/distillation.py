@@ -1,4 +1,4 @@
-"""Distillation: how long and on what the smaller network is trained to give what the original gives."""
+"""Distillation: settings for training the smaller network to reproduce the original's outputs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Refitted: TypeAlias = Literal["none", "bias", "least_squares"]
 @explained
 @dataclass(frozen=True, kw_only=True)
 class Distillation(Plain):
-    """Training behind least squares, without labels: what `compensate` can be in the place of "distil".
+    """Training after least squares, without labels. Given as `compensate`, in place of "distil" with its defaults.
 
-    Equal settings give equal networks, unless the time is up before the steps are done.
+    Equal settings give equal networks, unless the time runs out before the steps are done.
 
     >>> short = cn.Distillation(seconds=10, steps=4, learning_rate=1e-3)
     >>> distilled = cn.prune(model, plan, inputs, compensate=short)
@@ -28,31 +28,31 @@ class Distillation(Plain):
     """
 
     seconds: float = setting(
-        300.0, "Seconds of distillation, after which the best so far is taken.", option="distil_seconds"
+        300.0, "Time limit of distillation in seconds; the best weights so far are used.", option="distil_seconds"
     )
     steps: int | None = setting(
         None,
-        "Steps of distillation at most. Default: 600, up to 4 000 of small networks.",
+        "Most steps of distillation. Default: 600, up to 4 000 for small networks.",
         option="distil_steps",
     )
     batch_size: int = setting(
-        64, "Inputs in a step of distillation; fewer where memory is short.", option="distil_batch_size"
+        64, "Batch size of distillation; smaller if memory is short.", option="distil_batch_size"
     )
     learning_rate: float | None = setting(
-        None, "Highest learning rate of distillation, in the place of the best of several.", option="distil_rate"
+        None, "Highest learning rate of distillation. Default: the best of several.", option="distil_rate"
     )
     augment: AugmentationName = setting(
         "auto",
-        "How inputs of distillation are varied. images: flipped, shifted and mixed; mixtures: mixed; auto: images if "
-        "inputs are colour images, else none.",
+        "Augmentation during distillation. images: flipped, shifted and mixed; mixtures: mixed; auto: images for "
+        "colour images, else none.",
         option="distil_augment",
     )
     augmentation: Callable[[Any], Any] | None = data(
-        "A function of a batch of inputs to another, drawn by torch's random numbers, in the place of `augment`."
+        "A function from a batch of inputs to an augmented one, in place of `augment`; may use torch's generator."
     )
     loss: Callable[[Any, Any], Any] | None = data(
-        "A function of what the smaller model gives and what the original gives to a scalar tensor, the less the "
-        "better, in the place of the distance of their outputs."
+        "A function of the outputs of the smaller and of the original model to a scalar tensor to minimise, in place "
+        "of the distance of the outputs."
     )
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Distillation(Plain):
 
 
 def split_compensation(given: Compensation | Distillation) -> tuple[Refitted, Distillation | None]:
-    """What is refitted first, and how the result is trained, if it is."""
+    """The refitting method, and the settings of distillation if there is any."""
     if isinstance(given, Distillation):
         return "least_squares", given
     check_choice("compensate", given, Compensation, " or cn.Distillation(...)")

@@ -26,16 +26,16 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 
 LARGEST_FILE = 2**29
-"""Bytes of a JSON file that are read at most."""
+"""Largest JSON file that is read, in bytes."""
 
 LARGEST_ARRAY = 2**26
-"""Entries of an array that a file may describe."""
+"""Most entries of an array in a file."""
 
 _Kind = TypeVar("_Kind")
 
 
 class Document:
-    """A dataclass with a file format of its own: its name and version."""
+    """A dataclass with its own file format, known by a name and a version."""
 
     FORMAT: ClassVar[str]
     FORMAT_VERSION: ClassVar[int]
@@ -46,21 +46,21 @@ class Document:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Raise a ValueError or KeyError unless the data is what `to_dict` gives."""
+        """The inverse of `to_dict`; raises ValueError or KeyError on other data."""
         return from_plain(cls, data)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a JSON file, whole or not at all."""
+        """Write to a JSON file, atomically."""
         write_atomically(path, encode_document(self.to_dict()))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """What `save` wrote."""
+        """Read a file that `save` wrote."""
         return cls._read(path)
 
     @classmethod
     def _read(cls, path: str | os.PathLike[str], *, trust_edited: bool = False) -> Self:
-        """`trust_edited`: the content may have been changed since it was written."""
+        """`trust_edited`: accept a file that was edited by hand, whose digest no longer matches."""
         data = _parse(path)
         if not isinstance(data, dict) or data.get("format") != cls.FORMAT:
             raise InvalidFileError(f"{path}: not a file of {cls.FORMAT}.")
@@ -84,12 +84,12 @@ class Document:
 
 
 def to_plain(value: Any) -> Any:
-    """Frozen data as JSON has it: dicts, lists, texts and finite numbers, None for others."""
+    """Frozen data as JSON types; numbers that are not finite become None."""
     return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_encode_array))
 
 
 def from_plain(kind: type[_Kind], data: Any) -> _Kind:
-    """What `to_plain` was given. Raise a ValueError, with the place, unless all of it is of the type declared."""
+    """The inverse of `to_plain`. A ValueError names the place of data that does not have its declared type."""
     try:
         return msgspec.convert(data, kind, dec_hook=_decode_array)
     except msgspec.ValidationError as error:
@@ -97,7 +97,7 @@ def from_plain(kind: type[_Kind], data: Any) -> _Kind:
 
 
 def encode_document(content: Mapping[str, Any]) -> bytes:
-    """The bytes of a file: the content, and a digest of it."""
+    """The bytes of a file: the content with its digest."""
     return msgspec.json.format(msgspec.json.encode({**content, "digest": digest_content(content)}), indent=1)
 
 
@@ -106,14 +106,14 @@ def digest_content(content: Mapping[str, Any]) -> str:
 
 
 def find_format(path: str | os.PathLike[str]) -> str | None:
-    """What a JSON file says it holds, if it says anything."""
+    """The format that a JSON file declares, if any."""
     data = _parse(path)
     kind = data.get("format") if isinstance(data, dict) else None
     return kind if isinstance(kind, str) else None
 
 
 def parse_json(content: bytes) -> Any:
-    """Raise a ValueError unless it is JSON with finite numbers."""
+    """Parse JSON with finite numbers; raises ValueError on anything else."""
     try:
         return msgspec.json.decode(content)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -121,7 +121,7 @@ def parse_json(content: bytes) -> Any:
 
 
 def read_file(path: str | os.PathLike[str], largest: int = LARGEST_FILE) -> bytes:
-    """The bytes of a regular file: no device or pipe, which would never end."""
+    """The bytes of a regular file; devices and pipes, which may never end, are refused."""
     try:
         found = os.stat(path)
         if not stat.S_ISREG(found.st_mode):
@@ -145,7 +145,7 @@ def _parse(path: str | os.PathLike[str]) -> Any:
 
 
 def pack(units: NDArray[np.int64]) -> list[Any]:
-    """An array of whole numbers as runs [first, step, count]; of a matrix one list for every row."""
+    """An integer array as runs [first, step, count]; a matrix row by row."""
     if units.ndim == 2:
         return [pack(row) for row in units]
     runs: list[list[int]] = []
@@ -163,7 +163,7 @@ def pack(units: NDArray[np.int64]) -> list[Any]:
 
 
 def unpack(runs: Sequence[Any]) -> NDArray[np.int64]:
-    """What `pack` packed."""
+    """The inverse of `pack`."""
     if runs and isinstance(runs[0], Sequence) and (not runs[0] or isinstance(runs[0][0], Sequence)):
         return np.stack([unpack(row) for row in runs])
     known = msgspec.convert(runs, list[tuple[int, int, Count]])
@@ -174,7 +174,7 @@ def unpack(runs: Sequence[Any]) -> NDArray[np.int64]:
 
 
 def _encode_array(values: Any) -> Any:
-    """Whole numbers as runs, others one by one unless all are zero."""
+    """Integers as runs; floats as a list, or as their count if all are zero."""
     if not isinstance(values, np.ndarray):
         raise TypeError(f"{type(values).__name__} cannot be written to a file.")
     if values.dtype == np.int64:

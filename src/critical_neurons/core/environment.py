@@ -1,4 +1,4 @@
-"""Environment: the software and the machine a result was made with."""
+"""Environment: versions and machine that a result was made with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def describe_versions(*packages: str) -> dict[str, str]:
     return versions
 
 
-_find_version = cache(version)  # reading what is installed takes as long as solving a small program
+_find_version = cache(version)  # reading the metadata takes as long as solving a small program
 
 
 @cache
@@ -41,7 +41,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def _name_processor() -> str:
-    """As Linux names it; elsewhere what Python knows, which is less."""
+    """From /proc/cpuinfo; on other systems what Python knows, which is less."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Files: an output is checked before the work that fills it, and written whole or not at all."""
+"""Files: outputs are checked before the work that fills them, and written atomically."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from critical_neurons.errors import OutputError
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raise `OutputError` unless a file can be written at `path`. What is there now stays as it is."""
+    """Raise `OutputError` unless a file can be written at `path`. An existing file is not changed."""
     target = _resolve(path)
     with _refusing(path):
         if target.is_dir():
@@ -47,7 +47,7 @@ def write_atomically(
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder at `path`, made with those above it where it is not there."""
+    """The folder at `path`, created with its parents if needed."""
     target = _resolve(path)
     with _refusing(path):
         target.mkdir(parents=True, exist_ok=True)
@@ -80,9 +80,9 @@ def check_folder(path: str | os.PathLike[str], names: Collection[str], *, overwr
 def write_folder(
     path: str | os.PathLike[str], files: Mapping[str, bytes], *, overwrite: bool = False, known: Collection[str] = ()
 ) -> None:
-    """Make a folder of these files beside `path`, then move it there. What was there is put back if that fails.
+    """Make a folder of these files beside `path`, then move it there. If that fails, the old folder is put back.
 
-    With `overwrite` files with one of the `known` names may also be there, and go.
+    With `overwrite` an existing folder may also hold files with one of the `known` names, which are removed.
     """
     check_folder(path, {*files, *known}, overwrite=overwrite)
     target = _resolve(path)
@@ -119,12 +119,12 @@ def _resolve(path: str | os.PathLike[str]) -> Path:
 
 
 def _beside(target: Path) -> Path:
-    """A name nobody uses in the same directory, so that moving it is one step on one file system."""
+    """An unused name in the same directory, so that moving the file is atomic."""
     return target.with_name(f".{secrets.token_hex(8)}.part")
 
 
 def _check_parent(path: str | os.PathLike[str], target: Path) -> None:
-    """Something new can be made beside `target`."""
+    """Raise unless a file can be created beside `target`."""
     if not target.parent.exists():
         raise OutputError(f"{path}: the directory {target.parent} does not exist. Create it first.")
     if not target.parent.is_dir():
@@ -138,7 +138,7 @@ def _check_parent(path: str | os.PathLike[str], target: Path) -> None:
 
 @contextmanager
 def _refusing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """What the system refuses becomes one sentence with the path the user gave."""
+    """Turn errors of the operating system into an `OutputError` with the user's path."""
     try:
         yield
     except OutputError:

@@ -1,4 +1,4 @@
-"""Formulation: which program is solved, and what it minimises; one type for each, with what it can be told."""
+"""Formulation: settings of each kind of program, one type per formulation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, get_a
 from critical_neurons.core.budget import Budget
 from critical_neurons.core.settings import Plain, check_choice, check_flag, data, explained, is_amount, setting
 from critical_neurons.core.span import Span
-from critical_neurons.core.workers import HERE, Workers
+from critical_neurons.core.workers import HERE, Workers, check_workers
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 
 if TYPE_CHECKING:  # they need numpy, which `--help` has no time for
@@ -25,7 +25,7 @@ BoundsName: TypeAlias = Literal["interval", "backward"]
 LossName: TypeAlias = Literal["auto", "softmax", "logistic", "squared"]
 
 SPARSITY = ("loss_weight", "objective", "rescale")
-"""Of a formulation, what a budget takes the place of."""
+"""Settings of the sparsity term, which a budget replaces."""
 
 EXACT_STOP = (
     "stop: the exact formulation bounds the loss of the masked network, which an expansion of what follows the span "
@@ -36,7 +36,7 @@ EXACT_STOP = (
 @explained
 @dataclass(frozen=True)
 class Bisection(Plain):
-    """For `loss_weight`: bisection for the largest one at which the mean score is no more than wanted.
+    """For `loss_weight`: the largest one, by bisection, at which the mean score is at most `mean_score`.
 
     >>> half = cn.Paper(loss_weight=cn.Bisection(mean_score=0.5))
     >>> scores = cn.score(model, inputs[:3], labels[:3], formulation=half)
@@ -44,7 +44,7 @@ class Bisection(Plain):
     True
     """
 
-    mean_score: float = setting(MISSING, "The mean score wanted: the loss weight is searched for, by bisection.")
+    mean_score: float = setting(MISSING, "The mean score to reach: the loss weight is found by bisection.")
 
     def __post_init__(self) -> None:
         self._settle("mean_score", Real, lambda value: 0 < value < 1, "a share between 0 and 1")
@@ -53,9 +53,9 @@ class Bisection(Plain):
 @explained
 @dataclass(frozen=True)
 class Lagrangian(Plain):
-    """For `loss_weight`: the one that maximises the Lagrangian dual of the least sparsity at a mean loss of at most
-    the unpruned network's plus `loss_increase`. The scores keep to that; `scores.dual` has the weight and what is
-    proved.
+    """For `loss_weight`: the one that maximises the Lagrangian dual of the problem to minimise sparsity at a mean
+    loss of at most the unpruned network's plus `loss_increase`. The scores meet that limit; `scores.dual` has the
+    weight and the bound.
 
     >>> least = cn.Linearised(loss_weight=cn.Lagrangian(loss_increase=0.01))
     >>> scores = cn.score(model, inputs[:3], labels[:3], formulation=least)
@@ -64,7 +64,7 @@ class Lagrangian(Plain):
     """
 
     loss_increase: float = setting(
-        MISSING, "By how much the mean loss may rise: the loss weight is searched for, by the Lagrangian dual."
+        MISSING, "Allowed increase of the mean loss: the loss weight is found by the Lagrangian dual."
     )
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class Lagrangian(Plain):
 
 @dataclass(frozen=True, kw_only=True)
 class _Formulation(Plain):
-    """What all formulations have in common: sparsity of the scores plus loss_weight times the softmax term."""
+    """Settings of all formulations: they minimise sparsity of the scores plus loss_weight times the softmax term."""
 
     name: ClassVar[FormulationName]
     summary: ClassVar[str]
@@ -108,7 +108,7 @@ class _Formulation(Plain):
         return cls(**data)
 
     def without_data(self) -> Self:
-        """As files record it: bounds of the user's own and an incumbent are left out."""
+        """As recorded in files: without the user's own bounds and incumbent."""
         kept = (bool, int, float, str, Plain)
         left_out = [each for each in fields(self) if not isinstance(getattr(self, each.name), kept)]
         defaults: dict[str, Any] = {each.name: each.default for each in left_out}
@@ -117,9 +117,9 @@ class _Formulation(Plain):
 
 @dataclass(frozen=True, kw_only=True)
 class _Gated(_Formulation):
-    """Formulations that decide about gates."""
+    """Settings of formulations with gates."""
 
-    integer: bool = setting(True, "Gates are 0 or 1; else they are relaxed, and take values between.")
+    integer: bool = setting(True, "Gates are 0 or 1; otherwise they are relaxed to values between.")
     bounds: BoundsName | Bounds = setting(
         "interval", "Interval arithmetic, or backward substitution: tighter and slower."
     )
@@ -140,7 +140,7 @@ class _Gated(_Formulation):
 class Paper(_Gated):
     """The paper's program: scores that keep the activation pattern of the unpruned network.
 
-    `bounds` can also be `Bounds` of your own for these inputs, tried before use.
+    `bounds` can also be your own `Bounds` for these inputs, which are tested before use.
 
     >>> authors = cn.Paper(loss_weight=5.0, input_radius=1e-5, integer=False, objective="authors")
     >>> scores = cn.score(model, inputs[:3], labels[:3], formulation=authors)
@@ -161,11 +161,11 @@ class Paper(_Gated):
 @explained
 @dataclass(frozen=True, kw_only=True)
 class Exact(_Gated):
-    """The masked network itself at the inputs: with `binary` every point is a forward pass of it, so that the bound
-    is one on its loss.
+    """The masked network itself at the inputs: with `binary` every feasible point is a forward pass of it, and the
+    bound is one on its loss.
 
-    `bounds` can also be `Bounds` of your own for these inputs and any scores, tried before use. What is found from an
-    incumbent is no worse; `scores.incumbent` says how much better than it any other scores of 0 or 1 could be.
+    `bounds` can also be your own `Bounds` for these inputs and all scores, which are tested before use. The result is
+    never worse than the incumbent; `scores.incumbent` bounds how much better any 0/1 scores could be.
 
     >>> best = cn.Exact(binary=True)
     >>> scores = cn.score(model, inputs[:3], labels[:3], formulation=best, ignore=["0"])
@@ -178,7 +178,7 @@ class Exact(_Gated):
 
     binary: bool = setting(False, "Scores are 0 or 1.")
     incumbent: Plan | Scores | None = data(
-        "A plan, or scores that are one (0 or 1 each, or found under a budget), to begin with and to judge."
+        "A plan, or scores (0 or 1 each, or found under a budget), to start from and to bound."
     )
 
     def __post_init__(self) -> None:
@@ -210,7 +210,7 @@ class Exact(_Gated):
 @explained
 @dataclass(frozen=True, kw_only=True)
 class Linearised(_Formulation):
-    """Gates as they are at the inputs, and no rows: fast, and nothing is proved.
+    """Gates fixed as they are at the inputs, without constraints: fast, but a heuristic.
 
     >>> scores = cn.score(model, inputs, labels, formulation=cn.Linearised(loss_weight=10.0))
     >>> scores.status
@@ -218,7 +218,7 @@ class Linearised(_Formulation):
     """
 
     name = "linearised"
-    summary = "gates fixed and nothing proved"
+    summary = "gates fixed, a heuristic"
 
 
 Formulation: TypeAlias = Paper | Exact | Linearised
@@ -228,26 +228,25 @@ FORMULATIONS: Mapping[str, type[Formulation]] = {kind.name: kind for kind in get
 @explained
 @dataclass(frozen=True)
 class ByClass:
-    """One program per class; the scores are averaged, and `scores.parts` keeps them. They are the same for any
-    workers, each on one thread unless the solver's `threads` say more.
+    """One program per class. Their scores are averaged; `scores.parts` holds those of each class. Results do not
+    depend on the workers, each of which uses one thread unless the solver's `threads` say more.
 
     >>> scores = cn.score(model, inputs[:6], labels[:6], formulation=cn.ByClass("linearised"))
     >>> len(scores.parts)
     3
     """
 
-    formulation: Formulation | FormulationName = setting("paper", "That of every program.")
+    formulation: Formulation | FormulationName = setting("paper", "The formulation of every program.")
     _: KW_ONLY
-    workers: Workers = setting(HERE, "They solve several programs at once.")
+    workers: Workers = setting(HERE, "Workers that solve several programs at once.")
     earlier: Scores | None = data(
-        "Classes that these scores hold for the same network, inputs and settings are not solved again."
+        "Earlier scores: classes in them with the same network, inputs and settings are not solved again."
     )
 
     def __post_init__(self) -> None:
         found = as_formulation(self.formulation)
         object.__setattr__(self, "formulation", found)
-        if not isinstance(self.workers, Workers):
-            raise InvalidSettingError(f"workers: found {self.workers!r}. Accepted: cn.Workers(jobs=2).")
+        check_workers(self.workers)
         if isinstance(found, Exact) and found.incumbent is not None:
             raise InvalidSettingError(
                 "incumbent: goes with a single program. cn.ByClass averages those of all classes, and an average is "
@@ -266,7 +265,7 @@ class ByClass:
 
 
 def as_formulation(given: Formulation | FormulationName) -> Formulation:
-    """By its name, with every setting at its default, or as it is."""
+    """A formulation given by name has default settings."""
     if isinstance(given, Formulation):
         return given
     if isinstance(given, str) and given in FORMULATIONS:
@@ -281,7 +280,7 @@ def read_formulation(data: Mapping[str, Any]) -> Formulation:
 
 
 def check_together(formulation: Formulation, budget: Budget | None, span: Span) -> None:
-    """What no single type can say."""
+    """Raise on settings of different types that exclude each other."""
     if budget is not None and not isinstance(budget, Budget):
         raise InvalidSettingError(f"budget: found {budget!r}. Accepted: cn.Budget(units=0.5), of params or of macs.")
     without_effect = [name for name in SPARSITY if getattr(formulation, name) != getattr(Paper, name)]

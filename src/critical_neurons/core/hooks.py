@@ -1,6 +1,6 @@
-"""Hooks: what carries out the methods of data that need more than data, such as drawing it.
+"""Hooks: implementations of methods, such as plotting, that need packages `core` does not import.
 
-`critical_neurons/__init__.py` sets them, before anything of `core` can be imported: core knows only their names.
+`critical_neurons/__init__.py` sets them before anything of `core` can be imported; core knows only their names.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _FINDERS: dict[str, Callable[[], Callable[..., Any]]] = {}
 
 
 def set_hook(name: Hook, find: Callable[[], Callable[..., Any]]) -> None:
-    """`find` gives the function; it is asked when the hook is called, so that setting a hook imports nothing."""
+    """`find` returns the function. It is called with the hook, so that setting a hook imports nothing."""
     _FINDERS[name] = find
 
 
@@ -23,7 +23,7 @@ def call_hook(name: Hook, *arguments: Any, **options: Any) -> Any:
 
 
 class Shown:
-    """Data that notebooks show."""
+    """Data with an HTML view in notebooks."""
 
     def _repr_html_(self) -> str:
         html: str = call_hook("render_html", self)

@@ -1,4 +1,4 @@
-"""Linear suffix: what follows a span of a model, to first order at every data point."""
+"""Linear suffix: the rest of a model behind a span, linearised at every data point."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Tail:
     def adjoint(self, seeds: Floats, samples: Ints) -> Floats:
         """(rows, features): seeds[r] · slopes[samples[r]]."""
         pulled = np.empty((len(samples), self.slopes.shape[2]))
-        for row, sample in enumerate(samples):  # no copy of the slopes for every row
+        for row, sample in enumerate(samples):  # avoids a copy of the slopes for every row
             pulled[row] = seeds[row] @ self.slopes[sample]
         return pulled
 

@@ -1,6 +1,6 @@
 """Losses: convex functions of a network's outputs, one value per data point, never negative.
 
-Each knows its values, its gradients and a root R of its curvature, R'R, all in the outputs (batch, outputs).
+Each has values, gradients and a root R of its Hessian R'R, as functions of the outputs (batch, outputs).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SoftmaxLoss:
         return shares
 
     def apply_root(self, outputs: Floats, forms: Floats) -> Floats:
-        """R times forms (batch, outputs, columns): the curvature is that of a variance."""
+        """R times forms (batch, outputs, columns): the Hessian is a covariance."""
         shares = softmax(outputs, axis=1)
         means = np.matmul(shares[:, None, :], forms)
         return np.asarray(np.sqrt(shares)[:, :, None] * (forms - means))
@@ -96,7 +96,7 @@ Loss: TypeAlias = SoftmaxLoss | LogisticLoss | SquaredLoss
 
 
 def as_loss(labels: Ints | Loss) -> Loss:
-    """Labels stand for their softmax loss."""
+    """Labels mean their softmax loss."""
     return SoftmaxLoss(labels) if isinstance(labels, np.ndarray) else labels
 
 
@@ -121,10 +121,10 @@ def check_outputs(loss: Loss, outputs: int) -> None:
 
 
 def make_loss(name: LossName, batch: Batch, outputs: Floats) -> Loss:
-    """The loss of that name, or the one that goes with the labels and the model's own outputs (batch, outputs).
+    """The loss by name, or the one that suits the labels and the model's outputs (batch, outputs).
 
-    Labels are classes, with one output 0 or 1; targets are numbers to be met. Without either, what the model itself
-    says is taken.
+    Labels are classes (0 or 1 for a single output), targets are real numbers. Without either the model's own
+    predictions are used.
     """
     labels = batch.targets if batch.labels is None else batch.labels
     count, single = len(outputs), outputs.shape[1] == 1

@@ -1,4 +1,4 @@
-"""Linear programs as text in the LP format, which people read more easily than MPS."""
+"""Linear programs as text in LP format, which is easier to read than MPS."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from scipy import sparse
 from critical_neurons.core.structure import Bools, Floats
 
 TERMS_PER_LINE = 6
-"""Some readers take no more than 510 characters."""
+"""Some readers accept no more than 510 characters per line."""
 
 
 def format_lp(
     columns: tuple[Sequence[str], Floats, Floats, Floats, Bools],
     rows: tuple[Sequence[str], sparse.csr_array, Floats, Floats],
 ) -> str:
-    """As `format_mps`, with parentheses in names: brackets mean something else here. A row with two ends is two."""
+    """Arguments as in `format_mps`. Brackets in names become parentheses; a row with two bounds becomes two rows."""
     given, cost, lower, upper, integer = columns
     row_names, matrix, row_lower, row_upper = rows
     names = [_rename(name) for name in given]
@@ -63,7 +63,7 @@ def _format_rows(
 
 
 def _format_row(label: str, names: Sequence[str], columns: Sequence[int], values: Sequence[float]) -> Iterator[str]:
-    """At least one term: a row without any could not be read."""
+    """At least one term, since readers do not accept a row without any."""
     terms = [
         f"{'-' if value < 0 else '+'} {abs(value)!r} {names[column]}"
         for column, value in zip(columns, values, strict=True)
@@ -73,7 +73,7 @@ def _format_row(label: str, names: Sequence[str], columns: Sequence[int], values
 
 
 def _format_bounds(names: Sequence[str], lower: Floats, upper: Floats) -> Iterator[str]:
-    """Each in full, as in MPS files."""
+    """Every bound is written, as in MPS files."""
     for name, low, high in zip(names, lower.tolist(), upper.tolist(), strict=True):
         if low == -np.inf and high == np.inf:
             yield f" {name} free"

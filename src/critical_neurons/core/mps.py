@@ -18,8 +18,8 @@ def format_mps(
 ) -> str:
     """`columns`: names, cost, lower, upper, integer. `rows`: names, matrix, lower, upper.
 
-    Numbers are written in full: reading gives the same ones, but for the lower end of rows with two ends, which
-    the format keeps as a difference. Rows without an end are left out.
+    Numbers are written in full precision, except the lower bound of rows with two bounds, which the format stores as
+    a difference. Rows without bounds are left out.
     """
     names, cost, lower, upper, integer = columns
     row_names, matrix, row_lower, row_upper = rows
@@ -52,7 +52,7 @@ def _format_kinds(names: Sequence[str], lower: Floats, upper: Floats) -> Iterato
 def _format_columns(
     names: Sequence[str], cost: Floats, integer: Bools, matrix: sparse.csr_array, row_names: Sequence[str]
 ) -> Iterator[str]:
-    """Every column has its cost, zero or not, then its coefficients; integer ones stand between markers."""
+    """Every column has its cost, even if zero, then its coefficients; integer columns are between markers."""
     whole = sparse.csc_array(matrix)
     whole.sum_duplicates()
     whole.eliminate_zeros()
@@ -73,18 +73,18 @@ def _format_columns(
 
 
 def _format_sides(section: str, names: Sequence[str], values: Floats) -> Iterator[str]:
-    """Zeros need not be said."""
+    """Zeros are omitted."""
     return (f" {section} {names[row]} {float(values[row])!r}" for row in np.flatnonzero(values).tolist())
 
 
 def _differ(lower: Floats, upper: Floats) -> Floats:
-    """How far the lower end is below the upper, for rows with two; zero for the others."""
+    """Upper minus lower bound for rows with both, else zero."""
     both = np.isfinite(lower) & np.isfinite(upper)
     return np.where(both, np.where(both, upper, 0.0) - np.where(both, lower, 0.0), 0.0)
 
 
 def _format_bounds(names: Sequence[str], lower: Floats, upper: Floats, integer: Bools) -> Iterator[str]:
-    """Each in full. What a solver assumes where nothing is said differs, for integer columns and negative ends."""
+    """Every bound is written: defaults for integer columns and negative bounds differ between solvers."""
     for name, low, high in zip(names, lower.tolist(), upper.tolist(), strict=True):
         if low == high:
             yield f" FX BOUNDS {name} {low!r}"

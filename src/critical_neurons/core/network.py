@@ -1,11 +1,10 @@
 """Network: a trained model as affine maps, ReLUs, max pools, sums and concatenations, and its units.
 
-Ops stand in topological order. Values are float64 arrays with a leading batch axis. Value `i` is the output of
-`ops[i]`; `ops[0]` is the input, the last op gives the logits. Of a span of a model, `ops[0]` is what its first module
-reads, and the last op gives its output.
+Ops are in topological order. Values are float64 arrays with a leading batch axis. Value `i` is the output of
+`ops[i]`; `ops[0]` is the input and the last op computes the logits. For a span of a model these are the input of its
+first and the output of its last module.
 
-Units are those of its structure: unit `u` owns score `u` of every program, `NO_UNIT` stands for everything without a
-score.
+Units are those of the structure: unit `u` has score `u` in every program, `NO_UNIT` marks channels without a score.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Concat:
-    """Along the channels."""
+    """Concatenation along the channels."""
 
     name: str
     sources: tuple[int, ...]
@@ -107,7 +106,7 @@ Op: TypeAlias = Input | Affine | Relu | MaxPool | Sum | Concat
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Network:
-    """`structure` has the units that are scored: of a span those inside it, with its costs.
+    """A model as a list of ops. `structure` has the scored units; for a span only those inside it, and its costs.
 
     >>> network = cn.read_network(model, inputs)
     >>> [type(op).__name__ for op in network.ops]
@@ -143,9 +142,9 @@ class Network:
 
     @cached_property
     def kernels(self) -> tuple[int, ...]:
-        """Height times width of every group's kernel; of layers that share units the largest.
+        """Height times width of every group's kernel; the largest, if layers share units.
 
-        A linear layer has 1, and so has a convolution with a single output position: it is a linear layer.
+        A linear layer has 1, and so has a convolution with a single output position, which is equivalent to one.
         """
         of_unit = np.ones(self.unit_count + 1, dtype=np.int64)  # the last entry stands for NO_UNIT
         for wiring in self.structure.wirings:
@@ -158,7 +157,7 @@ class Network:
 
     @property
     def class_count(self) -> int:
-        """Of a network that ends with logits, not of a span that stops before them."""
+        """For a network that ends with logits, not for a span that stops before them."""
         return self.ops[-1].shape[0]
 
     def __repr__(self) -> str:
@@ -176,8 +175,8 @@ class Network:
     ) -> list[Floats]:
         """Every value of the network.
 
-        `kept` (units) or (batch, units): with the activations of every unit times this. `known`: values that need not
-        be computed, by index.
+        `kept` (units) or (batch, units): factors of every unit's activations. `known`: values by index that need not
+        be computed.
         """
         given = known or {}
         shares = np.ones(self.unit_count) if kept is None else kept
@@ -207,7 +206,7 @@ class Network:
 
 
 def pull_linear(ops: Sequence[Op], op: Affine | Sum | Concat, adjoint: Floats) -> list[tuple[int, Floats]]:
-    """adjoint · value as a sum over the sources of the value: their indices, and what multiplies each."""
+    """adjoint · value as a sum over the sources of the value: their indices and coefficients."""
     match op:
         case Affine():
             return [(op.source, op.map.adjoint(adjoint))]
@@ -236,7 +235,7 @@ def join_channels(*values: Floats) -> Floats:
 
 
 def spread_windows(op: MaxPool, values: Floats, padding: float = -np.inf) -> Floats:
-    """Every window side by side: (batch, channels, positions out, size), `padding` where a window is padded."""
+    """The elements of every window: (batch, channels, output positions, window size), `padding` where padded."""
     flat = values.reshape(*values.shape[:2], -1)
     padded = np.concatenate([flat, np.full((*flat.shape[:2], 1), padding)], axis=2)
     spread: Floats = padded[:, :, op.windows]

@@ -1,4 +1,4 @@
-"""Plan: which units stay, and why. A plan can be printed, saved and compared before anything is cut."""
+"""Plan: which units stay, and why. A plan can be printed, saved and compared before anything is removed."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ class _PlanDocument:
 
 @dataclass(frozen=True, eq=False)
 class Plan(Shown, Document):
-    """`stays` has an entry for every unit of the structure and a last one, True, that stands for NO_UNIT. `rule` is
-    what the plan was made by, `reasons` that of every layer; `span` the part of the model that was scored; `seen` the
-    data points that the scores come from, and those the plan was chosen by (see `batch.digest_rows`). `provenance` is
-    for the record.
+    """Which units stay, and why.
+
+    `stays` has an entry for every unit of the structure and a last one, True, for NO_UNIT. `rule` describes how the
+    plan was made, `reasons` the same for every layer; `span` is the part of the model that was scored; `seen` are
+    digests of the data points used for the scores and the choice of the plan. `provenance` records the settings.
 
     >>> print(plan)
     0          2 of 4     at most 0.5 of the units kept, by layer
@@ -93,7 +94,7 @@ class Plan(Shown, Document):
 
     @property
     def architecture(self) -> str:
-        """The digest of the network it is for."""
+        """The digest of the network's architecture."""
         return self.structure.fingerprint.architecture
 
     @property
@@ -102,16 +103,16 @@ class Plan(Shown, Document):
 
     @property
     def removed(self) -> dict[str, Ints]:
-        """The layers that lose units, and which."""
+        """The removed channels of every layer that loses any."""
         return {layer.name: layer.removed for layer in self.layers if len(layer.kept) < layer.total}
 
     def random(self, seed: int = 0) -> Plan:
-        """The same number of units of every layer removed, at random without replacement."""
+        """A plan that removes equally many units of every layer, at random."""
         generator = np.random.default_rng(seed)
         return self.preferred(generator.random(self.structure.unit_count), f"random, seed {seed}")
 
     def critical(self, scores: Mapping[str, Floats]) -> Plan:
-        """The same number of units of every layer removed, the highest-scored ones."""
+        """A plan that removes equally many units of every layer, those with the highest scores."""
         preference = np.zeros(self.structure.unit_count + 1)
         for layer in self.structure.layers:
             if layer.name in self.removed and (layer.name not in scores or len(scores[layer.name]) != layer.size):
@@ -123,10 +124,10 @@ class Plan(Shown, Document):
         return self.preferred(preference[:-1], "highest-scored removed")
 
     def preferred(self, preference: Floats, rule: str) -> Plan:
-        """The same number of units of every layer removed, the least preferred ones: `preference` has a number for
-        every unit.
+        """A plan that removes equally many units of every layer, those with the smallest `preference`, one number per
+        unit.
 
-        `rule` says where the numbers come from; the reasons name it before those of this plan.
+        `rule` describes where the numbers come from; it is put before the reasons of this plan.
         """
         count = self.structure.unit_count
         if np.shape(preference) != (count,) or not np.isfinite(preference).all():
@@ -142,7 +143,7 @@ class Plan(Shown, Document):
         return replace(self, stays=stays, reasons={**self.reasons, **reasons}, rule=rule + self.rule)
 
     def _count(self) -> tuple[int, int]:
-        """Units that stay, and all units; those that layers share count once."""
+        """Kept units and all units; those that layers share count once."""
         return int(self.stays[:-1].sum()), self.structure.unit_count
 
     def __str__(self) -> str:
@@ -171,7 +172,7 @@ class Plan(Shown, Document):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """Raise a ValueError unless it is a plan that can be carried out."""
+        """The inverse of `to_dict`; raises ValueError unless the plan can be carried out."""
         read = from_plain(_PlanDocument, data)
         structure = read.structure
         structure.check()
@@ -197,8 +198,8 @@ class Plan(Shown, Document):
         return plan
 
     def check(self, *, removes: bool = True) -> None:
-        """Raise a ValueError unless it fits its structure; where it `removes` units, and does not just mask them,
-        unless every layer keeps channels, as many in every block."""
+        """Raise a ValueError unless the plan fits its structure. If it `removes` units rather than masking them,
+        every layer must keep channels, equally many in every block."""
         count = self.structure.unit_count
         if self.stays.shape != (count + 1,) or not self.stays[NO_UNIT]:
             raise ValueError(f"{self.rule}: found no entry for each of {count} units and a last, True")
@@ -216,24 +217,23 @@ class Plan(Shown, Document):
                 raise ValueError(f"{layer.name}: it removes all units; a layer is never emptied")
 
     def as_masks(self, model: Any) -> dict[tuple[str, str], Any]:
-        """As `critical_neurons.as_masks`."""
+        """See `critical_neurons.as_masks`."""
         masks: dict[tuple[str, str], Any] = call_hook("as_masks", self, model)
         return masks
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw the width of every layer before and after; gives the axes of matplotlib, the extra `plot`."""
+        """Draw the width of every layer before and after. Returns matplotlib axes; needs the extra `plot`."""
         return call_hook("plot", self, axes)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, trust_edited: bool = False) -> Plan:
-        """What `save` wrote. `trust_edited`: the file may have been edited since, for instance which channels a layer
-        keeps; whether it can be carried out is checked in any case."""
+        """Read a file that `save` wrote. `trust_edited`: accept a file that was edited by hand, for instance to keep
+        other channels; whether the plan can be carried out is always checked."""
         return cls._read(path, trust_edited=trust_edited)
 
 
 def check_plan(plan: object, *, removes: bool = True) -> None:
-    """Raise unless it is a plan that can be carried out: scores are easily given in place of one. `removes` as in
-    `Plan.check`."""
+    """Raise unless it is a `Plan`, not scores by mistake, that can be carried out. For `removes` see `Plan.check`."""
     if not isinstance(plan, Plan):
         raise InvalidSettingError(
             f"plan: found {type(plan).__name__}. Accepted: a Plan, as cn.plan(scores, ...) and Plan.load return."

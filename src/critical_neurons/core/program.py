@@ -1,10 +1,10 @@
-"""Program: arrays, plus sources of rows that are added when violated, plus a convex term.
+"""Program: arrays, sources of lazy constraints, and a convex term.
 
     minimise    cost · x
     subject to  lower <= x <= upper,   rows,   every row of every source,
                 x[i] integer where integer[i],   x[term.columns] >= term(x)
 
-A solver that cannot handle sources or a convex term is wrapped by one that adds rows and tangent cuts.
+A solver without lazy constraints and convex terms is wrapped by a loop that adds rows and tangents.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FORMATS = {".mps": format_mps, ".lp": format_lp}
 """By the ending of a file."""
 
 SHARED = -1
-"""In the place of a data point: a column that is about all of them."""
+"""Instead of a data point: a column shared by all of them."""
 
 
 @dataclass(frozen=True)
@@ -60,41 +60,41 @@ def widen(matrix: sparse.csr_array, column_count: int) -> sparse.csr_array:
 
 
 def place(values: Floats | float, columns: Ints, column_count: int) -> sparse.csr_array:
-    """One row per column chosen, with its value there."""
+    """One row per given column, with a single value there."""
     filled = np.broadcast_to(np.asarray(values, dtype=np.float64), columns.shape)
     return sparse.csr_array((filled, columns, np.arange(len(columns) + 1)), shape=(len(columns), column_count))
 
 
 def lay_out(**sizes: int) -> dict[str, slice]:
-    """Named blocks of columns, one after the other."""
+    """Consecutive named blocks of columns."""
     ends = np.cumsum(list(sizes.values()))
     return {name: slice(int(end) - size, int(end)) for (name, size), end in zip(sizes.items(), ends, strict=True)}
 
 
 class RowSource(Protocol):
-    """Rows that are too many to write out: numbered `0 … count - 1`, judged all at once, built when asked for."""
+    """Lazy constraints: rows numbered `0 … count - 1`, all checked at once, built on request."""
 
     @property
     def count(self) -> int: ...
 
     @property
     def row_count(self) -> int:
-        """The number of rows; one `number` may stand for several."""
+        """The number of rows; one number may stand for several."""
 
     @property
     def ends(self) -> Ints:
-        """The numbers at which the parts of the network end that the rows are about, from its front to its back."""
+        """The numbers at which the rows of each part of the network end, in the order of its layers."""
 
     @property
     def defining(self) -> Ints:
-        """The numbers of the rows that tie columns of their own to the others: few solutions can do without."""
+        """The numbers of rows that tie explicit columns to the others, which nearly all solutions need."""
 
     @property
     def piece(self) -> int:
-        """How many rows to build between two checks of the time."""
+        """How many rows to build between two checks of the deadline."""
 
     def violations(self, point: Floats) -> Floats:
-        """By how much each row is violated at the point, relative to its scale; zero or less: not at all."""
+        """The violation of each row at the point, relative to its scale; zero or less if satisfied."""
 
     def build(self, numbers: Ints) -> Rows:
         """The rows with these numbers. One number may stand for more than one row."""
@@ -107,7 +107,7 @@ class ConvexTerm(Protocol):
     def columns(self) -> slice: ...
 
     def logits(self, point: Floats) -> Floats:
-        """(batch, classes): what the f_d are functions of."""
+        """(batch, classes): the arguments of the f_d."""
 
     def values(self, point: Floats) -> Floats:
         """f_d at the point."""
@@ -116,21 +116,21 @@ class ConvexTerm(Protocol):
         """The tangents of the chosen f_d at the point, as rows."""
 
     def affine_forms(self) -> tuple[sparse.csr_array, Floats, Loss]:
-        """Matrix and offset of the logits (d, class) in the point, and the loss that the f_d are of them."""
+        """Matrix and offset of the logits (d, class) as functions of the point, and the loss applied to them."""
 
 
 class Separator(Protocol):
-    """Valid rows too many to number, found at a point."""
+    """Valid cuts, too many to number, found at a point."""
 
     def separate(self, point: Floats) -> Rows:
-        """Those that the point violates most; none if it violates none."""
+        """The cuts that the point violates most, if any."""
 
 
 @dataclass(frozen=True)
 class Origins:
-    """Where each column belongs: to which data point, or to all (`SHARED`), and how deep in the network.
+    """The data point of each column, or `SHARED`, and its depth in the network.
 
-    No row, and no function of the convex term, has columns of two data points.
+    No row and no function of the convex term has columns of two data points.
     """
 
     points: Ints
@@ -142,9 +142,9 @@ class Origins:
 
 @dataclass(frozen=True)
 class Branching:
-    """How to search a program whose other columns follow from a few 0/1 columns, by `Program.complete`.
+    """How to branch if a few 0/1 columns determine all others, by `Program.complete`.
 
-    Of the `columns` those of the highest `priority` are fixed first. `hulls` tighten the relaxation.
+    `columns` of the highest `priority` are fixed first. `hulls` tighten the relaxation.
     """
 
     columns: slice
@@ -154,12 +154,12 @@ class Branching:
 
 class Improvement(Protocol):
     def __call__(self, point: Floats, *, seconds: float, seed: int) -> Floats:
-        """A point that keeps the rows of all sources, as good as can be found from the scores of this one in time."""
+        """The best point, feasible for all sources, that is found in time from the scores of this one."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """`start` is a feasible point, if one is known: every score at 1 and the network's own forward pass.
+    """`start` is a feasible point, if one is known: all scores at 1 and the network's forward pass.
 
     Among points of the same cost, those with the smaller `tie_break` · x are better.
 
@@ -181,14 +181,14 @@ class Program:
     term: ConvexTerm
     start: Floats | None = None
     given: Floats | None = None
-    """Another feasible point, from elsewhere: better ones are looked for around it first."""
+    """A feasible point for a warm start: the search for better ones begins around it."""
     tie_break: Floats | None = None
     unpruned: Floats | None = None
     """The point of the unpruned network, feasible or not."""
     complete: Callable[[Floats], Floats] | None = None
-    """A point that keeps the rows of all sources, from the scores of any point, if the formulation has one."""
+    """The point with the scores of a given one that is feasible for all sources, if the formulation has one."""
     propose: Callable[[Floats], Iterator[Floats]] | None = None
-    """Points that keep the rows of all sources if any do with the scores of the point given: near it, then others."""
+    """Points with the scores of a given one, feasible for all sources if any are: first near it, then others."""
     improve: Improvement | None = None
     branching: Branching | None = None
     implicit_gates: int = 0
@@ -205,13 +205,13 @@ class Program:
 
     @property
     def gate_count(self) -> int:
-        """Undecided gates and choices, integer or relaxed, those without a column of their own among them."""
+        """Undecided gates and choices, integer or relaxed, including those without a column."""
         gates = self.blocks.get("gate", slice(0, 0))
         return int(gates.stop - gates.start) + self.implicit_gates
 
     @property
     def known(self) -> list[Floats]:
-        """The feasible points known before any search."""
+        """The feasible points known before the search."""
         return [point for point in (self.start, self.given) if point is not None]
 
     def raise_term(self, point: Floats) -> Floats:
@@ -224,7 +224,7 @@ class Program:
         return float(self.cost @ point)
 
     def write_out(self) -> Program:
-        """The same program with every row of every source among its rows, for solvers that want all of it."""
+        """The same program with all rows of all sources written out, for solvers without lazy constraints."""
         built = [source.build(np.arange(source.count)) for source in self.sources]
         rows = stack_rows([self.rows, *built], self.column_count)
         return replace(self, rows=rows, sources=())
@@ -237,12 +237,12 @@ class Program:
         return names
 
     def write(self, path: str | os.PathLike[str], rows: Rows | None = None) -> None:
-        """The linear part as a file in free MPS format (`.mps`) or in LP format (`.lp`, with parentheses in names):
-        columns, fixed rows (`row[…]`), integrality.
+        """Write the linear part to a file in free MPS format (`.mps`) or LP format (`.lp`, with parentheses in
+        names): columns, fixed rows (`row[…]`), integrality.
 
-        The convex term and the sources are not linear parts. What a solve has learnt of them, `solution.learnt`, can
-        be given as `rows` (`learnt[…]`): then the optimum of the file is a lower bound of the program, and what the
-        solve ended with. `program.write_out().write(path)` has every row of every source.
+        The convex term and the sources are not included. Rows and tangents that a solve has added,
+        `solution.learnt`, can be given as `rows` (`learnt[…]`): the optimum of the file is then the lower bound of
+        that solve. `program.write_out().write(path)` writes every row of every source.
         """
         suffix = Path(path).suffix.lower()
         if suffix not in FORMATS:

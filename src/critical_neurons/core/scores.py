@@ -1,4 +1,4 @@
-"""Scores: the importance of every unit, with what was solved and what was proved about it."""
+"""Scores: the importance of every unit, with the solver's status, objective and bound."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ TYPES: Mapping[str, Callable[[Mapping[str, Any]], Plain]] = {
     "formulation": read_formulation,
     "solver": Solver.from_dict,
 }
-"""Settings that are types, and how they are read from plain data."""
+"""How settings that are types are read from plain data."""
 
 CSV_COLUMNS = ("layer", "channel", "unit", "score", "reason")
 
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """What a search says of a layer, or of layers that share their units: the least-squares error of what reads it,
-    refitted to the units that stay and weighted by the Fisher matrix, and a bound below which no choice of as many
-    units falls. Where other layers have lost units before, the error is beyond what that costs. Of the network's loss
-    neither says anything certain."""
+    """The choice of a search in one layer, or in layers that share their units.
+
+    `error` is the least-squares error of the consumers, refitted to the kept units and weighted by Fisher matrices,
+    beyond what removals in other layers cost; no choice of equally many units has one below `bound`. Neither bounds
+    the network's loss."""
 
     layers: tuple[str, ...]
     error: float
@@ -44,7 +45,7 @@ class LayerChoice:
 
     @property
     def gap(self) -> float | None:
-        """The share of the error that a better choice could save at most."""
+        """The largest share of the error that a better choice could save."""
         if self.bound is None:
             return None
         return max(0.0, 1 - self.bound / self.error) if self.error > 0 else 0.0
@@ -57,8 +58,8 @@ class LayerChoice:
 
 @dataclass(frozen=True)
 class Incumbent:
-    """What the exact program says of a plan that was given to it: the plan's own objective, and the bound below which
-    no scores of 0 or 1 fall, whoever finds them."""
+    """The exact program's verdict on a given plan: the plan's objective, and a lower bound for all scores of 0 or
+    1."""
 
     rule: str
     objective: float
@@ -79,15 +80,14 @@ class Incumbent:
 
 @dataclass(frozen=True, eq=False)
 class Scores(Shown, Document, Mapping[str, Floats]):
-    """`scores["features.0"]` are the scores of that layer, one in [0, 1] per unit.
+    """The importance of every unit: `scores["features.0"]` are the scores of that layer, one in [0, 1] per unit.
 
     Averaged scores have no objective and no bound of their own; they keep the worst status and the largest gap of
-    their `parts`. `layer_choices` come from a search for what is refitted, `incumbent` from a plan that was given,
-    `dual` from loss_weight=cn.Lagrangian(...): there the objective is that at the loss weight found.
+    their `parts`. `layer_choices` come from a search that plans for refitting, `incumbent` from a plan given to the
+    exact program, `dual` from loss_weight=cn.Lagrangian(...); the objective is then that at the loss weight found.
 
-    They are for the `budget`, if there is one, and for a network whose readers are refitted as `compensate` says.
-    `span` is the part of the model that was scored, `inputs` are digests of the data points. `settings` are for the
-    record.
+    The scores were found for the `budget`, if there is one, and for refitting as `compensate` says. `span` is the
+    part of the model that was scored, `inputs` are digests of the data points, `settings` a record.
 
     >>> cn.score(model, inputs[:3], labels[:3])["3"].shape
     (8,)
@@ -127,7 +127,7 @@ class Scores(Shown, Document, Mapping[str, Floats]):
 
     @property
     def per_unit(self) -> Floats:
-        """One score per unit, those that layers share once."""
+        """One score per unit; units that several layers share appear once."""
         values = np.zeros(self.structure.unit_count + 1)
         for layer in self.structure.removable:
             values[layer.units] = self[layer.name]
@@ -168,7 +168,7 @@ class Scores(Shown, Document, Mapping[str, Floats]):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Scores:
-        """Raise a ValueError or KeyError unless they are scores that fit their structure."""
+        """The inverse of `to_dict`; raises ValueError or KeyError unless the scores fit their structure."""
         read = from_plain(cls, {**data, "values_by_layer": data["scores"], "parts": (), "budget": None})
         scores = replace(
             read,
@@ -185,15 +185,15 @@ class Scores(Shown, Document, Mapping[str, Floats]):
         return scores
 
     def as_torch_pruning(self, model: Any = None, *, max_pruning_ratio: float = 1.0) -> Any:
-        """As `critical_neurons.as_torch_pruning`."""
+        """See `critical_neurons.as_torch_pruning`."""
         return call_hook("as_torch_pruning", self, model, max_pruning_ratio=max_pruning_ratio)
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw the scores, units from the highest to the lowest; gives the axes of matplotlib, the extra `plot`."""
+        """Draw the scores, sorted within each layer. Returns matplotlib axes; needs the extra `plot`."""
         return call_hook("plot", self, axes)
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """A table with one line per channel of every layer: layer, channel, unit, score, reason.
+        """Write a table with one line per channel: layer, channel, unit, score, reason.
 
         Channels with the same unit are removed together. A channel without a score has no unit, but a reason.
         """
@@ -209,7 +209,7 @@ class Scores(Shown, Document, Mapping[str, Floats]):
 
 
 def _read_settings(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The other way from `plain_settings`."""
+    """The inverse of `plain_settings`."""
     typed = {name: TYPES[name](value) for name, value in data.items() if name in TYPES and value is not None}
     return {**data, **typed}
 
@@ -217,7 +217,7 @@ def _read_settings(data: Mapping[str, Any]) -> dict[str, Any]:
 def average_scores(
     parts: Sequence[Scores], *, settings: Mapping[str, Any], seconds: float, notes: tuple[str, ...] = ()
 ) -> Scores:
-    """The mean of every unit's scores over the parts, and all they note, each note once, unless `notes` say more."""
+    """The mean scores of the parts, with each of their notes once, except those that `notes` repeat in detail."""
     told = dict.fromkeys(note for part in parts for note in part.notes)
     gaps = [part.gap for part in parts]
     known = [gap for gap in gaps if gap is not None]
@@ -243,5 +243,5 @@ def average_scores(
 
 
 def spread_scores(structure: Structure, per_unit: Floats) -> dict[str, Floats]:
-    """The scores of every layer; a channel that must stay has 1."""
+    """Scores by layer; channels that must stay have 1."""
     return {layer.name: spread(per_unit)[layer.units] for layer in structure.removable}

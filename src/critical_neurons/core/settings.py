@@ -1,6 +1,6 @@
-"""Settings: what fields of settings have in common. The types themselves are in formulation, budget and solver.
+"""Settings: helpers for the settings types in formulation, budget, solver and distillation.
 
-The help of a field is written once, beside it: the docstring of its type and the command line are made from it.
+The help text of a field is written once, beside it; the docstring of its type and the command line are made from it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ Compensation: TypeAlias = Literal["none", "bias", "least_squares", "distil"]
 EffortName: TypeAlias = Literal["quick", "standard", "thorough"]
 DistanceName: TypeAlias = Literal["auto", "divergence", "squares"]
 OutputDistance: TypeAlias = Callable[[Any, Any], Any]
-"""Of what two models give, the smaller one first: a tensor with one number, or with one for every input."""
+"""A function of the outputs of the smaller and the original model: a tensor with one number, or one per input."""
 
 _Kind = TypeVar("_Kind", bound=type)
 
 EXAMPLE = "    >>> "
-"""With what the example in a docstring begins."""
+"""How the example in a docstring begins."""
 
 
 def setting(default: Any, text: str, *, option: str | None = None) -> Any:
-    """A field with its help, and the name of its option where that is another than its own.
+    """A field with its help text, and the name of its command line option if that differs.
 
-    MISSING for a field that must be given, `dict` for an empty one.
+    `default` is MISSING for a required field, `dict` for an empty mapping.
     """
     metadata = {"help": text, "option": option}
     if default is dict:
@@ -37,22 +37,22 @@ def setting(default: Any, text: str, *, option: str | None = None) -> Any:
 
 
 def data(text: str, *, compare: bool = False) -> Any:
-    """A field for what is too large to be a setting: no option of a command, and not recorded in files."""
+    """A field for data rather than a setting: not an option of a command, and not recorded in files."""
     return field(default=None, compare=compare, metadata={"help": text, "data": True})
 
 
 def list_settings(kind: Any) -> list[Field[Any]]:
-    """The fields of a type, or of a value of it, that are no data."""
+    """The fields of a type, or of a value of it, that are settings rather than data."""
     return [each for each in fields(kind) if not each.metadata.get("data")]
 
 
 def help_of(kind: Any, name: str) -> str:
-    """What a field says of itself."""
+    """The help text of a field."""
     return next(str(each.metadata["help"]) for each in fields(kind) if each.name == name)
 
 
 def explained(kind: _Kind) -> _Kind:
-    """Adds to the docstring of a type what its fields say of themselves, before its example."""
+    """Add the help texts of the fields to the docstring of a type, before its example."""
     lines = [f"    * `{each.name}`: {each.metadata['help']}" for each in fields(kind)]
     text, mark, example = (kind.__doc__ or "").partition(EXAMPLE)
     kind.__doc__ = "\n".join([f"{text.rstrip()}\n", *lines, *([f"\n{mark}{example}"] if mark else [])])
@@ -60,7 +60,7 @@ def explained(kind: _Kind) -> _Kind:
 
 
 class Plain:
-    """Settings as plain data, ready for JSON, and back; what does not fit is refused as anywhere else."""
+    """Settings that convert to plain data, ready for JSON, and back."""
 
     def to_dict(self) -> dict[str, Any]:
         values = {each.name: getattr(self, each.name) for each in list_settings(self)}
@@ -71,12 +71,12 @@ class Plain:
         return cls(**data)
 
     def _settle(self, name: str, kind: Any, holds: Callable[[Any], bool], accepted: str) -> None:
-        """Check a number, and keep it as Python's own."""
+        """Check a number, and store it as a Python int or float."""
         object.__setattr__(self, name, check_number(name, getattr(self, name), kind, holds, accepted))
 
 
 def check_number(name: str, value: Any, kind: Any, holds: Callable[[Any], bool], accepted: str) -> Any:
-    """The number as Python's own: an int where `kind` is Integral, else a float."""
+    """The number as a Python int, if `kind` is Integral, or float."""
     if isinstance(value, bool) or not isinstance(value, kind) or not holds(value):
         raise InvalidSettingError(f"{name}: found {value!r}. Accepted: {accepted}.")
     return int(value) if kind is Integral else float(value)
@@ -104,7 +104,7 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def check_choice(name: str, value: Any, choices: Any, further: str = "") -> None:
-    """`choices` is a Literal; `further` ends what is accepted."""
+    """`choices` is a Literal; `further` is appended to the accepted values in the message."""
     if not isinstance(value, str) or value not in get_args(choices):
         accepted = ", ".join(map(repr, get_args(choices)))
         raise InvalidSettingError(f"{name}: found {value!r}. Accepted: {accepted}{further}.")

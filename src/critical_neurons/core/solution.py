@@ -1,4 +1,4 @@
-"""Solution: what a solver found, what it proved, and how it went."""
+"""Solution: the point that a solver found, its bound, and the history of the solve."""
 
 from __future__ import annotations
 
@@ -84,21 +84,21 @@ class Step:
 
 @dataclass(frozen=True)
 class ClassStep(Step):
-    """A step of one class's program, while several are solved; `done` of `classes` are."""
+    """A step of the program of one class; `done` of `classes` programs are solved."""
 
     label: int
     done: int
     classes: int
 
     def __str__(self) -> str:
-        """Of a class the size of its program is of little interest."""
+        """Without the size of the program."""
         line = super().__str__().partition("  rows ")[0]
         return f"{self.done} of {self.classes} classes done; class {self.label}: {line}"
 
 
 @dataclass(frozen=True)
 class DualStep(Step):
-    """A step of one program, while the best loss weight is searched for; `number` counts the programs."""
+    """A step of one program in the search for the best loss weight; `number` counts the programs."""
 
     loss_weight: float
     number: int
@@ -110,8 +110,8 @@ class DualStep(Step):
 
 @dataclass(frozen=True)
 class DualTrial:
-    """A program of the search for the best loss weight: what the dual is at least there, and what the program's
-    scores come to."""
+    """A program in the search for the best loss weight: a lower bound `value` of the dual there, and the sparsity and
+    softmax terms of its scores."""
 
     loss_weight: float
     value: float
@@ -123,8 +123,8 @@ class DualTrial:
 class Dual:
     """The Lagrangian dual (equation 7b) of the least sparsity at a softmax term of at most `level`.
 
-    `loss_weight` maximises it, as far as it was searched; `sparsity` and `softmax` are those of the scores. No scores
-    of the program within the level have a sparsity below `bound`.
+    `loss_weight` is the best one found; `sparsity` and `softmax` are those of the scores. No scores of the program
+    within the level have a sparsity below `bound`.
     """
 
     loss_weight: float
@@ -166,7 +166,7 @@ class Solution:
     history: tuple[Step, ...]
     sizes: Mapping[str, int]
     interrupted: bool = False
-    """Whether it was the user who ended it."""
+    """Whether the user ended it by Ctrl-C."""
     learnt: Rows | None = None
     """Rows of the sources and tangents of the convex term that the solve added: with the program's own rows, the
     linear program whose optimum is the bound."""

@@ -1,4 +1,4 @@
-"""Solver: what solves a program, and when it stops."""
+"""Solver: settings of the solver and its limits."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from critical_neurons.errors import InvalidSettingError
 @explained
 @dataclass(frozen=True)
 class Solver(Plain):
-    """What solves the program, and when it stops: then, as after Ctrl-C, the best scores so far are taken.
+    """The solver and its limits. When a limit is reached, as after Ctrl-C, the best scores so far are returned.
 
-    "auto" is "highs", or, with many inputs or units and no gates to be whole, "barrier", interior points of our own;
-    "cvxpy:NAME" gets the paper's program literally, with every activation and gate.
+    "auto" is "highs" or, for many inputs or units without integer gates, "barrier", the library's own interior point
+    method; "cvxpy:NAME" solves the paper's program as printed, with every activation and gate.
 
     >>> scores = cn.score(model, inputs[:3], labels[:3], solver=cn.Solver("highs", time_limit=60, gap=1e-3))
     >>> scores.gap <= 1e-3
@@ -27,9 +27,9 @@ class Solver(Plain):
     name: str = setting("auto", "auto, highs, barrier, scip, or cvxpy:NAME.", option="solver")
     _: KW_ONLY
     options: Mapping[str, Any] = setting(
-        dict, "name=value, handed to the solver; repeat for more.", option="solver_option"
+        dict, "name=value, passed to the solver; may be repeated.", option="solver_option"
     )
-    time_limit: float = setting(300.0, "Seconds after which the best so far is taken.")
+    time_limit: float = setting(300.0, "Time limit in seconds; the best scores so far are used.")
     gap: float = setting(1e-4, "Relative gap at which the solver stops.")
     threads: int | None = setting(None, "Threads of the solver.")
     seed: int = setting(0, "Seed of every random choice.")
@@ -48,7 +48,7 @@ class Solver(Plain):
 
 
 def as_solver(given: Solver | str) -> Solver:
-    """By its name, with every setting at its default, or as it is."""
+    """A solver given by name has default settings."""
     if isinstance(given, Solver):
         return given
     if isinstance(given, str):

@@ -1,4 +1,4 @@
-"""Span: the part of a model that is read and scored. What lies before and behind it is run as it is."""
+"""Span: the part of a model that is read and scored. The rest is run as it is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Span:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user of the scores has to know."""
+        """Notes for users of the scores."""
         notes = []
         if self.start is not None:
             notes.append(f"what comes before {self.start} is run as it is, and no part of the program")

@@ -1,4 +1,4 @@
-"""Stability: which units of a network are always off or always on for all inputs of a box, each with its proof."""
+"""Stability: which units are always off or always on for all inputs of a box, each with its proof."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from critical_neurons.core.structure import Fingerprint, Structure
 from critical_neurons.errors import PlanMismatchError
 
 Method: TypeAlias = Literal["interval", "backward", "linear program", "integer program", "points", "none"]
-"""What settled a unit: interval arithmetic, backward substitution, a linear program, branch and bound, or points of
-the box at which it is on and off. "none": nothing did."""
+"""How a unit was decided: interval arithmetic, backward substitution, a linear program, branch and bound, or points
+of the box at which it is on and off. "none": it is undecided."""
 
 
 class State(Enum):
@@ -39,9 +39,8 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class UnitStability:
-    """On the whole box the unit's pre-activations, at all positions, are proved to lie in [`lower`, `upper`]; at
-    points of it they reached `lowest` and `highest`; None where nothing is known. `programs`: linear programs that
-    were solved for it."""
+    """Proved bounds [`lower`, `upper`] of the unit's pre-activations, at all positions, over the whole box, and the
+    `lowest` and `highest` values reached at points of it; None if unknown. `programs`: linear programs solved."""
 
     unit: Count
     state: State
@@ -54,7 +53,7 @@ class UnitStability:
 
     @property
     def gap(self) -> float | None:
-        """Between what is proved and what was seen, at the end that settled the state; None where nothing did."""
+        """The difference between proved and reached values at the decisive bound; None if undecided or unstable."""
         ends = {State.OFF: (self.upper, self.highest), State.ON: (self.lowest, self.lower)}
         above, below = ends.get(self.state, (None, None))
         return None if above is None or below is None else above - below
@@ -62,8 +61,8 @@ class UnitStability:
 
 @dataclass(frozen=True)
 class LayerChange:
-    """What a layer lost: units always `off`; units whose part others took over, `merged`; the whole layer, where it
-    `collapsed` into the next. `note` says what was left, and why."""
+    """What a layer lost: units that are always `off`, units `merged` into others, or the whole layer if it
+    `collapsed` into the next. `note` explains what could not be done."""
 
     name: str
     units: Count
@@ -85,10 +84,10 @@ class LayerChange:
 
 @dataclass(frozen=True, eq=False)
 class Stability(Document):
-    """Of one network, known by its `fingerprint`, and one box or several, known by `boxes`, a digest.
+    """The state of every unit of one network, identified by its `fingerprint`, on boxes identified by a digest.
 
-    `layers` has the units of every layer. `stopped` says what ended the search before all units were settled, if
-    anything did. `changes` are those made to the smaller network, where one was built.
+    `layers` holds the units of every layer. `stopped` says what ended the search before all units were decided, if
+    anything did. `changes` lists what was done to the smaller network, if one was built.
 
     >>> found = cn.lossless(model, (0.0, 1.0), inputs=inputs, time_limit=5)
     >>> {name: len(units) for name, units in found.stability.layers.items()}
@@ -107,7 +106,7 @@ class Stability(Document):
     changes: tuple[LayerChange, ...] = ()
 
     def count(self, layer: str | None = None) -> Counter[State]:
-        """Units in every state, of a layer or of all."""
+        """Units in every state, in one layer or in all."""
         chosen = range(len(self.units)) if layer is None else self.layers[layer]
         return Counter(self.units[unit].state for unit in chosen)
 
@@ -123,8 +122,8 @@ class Stability(Document):
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
-        """Layer by layer: name, units, those off, on, unstable and undecided; and kept, with what was done, if the
-        smaller network was built."""
+        """Per layer: name, units, how many are off, on, unstable and undecided; kept units and a note, if the smaller
+        network was built."""
         changes = {change.name: change for change in self.changes}
         rows = []
         for name, units in self.layers.items():
@@ -161,7 +160,7 @@ class Stability(Document):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Stability:
-        """Raise a ValueError unless it is a record that holds together."""
+        """The inverse of `to_dict`; raises ValueError on an inconsistent record."""
         found = from_plain(cls, data)
         if [unit.unit for unit in found.units] != list(range(len(found.units))):
             raise ValueError("its units are not numbered one after the other")
@@ -177,7 +176,7 @@ class Stability(Document):
 
 
 def digest_boxes(boxes: Interval) -> str:
-    """What boxes are known by in a record."""
+    """A digest that identifies boxes in a record."""
     ends = [np.ascontiguousarray(end, dtype=np.float64) for end in (boxes.lower, boxes.upper)]
     digest = hashlib.sha256(str(ends[0].shape).encode())
     for end in ends:

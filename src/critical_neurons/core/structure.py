@@ -1,8 +1,8 @@
-"""Structure: which channels of a model are removed together, what has to be sliced for that, and what must stay.
+"""Structure: which channels of a model must be removed together, what to slice for that, and what must stay.
 
 A *unit* is a neuron of a linear layer or a feature map of a convolution, or several of them that can only be removed
-together: channels that meet in an addition, the two halves of a gated unit. The units are numbered through, group by
-group; `NO_UNIT` stands for every channel that must stay. Arrays over units have a last entry that stands for it.
+together: channels that are added, the two halves of a gated unit. Units are numbered consecutively, group by group;
+`NO_UNIT` marks channels that must stay. Arrays over units have a last entry for it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ NO_UNIT = -1
 OUTSIDE = "it lies outside the span"
 
 SIZE = -1
-"""In place of the axis of a slice: what is sliced is a whole number that a module stores, its number of channels."""
+"""Instead of an axis: the slice is of an integer attribute of a module, its number of channels."""
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A linear layer, convolution or embedding and the unit behind each of its output channels.
+    """A linear layer, convolution or embedding, and the unit of each output channel.
 
-    With a `reason` none of them can be removed. The units fall into `blocks` equal blocks, and each must lose the
-    same number: grouped convolutions. `stays`: why channels without a unit must stay, where others have one.
+    If there is a `reason`, no channel can be removed. The units form `blocks` equal blocks, as in grouped
+    convolutions, and each block must lose equally many. `stays`: why some channels must stay, if others need not.
     """
 
     name: str
@@ -59,9 +59,9 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """The unit behind every index of one axis of a parameter or buffer.
+    """The unit of every index along one axis of a parameter or buffer.
 
-    `units` (size of the axis,), or (blocks, size): the tensor's first axis falls into blocks, and each has its own.
+    `units` is (size of the axis,), or (blocks, size) if each block of the tensor's first axis has its own units.
     """
 
     tensor: str
@@ -71,12 +71,12 @@ class Slice:
 
 @dataclass(frozen=True, eq=False)
 class Wiring:
-    """A module that multiplies what it reads with its weights, and the unit behind every input and output channel.
+    """A linear layer or convolution, and the unit of every input and output channel.
 
     Every pair of an input and an output channel in the same one of `groups` has `kernel` weights, each used at
-    `positions` places. Where a function behind the unit is not zero at zero, what a removed input leaves is its one
-    of the `constants`, which goes into the module's bias. `alone`: the module is called, by itself and once, so that
-    hooks see all that it does. A batch norm has a `kernel` of 0.
+    `positions` positions. `constants` are what removed inputs leave if a function behind the unit is not zero at
+    zero; they are added to the module's bias. `alone`: the module is called by itself and only once, so that hooks
+    see all that it does. A batch norm has a `kernel` of 0.
     """
 
     module: str
@@ -96,14 +96,14 @@ class Wiring:
 
     @property
     def reads_units(self) -> bool:
-        """Whether the module could make up for units it no longer reads. A depthwise convolution hands them on."""
+        """Whether refitting the module can compensate removed units. A depthwise convolution passes units through."""
         return self.alone and self.kernel > 0 and not self.depthwise and bool((self.inputs >= 0).any())
 
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """A cost of a module that falls with the share kept of every one of its `axes`, units by index:
-    amount * Π mean(kept)."""
+    """A cost of a module that is proportional to the kept share of each of its `axes` (units by index):
+    amount * Π mean(kept[axis])."""
 
     module: str
     amount: Count
@@ -120,8 +120,8 @@ class Fingerprint:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Units that are chosen among each other: those of a layer, or of layers that share some. They fall into equal
-    `blocks`, one after the other. Each block must lose the same number, and keeps at least one."""
+    """Units that compete with each other: those of a layer, or of layers that share some. They form consecutive
+    `blocks` of equal size, each of which must lose equally many units and keep at least one."""
 
     layers: tuple[str, ...]
     units: Ints
@@ -132,19 +132,18 @@ class Group:
 
     @property
     def least(self) -> int:
-        """How many units stay in any case: one of every block."""
+        """The smallest number of units to keep: one per block."""
         return self.blocks
 
     def choose(self, values: Floats, count: int) -> Bools:
-        """Which are the `count` units with the highest values, as many from every block; among equals the ones that
-        come first."""
+        """Mark the `count` units with the highest values, equally many per block; of equal values the first."""
         return choose_highest(values, count, self.blocks)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Structure:
-    """`group_sizes`: units of a group are numbered one after the other, group by group. `params` and `macs` are the
-    costs of the whole model; `latency` too, in nanoseconds, where it was measured."""
+    """What can be removed from a model. Units are numbered group by group, with `group_sizes` units each. `params`,
+    `macs` and, if measured, `latency` in nanoseconds are the costs of the whole model."""
 
     layers: tuple[Layer, ...]
     group_sizes: tuple[Number, ...]
@@ -189,7 +188,7 @@ class Structure:
         return "\n".join([*lines, *self.notes])
 
     def describe(self, layer: Layer) -> str:
-        """Whether its units can be removed, and with which others, or why not."""
+        """Whether its units can be removed, together with which layers, or why not."""
         if not layer.removable:
             return layer.reason
         own = np.unique(layer.units[layer.units != NO_UNIT])
@@ -200,8 +199,8 @@ class Structure:
         return f"{words}; {kept} of its channels must stay{why}" if kept else words
 
     def restrict(self, reasons: Mapping[str, str]) -> tuple[Structure, Ints]:
-        """Without the groups of the layers that `reasons` names, and the new number of every unit. A reason that is
-        given takes the place of one that a layer had."""
+        """Keep the groups of the layers in `reasons` whole. Returns the structure and the new number of every unit. A
+        given reason replaces the one that a layer had."""
         stays = {name: group for group in self.groups for name in group.layers if name in reasons}
         gone = {id(group): name for name, group in stays.items()}
         number, sizes, first = np.full(self.unit_count + 1, NO_UNIT), [], 0
@@ -231,7 +230,7 @@ class Structure:
         return found, number
 
     def within(self, modules: Collection[str]) -> Structure:
-        """With the layers and the costs of these modules alone. Nothing of another layer is removed."""
+        """The structure with only the layers and costs of these modules; other layers lose nothing."""
         outside = {layer.name: OUTSIDE for layer in self.removable if layer.name not in modules}
         found, _ = self.restrict(outside)
         return replace(
@@ -249,7 +248,7 @@ class Structure:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Structure:
-        """Raise a ValueError unless it is a structure that holds together."""
+        """The inverse of `to_dict`; raises ValueError on an inconsistent structure."""
         found = from_plain(cls, data)
         found.check()
         return found
@@ -273,12 +272,12 @@ class Structure:
 
 
 def spread(per_unit: Floats) -> Floats:
-    """With a last entry, 1, that stands for NO_UNIT."""
+    """Append the entry of NO_UNIT, 1."""
     return np.append(per_unit, 1.0)
 
 
 def choose_highest(values: Floats, count: int, blocks: int = 1) -> Bools:
-    """Which are the `count` highest values, as many from every block; among equals the ones that come first."""
+    """Mark the `count` highest values, equally many per block; of equal values the first."""
     dealt = values.reshape(blocks, -1)
     best = np.argsort(-dealt, axis=1, kind="stable")[:, : count // blocks]
     chosen = np.zeros(dealt.shape, dtype=bool)

@@ -1,4 +1,4 @@
-"""Workers: where independent pieces of work are run."""
+"""Workers: where independent tasks run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from critical_neurons.errors import InvalidSettingError
 
 @dataclass(frozen=True)
 class Workers:
-    """`jobs` processes of this machine, or all workers of the Dask cluster whose `scheduler` is at that address.
+    """`jobs` processes of this machine, or all workers of the Dask cluster with this `scheduler` address.
 
-    One job is this process itself. Every piece is run on one thread, or as many as it is given: results are the same
-    to the last bit for any workers of one kind of processor.
+    One job is this process itself. Every task runs on a fixed number of threads, one by default, so that results are
+    identical for any number of workers on the same kind of processor.
 
     >>> workers = cn.Workers(jobs=4)
     >>> every_class = cn.ByClass(workers=workers)
@@ -41,7 +41,7 @@ class Workers:
 
 
 HERE = Workers()
-"""This process, and no other."""
+"""This process only."""
 
 
 def check_workers(workers: object) -> None:
