@@ -31,8 +31,8 @@ from ablation import clock, load_subject
 from architectures.classic import VGG
 from architectures.mobile import mobilenet_v2
 from architectures.residual import basic_resnet, bottleneck_resnet
-from critical_neurons.api.search import Search
 from critical_neurons.removal.metrics import measure_accuracy
+from critical_neurons.selection.budget_search import Search
 from critical_neurons.selection.layerwise_search import LayerwiseSearch
 from passes_page import RESULTS, list_rows, read_lines
 from storing import SEED, store_line

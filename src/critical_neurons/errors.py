@@ -55,7 +55,7 @@ class MissingExtraError(CriticalNeuronsError, ImportError):
         self._given = package, extra
 
     def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str]]:
-        """As other errors, it comes back from another process."""
+        """Makes it picklable, so that it can be raised in another process."""
         return type(self), self._given
 
 
@@ -72,5 +72,5 @@ class WorkersError(CriticalNeuronsError, RuntimeError):
 
 
 def first_line(error: BaseException) -> str:
-    """What another library has to say, in a line."""
+    """The first line of another library's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -12,7 +12,7 @@ from torch import nn
 import critical_neurons as cn
 from critical_neurons.api import prune as prune_module
 from critical_neurons.api.calibration import HELD_OUT_SHARE
-from critical_neurons.api.compress import PAPER
+from critical_neurons.api.compress_task import PAPER
 from critical_neurons.api.plan import FINE_STEPS, ROUGH_STEPS
 from critical_neurons.cli.digits import split_digits, train_small_network
 from critical_neurons.core.batch import digest_rows

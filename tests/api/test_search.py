@@ -12,12 +12,11 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
-from critical_neurons.api import search
 from critical_neurons.cli.tables import describe_solve
 from critical_neurons.core.costs import count_cost
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.removal.metrics import measure_accuracy
-from critical_neurons.selection import layerwise_search
+from critical_neurons.selection import budget_search, layerwise_search
 from critical_neurons.selection.effort import EFFORTS
 
 INPUTS = 80
@@ -98,7 +97,7 @@ def test_scores_say_what_was_done_and_travel(tmp_path, compensate):
     assert scores.status is cn.Status.FEASIBLE
     assert (scores.bound, scores.gap) == (None, None)
     assert scores.objective > 0
-    assert search.UNCERTIFIED in scores.notes
+    assert budget_search.UNCERTIFIED in scores.notes
     assert scores.settings["method"] == ("elimination" if compensate == "least_squares" else "gates")
     assert len(scores.inputs) == INPUTS
     (told,) = describe_solve(scores)  # there was no program, so neither sizes nor a solver that stopped early
@@ -194,7 +193,7 @@ def test_every_layer_has_an_error_and_a_bound_that_travel(tmp_path):
     assert [choice.layers for choice in scores.layer_choices] == [("0",), ("2",)]
     assert all(0.0 < choice.bound <= choice.error and 0.0 <= choice.gap < 1.0 for choice in scores.layer_choices)
     assert all(str(choice) in scores.notes for choice in scores.layer_choices)
-    assert search.UNCERTIFIED in scores.notes
+    assert budget_search.UNCERTIFIED in scores.notes
     assert scores.bound is None
     scores.save(tmp_path / "scores.json")
     assert cn.Scores.load(tmp_path / "scores.json").layer_choices == scores.layer_choices
@@ -227,14 +226,15 @@ def test_where_no_module_could_be_refitted_gates_are_used():
 
     scores = quick(Twice(), draw(), units=0.5)
     assert scores.settings["method"] == "gates"
-    assert search.UNFITTED in scores.notes
+    assert budget_search.UNFITTED in scores.notes
 
 
 def test_one_search_finds_the_same_for_every_budget_as_many(monkeypatch):
     """And a sketch for the same budget keeps to it."""
     for compensate in ("none", "least_squares"):
         told = []
-        one = search.Search(build(), draw(), effort="quick", compensate=compensate, progress=told.append)
+        settings = budget_search.SearchSettings(effort="quick", compensate=compensate)
+        one = budget_search.Search(build(), draw(), settings, progress=told.append)
         for share in (0.7, 0.4, 0.7):
             found = one.find(cn.Budget(macs=share))
             alone = quick(build(), draw(), macs=share, compensate=compensate)

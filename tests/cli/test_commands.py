@@ -16,7 +16,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import critical_neurons as cn
-from critical_neurons.api.compress import PAPER
+from critical_neurons.api.compress_task import PAPER
 from critical_neurons.cli.commands import app
 from critical_neurons.cli.digits import Removal
 from critical_neurons.cli.tables import describe_batch, judge

@@ -1,4 +1,4 @@
-"""Calibration: the inputs that a smaller model is made from, labels if there are any, and what is held out."""
+"""Calibration: the inputs that a smaller model is made from, with labels if there are any, and what is held out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from critical_neurons.removal.rows import Inputs, count_rows, find_tensors, gath
 FEWEST_HELD_OUT = 10
 
 HELD_OUT_SHARE = 0.3
-"""Of the inputs, where a drop in accuracy has to be judged and nothing else was given to judge it by."""
+"""Share of the inputs held out to judge a drop in accuracy, if no `evaluate` is given."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Data:
         return Data(take_rows(self.inputs, torch.from_numpy(rows)), self.labels[rows])
 
     def hold_out(self, seed: int) -> tuple[Data, Data]:
-        """What is left, and what is held out to judge by, evenly from all classes."""
+        """The remaining and the held-out data, the latter evenly from all classes."""
         assert self.labels is not None
         aside = choose_evenly(self.labels, math.ceil(HELD_OUT_SHARE * len(self)), seed)
         if len(aside) < FEWEST_HELD_OUT:
@@ -53,7 +53,7 @@ class Data:
 
 
 def gather_data(inputs: Any, labels: Any) -> Data:
-    """Labels beside the inputs, or in their batches: those that are classes."""
+    """Labels are given, or come with the batches; the latter are used only if they are classes."""
     rows, beside = gather_labelled(inputs)
     if labels is None and (beside is None or beside.ndim != 1 or beside.is_floating_point()):
         return Data(rows, None)
@@ -75,7 +75,7 @@ def gather_test(test: Any, data: Data) -> Data:
 
 
 def choose_one_per_class(labels: Ints, correct: Bools, seed: int) -> Ints:
-    """Indices of one data point of every class at random, in ascending order: a correct one where there is one."""
+    """Ascending indices of one random data point per class, correctly classified if there is such a one."""
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     ranked = shuffled[np.argsort(~correct[shuffled], kind="stable")]
     _, first = np.unique(labels[ranked], return_index=True)

@@ -1,4 +1,4 @@
-"""Compare: two networks measured side by side, in torch and in onnxruntime: the public `compare`."""
+"""The public `compare`: two networks measured side by side, in torch and in onnxruntime."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from critical_neurons.removal.rows import (
 from critical_neurons.structure import copy_model, join_rows, unwrap
 
 INT8_INPUTS = 256
-"""Inputs the int8 ranges are taken from, at most."""
+"""Most inputs for the ranges of int8 activations."""
 
 MOST_BYTES, MOST_ROWS = 2**28, 512
-"""Bytes of activations, and rows, that are run at once at most."""
+"""Limits of a batch: bytes of activations, and rows."""
 
 
 @isolated
@@ -70,15 +70,15 @@ def compare(
     and latency; with the extra `onnx` also the latency in onnxruntime, and accuracy and size in int8.
 
     `inputs` are a tensor or array, a tuple or dict of them for models of several inputs, or an iterable of batches,
-    alone or with labels beside them. The models may return anything that holds tensors. Accuracy needs one output
-    (batch, classes) and `labels`, the index of the right class of every input; agreement the former alone.
+    with or without labels. The models may return any nesting of tensors. Accuracy needs one output (batch, classes)
+    and `labels`, the class index of every input; agreement needs only the output.
 
-    A network made by `prune` remembers which inputs it was scored and refitted on: where some of them are among
-    these, the data is labelled calibration. For other networks say `data="calibration"`, or give the inputs that were
-    used as `calibration`. The int8 ranges are taken from `calibration`, else from the first of `inputs`.
+    A network made by `prune` remembers the inputs it was scored and refitted on: if some of them are among these, the
+    data is labelled calibration. For other networks give `data="calibration"`, or the inputs that were used as
+    `calibration`. The int8 ranges come from `calibration`, else from the first of `inputs`.
 
-    `repeats` samples are taken of every latency, before and after in turns, on `threads` threads. `progress` is told
-    what is about to be measured.
+    Every latency is the median of `repeats` samples, before and after in turns, on `threads` threads. `progress`
+    receives what is about to be measured.
 
     >>> comparison = cn.compare(model, smaller, test_inputs, test_labels, onnx=False)
     >>> comparison.after.macs < comparison.before.macs
@@ -144,9 +144,9 @@ def compare(
 
 @dataclass(frozen=True)
 class _Trial:
-    """Both models on the CPU; what they are measured on; `ranges`, the inputs for int8, which are calibration inputs
-    where such were given (`calibrated`). Of the inputs `common` had a part in making the smaller model, as far as
-    that is known (`checked`)."""
+    """Both models on the CPU; the inputs; `ranges`, the inputs for int8, which are calibration inputs if such were
+    given (`calibrated`). `common` inputs are known to have been used to make the smaller model; `checked`: whether
+    anything is known about that."""
 
     models: tuple[nn.Module, nn.Module]
     inputs: Inputs
@@ -176,7 +176,7 @@ def _check_settings(data: str, batch_sizes: Sequence[int], repeats: int, threads
 
 
 def _gather(pair: tuple[nn.Module, nn.Module], inputs: Any, calibration: Any) -> tuple[_Trial, Tensor | None]:
-    """What is measured, and the labels that came with the inputs."""
+    """The trial, and the labels that came with the inputs."""
     rows, beside = gather_labelled(inputs)
     seen = None if calibration is None else gather_inputs(calibration)
     if seen is not None:
@@ -206,7 +206,7 @@ def _gather(pair: tuple[nn.Module, nn.Module], inputs: Any, calibration: Any) ->
 def _choose_labels(
     trial: _Trial, outputs: OutputComparison, given: Any, beside: Tensor | None
 ) -> tuple[Tensor | None, str]:
-    """The right classes, or why there is no accuracy. Labels that come with the inputs may be for something else."""
+    """The labels, or why there is no accuracy. Labels that come with the inputs may not be classes."""
     count = count_rows(trial.inputs)
     if outputs.predictions is None:
         return None, "No accuracy and no agreement: those are for one output (batch, classes)."

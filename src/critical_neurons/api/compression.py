@@ -1,4 +1,4 @@
-"""What `compress` and `sweep` return: a smaller model and all about it, which can be saved and reported on."""
+"""Compression: the result of `compress` and `sweep`, which can be saved and reported."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from critical_neurons.removal.rows import Inputs
 from critical_neurons.reports.content_assembly import TITLE
 
 DATA, TOLD = ("model", "inputs", "labels", "test", "evaluate"), ("progress", "detail", "folder", "workers")
-"""Arguments that a call written down has by their names alone, and those it leaves out."""
+"""Arguments that a recorded call mentions only by name, and those it leaves out."""
 
 
 @dataclass(frozen=True)
 class Compression:
-    """The smaller model, what was decided on the way, and what it is worth. `compared_on` are the inputs of the
-    comparison; `call` is what to run to get it again.
+    """The smaller model, its plan and scores, and its comparison with the original. `compared_on` are the inputs of
+    the comparison; `call` is the code that makes it again.
 
     >>> found = cn.compress(model, inputs, labels, units=0.5, effort="quick", onnx=False)
     >>> {name: len(kept) for name, kept in found.plan.kept.items()}
@@ -45,7 +45,7 @@ class Compression:
     call: str = ""
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """All of it into a folder, as `critical_neurons.save` writes it: `load` and `report` read it."""
+        """Write everything into a folder, as `critical_neurons.save`; `load` and `report` read it."""
         save(
             self.model,
             folder,
@@ -64,7 +64,7 @@ class Compression:
         title: str = TITLE,
         curve: Curve | None = None,
     ) -> None:
-        """All of it as one page to open in a browser, as `critical_neurons.report` writes it."""
+        """Write one page for a browser, as `critical_neurons.report`."""
         report(
             path,
             comparison=self.comparison,
@@ -79,7 +79,7 @@ class Compression:
 
 
 def load_compression(folder: Path, model: nn.Module, compared_on: Inputs) -> Compression:
-    """What `save` wrote, of this model."""
+    """Read what `save` wrote; `model` is the original."""
     found = read_results(folder)
     if found.scores is None or found.comparison is None:
         raise InvalidFileError(f"{folder}: holds a network without its scores and comparison.")
@@ -87,7 +87,7 @@ def load_compression(folder: Path, model: nn.Module, compared_on: Inputs) -> Com
 
 
 def write_call(function: Callable[..., Any], given: Mapping[str, Any]) -> str:
-    """The call with all arguments that are not left at their defaults; data and functions by their names alone."""
+    """The code of a call with all arguments that differ from their defaults; data and functions only by name."""
     texts = []
     for name, parameter in signature(function).parameters.items():
         value = given[name]

@@ -18,9 +18,9 @@ from critical_neurons.structure import copy_model, join_rows, unwrap
 def export(model: nn.Module, path: str | os.PathLike[str], example: Any) -> Export:
     """Write the model as ONNX (`.onnx`, extra `onnx`) or with `torch.export` (`.pt2`), for batches of any size.
 
-    `example` is a batch of inputs: a tensor or array, or a tuple or dict of them for a model of several inputs. The
-    file is loaded, run on rows of it at several batch sizes and compared with the model, output by output, before it
-    gets its name. Where rows of the example belong together, as the nodes of a graph, the file is for as many.
+    `example` is a batch of inputs: a tensor or array, or a tuple or dict of them for a model of several inputs.
+    Before the file gets its name it is loaded, run on rows of the example at several batch sizes and compared with
+    the model, output by output. If the rows cannot be separated, as the nodes of a graph, the batch size is fixed.
 
     >>> written = cn.export(model, "model.onnx", inputs)
     >>> written.difference < 1e-5

@@ -1,4 +1,4 @@
-"""The public `lossless`: model and box to a smaller model that gives the same outputs on the whole box."""
+"""The public `lossless`: a smaller model with the same outputs on a whole box of inputs."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from critical_neurons.stability.points import Points
 from critical_neurons.structure import unwrap
 
 CHECKED = 64
-"""Points of the boxes at which the smaller model is compared with the original, in float64."""
+"""Points of the boxes at which both models are compared, in float64."""
 
 SAVED_EVERY = 10.0
-"""Seconds between two times that the record is written."""
+"""Seconds between two writes of the record."""
 
 PIECES = 4
-"""Pieces of work for every slot of the workers: with several, none waits long for the last."""
+"""Tasks per slot of the workers: with several, the last one does not delay all."""
 
 
 @dataclass(frozen=True, eq=False)
 class Lossless:
-    """`model` gives what the original gives on the whole box; `stability` has the proof for every unit, and what
-    became of every layer. `plan` names the units that went: `save` takes the model with it, unless a layer collapsed.
-    `parameters` are those before and after.
+    """A smaller `model` with the original's outputs on the whole box. `stability` has the proof for every unit and
+    the changes of every layer. `plan` has the removed units: `save` accepts both, unless a layer collapsed.
+    `parameters` are their numbers before and after.
 
     >>> found = cn.lossless(model, (0.0, 1.0), inputs=inputs, time_limit=5)
     >>> before, after = found.parameters
@@ -88,18 +88,19 @@ def lossless(
     seed: int = 0,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Lossless:
-    """A smaller model with the same outputs, to rounding, for every input of the box: what is removed is proved to
-    make no difference there. The given model stays as it is.
+    """A smaller model with the same outputs, up to rounding, for every input in the box: removals are proved to make
+    no difference there. The given model is not changed.
 
-    * `box`: a pair (lower, upper) of numbers, or of arrays of the shape of one input. With numbers `inputs` say what
-      an input looks like.
+    * `box`: a pair (lower, upper) of numbers, or of arrays of the shape of one input. With numbers, `inputs`
+    determine
+      the shape.
     * `inputs`: data points, which must lie in the box; units that are on at one and off at another need no proof.
-      With a `radius` the box is a small one around each of them, cut to `box` if that is given as well.
-    * Units that are always off go. Of units always on, those whose weights are linear combinations of others' are
-      folded into the layers behind them, as are units equal to a multiple of another. With `collapse`, a linear layer
-      that is always on as a whole becomes one with the next.
+      With a `radius` there is a small box around each of them, intersected with `box` if that is given.
+    * Units that are always off are removed. Always active units whose weights are linear combinations of others are
+      folded into the next layers, as are units equal to a multiple of another. With `collapse`, a linear layer whose
+      units are all active is merged with the next.
     * `time_limit`: seconds for proofs; units undecided by then, or at Ctrl-C, stay. `workers` share the programs.
-    * `record`: a file in which what is proved is kept as it comes, and from which an earlier call's proofs are taken.
+    * `record`: a file in which proofs are stored as they come, and from which those of an earlier call are read.
 
     >>> found = cn.lossless(model, (0.0, 1.0), inputs=inputs, time_limit=5)
     >>> torch.allclose(found.model(inputs), model(inputs), atol=1e-5)
@@ -181,14 +182,14 @@ class _Task:
         )
 
     def _run(self, inquiries: Sequence[Inquiry], end: float, on_message: Callable[[Inquiry, Reply], None]) -> None:
-        """All of them, on the workers, until the end."""
+        """Answer all inquiries on the workers, until `end`."""
         under_way: dict[str, Inquiry] = {}
         total = sum(len(inquiry.questions) for inquiry in inquiries)
         done = 0
 
         def note(name: str, reply: Reply) -> None:
             nonlocal done
-            with self._lock:  # from the threads of several workers
+            with self._lock:  # called from several threads
                 on_message(under_way[name], reply)
                 done += 1
                 self._progress(f"{done} answers to {total} questions about {len(inquiries)} boxes")
@@ -222,7 +223,7 @@ def _answer(inquiry: Inquiry, seconds: float, tell: Tell) -> None:
 def _build(
     source: nn.Module, network: Network, stability: Stability, boxes: Interval, *, collapse: bool, started: float
 ) -> Lossless:
-    """The smaller model, made and compared with the original in float64."""
+    """Build the smaller model, and compare it with the original in float64."""
     exact, folded = copy_for_reading(source), copy_for_reading(source)
     folding = Folding(folded, network, [unit.state for unit in stability.units], _find_ranges(network, boxes))
     smaller = own_tensors(remove_units(folded, folding.structure, folding.stays), folded)
@@ -238,7 +239,7 @@ def _build(
 
 
 def _find_ranges(network: Network, boxes: Interval) -> dict[str, Interval]:
-    """What every layer reads, element by element, over all boxes; by its name."""
+    """The range of every layer's input, element by element, over all boxes; by the layer's name."""
     values = bound_values(network, boxes)
     read = {op.name: values[op.source] for op in network.ops if isinstance(op, Affine) and not op.keeps_channels}
     return {
@@ -257,7 +258,7 @@ def _draw(boxes: Interval) -> Floats:
 
 
 def _bring_back(smaller: nn.Module, source: nn.Module) -> None:
-    """To the types, the device and the modes of the original."""
+    """Restore the types, devices and modes of the original."""
     tensors = {**dict(source.named_parameters()), **dict(source.named_buffers())}
     usual = next((values for values in tensors.values() if values.is_floating_point()), None)
     modes = {name: module.training for name, module in source.named_modules()}

@@ -1,4 +1,4 @@
-"""The public `mask`: model and plan to a model of the same size without what the removed units do."""
+"""The public `mask`: a model of the same size in which removed units are zero."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from critical_neurons.structure import unwrap
 
 @isolated
 def mask(model: nn.Module, plan: Plan) -> nn.Module:
-    """A copy of `model` in which all weights that belong to the units the plan removes are zero.
+    """A copy of `model` in which all weights of the units that the plan removes are zero.
 
-    It gives what the smaller model gives that `prune` makes without compensation. All units of a layer may be gone.
+    Its outputs are those of the smaller model that `prune` makes without compensation. A plan may mask all units of a
+    layer.
 
     >>> masked, removed = cn.mask(model, plan), cn.prune(model, plan, inputs)
     >>> torch.allclose(masked(inputs), removed(inputs), atol=1e-5)

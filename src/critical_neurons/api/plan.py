@@ -1,4 +1,4 @@
-"""Plan: scores to plan, the public `plan`: by a rule, or by what the smaller model turns out to be worth."""
+"""The public `plan`: scores to plan, by a rule, or by the quality of the smaller model."""
 
 from __future__ import annotations
 
@@ -28,18 +28,17 @@ from critical_neurons.selection.plan_rules import select_units
 from critical_neurons.structure import unwrap
 
 Chooser: TypeAlias = Callable[[float], tuple[Plan, Scores]]
-"""A plan that keeps a given share, and the scores it is made from; raises an InvalidSettingError where so small a
-share cannot be reached."""
+"""A plan that keeps a given share, and its scores; raises an InvalidSettingError if the share cannot be reached."""
 
 DROP_STEPS = 7
 """Bisections of the share kept: it is then known to within a hundredth."""
 
 ROUGH_STEPS, FINE_STEPS, FINE_REACH = 5, 3, 0.75
-"""Where good plans take long to find: bisections with rough ones, then with good ones, from the share found down to
-this part of it."""
+"""If good plans take long to find: bisections with rough plans, then with good ones, between the share found and this
+fraction of it."""
 
 ROUNDING = 1e-9
-"""By which a drop may exceed what is allowed: accuracies are quotients."""
+"""Tolerance of drops, for rounding in accuracies."""
 
 
 @isolated
@@ -64,25 +63,25 @@ def plan(
     measure: Counted = "macs",
     progress: Callable[[str], None] = lambda text: None,
 ) -> Plan:
-    """Keep the units that score high.
+    """Keep the units with the highest scores.
 
-    `threshold`: remove what scores strictly below it; one number, one per layer, or "mean", each layer's own mean.
-    `params`, `macs`: keep the highest-scored of all units whose parameters or multiply-adds are at most this share of
-    the network's, counted as they will be; of scores with `start` or `stop`, of the span's. Without any of these,
-    scores that were found under a budget keep to it.
-    `units`: keep at most this share, the highest-scored, of every layer (`scope="layer"`) or of all units together
-    (`scope="global"`). Every layer keeps `min_units`. Layers that share their units are chosen from as one. The
-    number kept is a multiple of `round_to`, where that leaves any and the share allows it: rounded up under a
-    threshold, down under a share. Among equal scores the unit with the smaller number stays. The layers in `keep`,
-    and those that share units with them, lose nothing; a share of all units, parameters or multiply-adds is then met
-    by the others. With `compensate`, here or in `search`, parameters are counted as if refitting gave every
-    layer a bias.
+    * `threshold`: remove units that score strictly below it; one number, one per layer, or "mean", each layer's mean.
+    * `units`: keep at most this share of every layer (`scope="layer"`) or of all units together (`scope="global"`).
+    * `params`, `macs`: keep as many of the highest-scored units of all layers as have at most this share of the
+      network's parameters or multiply-adds; for scores with `start` or `stop`, of the span's.
+    * Without any of these, scores that were found under a budget keep to it.
+
+    Every layer keeps `min_units`. Layers that share their units are treated as one. The number of units kept is a
+    multiple of `round_to`, if the budget allows: rounded up with a threshold, down with a share. Of equal scores the
+    unit with the smaller number stays. The layers in `keep`, and those that share units with them, lose nothing; a
+    share of all units, parameters or multiply-adds is then met by the others. With `compensate`, here or in `search`,
+    parameters are counted as if refitting gave every layer a bias.
 
     `max_drop`: remove as much of the `measure` as possible while `evaluate(smaller)` is at most this much below
-    `evaluate(model)`, by bisection. The smaller models judged are made as `prune` makes them with `example`, a batch
-    of inputs (the calibration ones, unless given), `compensate` and `calibration`. `progress` is told of each of
+    `evaluate(model)`, by bisection. The candidates are made as `prune` makes them with `example`, a batch of inputs
+    (the calibration inputs by default), `compensate` and `calibration`. `progress` receives a message for each of
     them; Ctrl-C leaves the best one so far. `judged_on` are the inputs that `evaluate` uses: the plan remembers them,
-    and no comparison calls them test data.
+    and comparisons do not call them test data.
 
     >>> scores = cn.score(model, inputs[:3], labels[:3])
     >>> plan = cn.plan(scores, units=0.5, keep=["0"])
@@ -143,9 +142,9 @@ def find_most(
     judged_on: Any = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[Plan, Scores]:
-    """The plan of `plan(max_drop=...)` where every share may have scores of its own, and the scores behind it.
+    """The plan of `plan(max_drop=...)`, and its scores, which may differ from share to share.
 
-    `finer` chooses better and takes longer: it is used for the last candidates only. `make` carries a plan out.
+    `finer` chooses better but takes longer, so it is used only for the last candidates. `make` carries out a plan.
     """
 
     def judge(chosen: Plan) -> float:
@@ -178,7 +177,7 @@ def find_most(
 
 
 class _Bisection:
-    """Of the plans judged so far the one for the smallest share that is worth enough, and the scores behind it."""
+    """The smallest acceptable plan so far, its scores, and all trials."""
 
     def __init__(
         self,
@@ -194,17 +193,17 @@ class _Bisection:
         self._judge, self._reference, self._max_drop, self._tell = judge, reference, max_drop, progress
 
     def narrow(self, choose: Chooser, low: float, steps: int) -> None:
-        """Bisection between a share taken for too small and the smallest one so far."""
+        """Bisection between a share that is too small and the smallest accepted one."""
         for _ in range(steps):
             middle = (low + self.share) / 2
             if not self.accept(choose, middle):
                 low = middle
 
     def accept(self, choose: Chooser, share: float) -> bool:
-        """Take what is chosen for the share if it is worth enough, and say whether it is."""
+        """Accept the plan for the share if it loses no more than allowed. Returns whether it does."""
         try:
             chosen, scores = choose(share)
-        except InvalidSettingError:  # so small a share cannot be reached
+        except InvalidSettingError:  # the share cannot be reached
             return False
         key = chosen.stays.tobytes()
         if key not in self.known:
@@ -223,7 +222,7 @@ def check_drop(max_drop: float) -> None:
 
 
 def _keep_all(plan: Plan) -> Plan:
-    """Rounding may take units from a plan that keeps a share of 1."""
+    """Everything: a plan for a share of 1 may lose units to rounding."""
     return replace(plan, stays=np.ones_like(plan.stays), reasons={}, rule="everything kept")
 
 

@@ -1,4 +1,4 @@
-"""The public `prune`: model and plan to a smaller model, refitted if asked for."""
+"""The public `prune`: a smaller model by a plan, optionally refitted or distilled."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from critical_neurons.removal.refit.behind import refit_behind
 from critical_neurons.removal.remove import check_removal, keep_attributes, own_tensors, remove_units, zero_units
 from critical_neurons.removal.rows import (
     Inputs,
-    call_model,
-    count_numbers,
     count_rows,
     digest_inputs,
     find_tensors,
@@ -30,16 +28,13 @@ from critical_neurons.removal.rows import (
     match_model,
     take_rows,
 )
-from critical_neurons.selection.distance import choose_distance, list_outputs
+from critical_neurons.selection.distance import list_outputs, try_distance
 from critical_neurons.structure import convert_to_double, copy_model, join_rows, unwrap
 
 CHECKED_ROWS = 4
-"""On which the smaller model is compared with the masked one."""
+"""Rows on which the smaller model is compared with the masked one."""
 
 LEAST_PROBABILITY = 1e-6
-
-FEW_ROWS = 64
-"""Inputs whose outputs tell how outputs are compared."""
 
 
 @isolated
@@ -55,24 +50,23 @@ def prune(
     progress: Callable[[int, int], None] = lambda done, total: None,
     detail: Callable[[str], None] = lambda text: None,
 ) -> nn.Module:
-    """A new, smaller module without the units the plan removes; the given one stays as it is.
+    """A new, smaller module without the units that the plan removes; the given one is not changed.
 
-    `example` are inputs as the model takes them: a tensor or array, a tuple or dict of them, or an iterable of
-    batches. On a few rows of it the smaller model is compared with the masked one in float64; without an example or
-    `calibration` it is not.
+    `example` are inputs of the model: a tensor or array, a tuple or dict of them, or an iterable of batches. On a few
+    rows the smaller model is compared with the masked one in float64; without `example` and `calibration` it is not.
 
-    `compensate`: the modules behind what was removed are refitted on the inputs `calibration` (the example, unless
-    given) to compute what they did: "least_squares" changes weights and biases, "bias" biases alone, which without
-    batch norms can do more harm than good; both move the statistics of batch norms along. A layer without a bias may
-    be given one. `progress` is told how many modules are done, and of how many.
+    `compensate`: the layers behind removed units are refitted on the inputs `calibration` (by default the example) to
+    their original outputs. "least_squares" changes weights and biases; "bias" changes only biases, which without
+    batch norms can do more harm than good. Both adjust the statistics of batch norms, and may add a bias to a layer
+    without one. `progress` receives the number of modules done and their total.
 
-    "distil", or `cn.Distillation(...)` for other settings than its own, goes on from least squares: all weights are
-    trained for some minutes, without labels, to bring the outputs nearer to the model's, by `distance` as for
-    `search`. The weights are those that do best on inputs held out from this training, never worse there than those
-    of least squares. `seed` is that of the batches; `detail` is told of the time left. Ctrl-C takes the best so far.
+    "distil", or `cn.Distillation(...)` for its settings, continues from least squares: all weights are trained for
+    some minutes, without labels, to bring the outputs nearer to the model's, by `distance` as for `search`. The
+    weights returned are the best on held-out inputs, never worse there than those of least squares. `seed` is that of
+    the batches; `detail` receives the time left. Ctrl-C leaves the best weights so far.
 
-    The smaller module remembers, as digests in `calibrated_on`, the data points it was scored and refitted on:
-    `compare` does not take them for test data.
+    The smaller module remembers, as digests in `calibrated_on`, the data points it was scored and refitted on, so
+    that `compare` does not call them test data.
 
     >>> smaller = cn.prune(model, plan, inputs, compensate="least_squares")
     >>> smaller[0].out_channels, smaller[3].out_features
@@ -136,14 +130,12 @@ def _choose_aim(
     name: DistanceName | OutputDistance,
     readers: tuple[StreamReader, ...],
 ) -> Aim:
-    """The distance by which `search` compares outputs, of classes at the temperature at which all of them count; what
-    is taken is judged by decisions, as in `search`."""
+    """The loss is the distance of `search`, for classes at a temperature at which all of them count; weights are
+    judged by decisions, as in `search`."""
     if settings.loss is not None:
         return Aim(settings.loss, settings.loss)
-    few = take_rows(inputs, torch.arange(min(FEW_ROWS, count_rows(inputs))))
-    with torch.no_grad():
-        given = call_model(copy_model(model), few)
-    distance, outputs = choose_distance(given, name, count_numbers(inputs)), list_outputs(given)
+    distance, given = try_distance(copy_model(model), inputs, name)
+    outputs = list_outputs(given)
     logits = outputs[0].double().clamp(min=LEAST_PROBABILITY).log() if distance.logarithms else outputs[0].double()
     temperature = float(logits.std(correction=0)) or 1.0
     return Aim(

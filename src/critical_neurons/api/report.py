@@ -1,4 +1,4 @@
-"""The public `report`: what was gained, what was removed and where it comes from, as one page for a browser."""
+"""The public `report`: comparison, plan, scores and provenance as one page for a browser."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from critical_neurons.reports.pictures import MOST_PICTURES, draw_pictures
 
 IMAGE_CHANNELS = (1, 3)
 FEWEST_PIXELS = 4
-"""Along either side: what is smaller is no image."""
+"""Along either side; smaller inputs do not count as images."""
 
 
 @isolated
@@ -41,12 +41,12 @@ def report(
     files: Mapping[str, str] | None = None,
     call: str = "",
 ) -> None:
-    """Write a page about a smaller network to a file that ends in .html. It needs nothing but itself, also offline.
+    """Write a self-contained page about a smaller network to an .html file, which also works offline.
 
-    Give what there is, at least one of `comparison`, `plan`, `scores` and the `curve` of a sweep; what `compress`
-    found has it all, as `found.report(path)`. `inputs` are those of the comparison: where they are images, those with
-    another answer are shown. `class_names` are the names of classes 0, 1, 2 and so on; `files` digests of files by
-    their names; `call` what to run to get the same again.
+    Give at least one of `comparison`, `plan`, `scores` and the `curve` of a sweep; the result of `compress` has them
+    all and a method `found.report(path)`. `inputs` are those of the comparison: if they are images, those whose
+    prediction changed are shown. `class_names` are the names of classes 0, 1, 2 and so on; `files` are digests of
+    files by name; `call` is the code that makes the same again.
 
     >>> cn.report("report.html", plan=plan, title="Half of the units")
     >>> from pathlib import Path
@@ -77,7 +77,7 @@ def report(
 
 
 def _picture(inputs: Any, changes: Sequence[Change], count: int) -> dict[int, str]:
-    """Pictures of the inputs that get another answer, by their row; none where the inputs are no images."""
+    """Pictures of the inputs whose prediction changed, by row; none if the inputs are not images."""
     rows = gather_inputs(inputs)
     if count_rows(rows) != count:
         raise InvalidInputError(

@@ -45,12 +45,12 @@ def save(
     base_model: str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write the smaller network, the plan it was made by and where both come from into a new folder, whole or not at
-    all. `overwrite` replaces a folder written before.
+    """Write the smaller network, its plan and its provenance into a new folder, atomically. `overwrite` replaces a
+    folder written before.
 
-    With `scores` and `comparison`, and the `call` that made them, a report can be made of the folder. With all goes a
-    model card, README.md, so that the folder can be pushed to the Hugging Face hub as it is: `comparison` puts what
-    `compare` measured on the card, `base_model` the hub's name of the original.
+    With `scores`, `comparison` and the `call` that made them, a report can be made from the folder. It also gets a
+    model card, README.md, so that it can be pushed to the Hugging Face hub: with the measurements of `comparison`,
+    and `base_model` as the hub's name of the original.
 
     >>> cn.save(smaller, "out", plan=plan, base_model="my-name/my-model")
     >>> from pathlib import Path

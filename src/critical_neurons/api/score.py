@@ -1,4 +1,4 @@
-"""Score: model and batch to scores, the composition of reading, bounding, encoding and solving."""
+"""The public `score`: read the model, propagate bounds, encode the program and solve it."""
 
 from __future__ import annotations
 
@@ -68,21 +68,22 @@ def score(
 ) -> Scores:
     """Importance scores of every neuron and feature map: the program of docs/method.md, solved.
 
-    `inputs` is a tensor or array (batch, ...) with `labels` (batch,) beside it, or an iterable of batches or of pairs
-    (inputs, labels). Without labels the model's own predictions are used.
+    `inputs` are a tensor or array (batch, ...) with `labels` (batch,), or an iterable of batches or of pairs (inputs,
+    labels). Without labels the model's own predictions are used.
 
-    * `formulation`: which program, and what it minimises: `cn.Paper(loss_weight=5.0, ...)`, `cn.Exact(...)` or
-      `cn.Linearised(...)`, or the name of one in lower case; in `cn.ByClass(...)`, one program per class. `help` of
-      each lists its settings; that of `cn.Objective` explains the three objectives.
-    * `budget`: in place of the sparsity term, at most this share kept: `cn.Budget(units=0.5)` of every layer (with
-      `scope="global"` of all), `cn.Budget(params=0.5)` or `cn.Budget(macs=0.5)`.
-    * `solver`: `cn.Solver("highs", time_limit=300, ...)`, or its name alone. The time limit, Ctrl-C and workers that
-      are lost leave the best scores so far: of the classes that are done, the average.
+    * `formulation`: `cn.Paper(loss_weight=5.0, ...)`, `cn.Exact(...)` or `cn.Linearised(...)`, or the name of one in
+      lower case; inside `cn.ByClass(...)`, one program per class. The docstring of each lists its settings; that of
+      `cn.Objective` explains the three objectives.
+    * `budget`: a limit on what is kept, in place of the sparsity term: `cn.Budget(units=0.5)` of every layer (with
+      `scope="global"` of all layers), `cn.Budget(params=0.5)` or `cn.Budget(macs=0.5)`.
+    * `solver`: `cn.Solver("highs", time_limit=300, ...)`, or only its name. The time limit, Ctrl-C and lost workers
+      leave the best scores so far; with `cn.ByClass` the average over the finished classes.
     * `ignore`: names of layers that get no scores. `progress` is called with every `Step`.
-    * `start`, `stop`: names of the first and of the last module that is read and scored, as in `named_modules`; of a
-      container its first and its last call, of a function the name torch.fx gives it. What comes before is run as it
-      is: its outputs are what the program takes for inputs, and `input_radius` is around them. What follows is run as
-      well, and enters the program to first order at every data point. Budgets are shares of the span.
+    * `start`, `stop`: names of the first and the last module to read and score, as in `named_modules`; for a
+    container
+      its first and its last call, for a function the name that torch.fx gives it. What comes before is run as it is:
+      its outputs are the inputs of the program, and `input_radius` is around them. What follows is linearised at
+      every data point. Budgets are shares of the span.
 
     >>> scores = cn.score(model, inputs[:3], labels[:3])
     >>> scores.status
@@ -135,7 +136,7 @@ def score(
 
 
 def _score_for_share(task: ScoreTask, points: DataPoints, wanted: float, started: float) -> Scores:
-    """Bisection for the largest λ at which the mean score is at most the share wanted.
+    """Bisection for the largest λ at which the mean score is at most `wanted`.
 
     The sparsity of an optimum never rises when λ falls, so the search is sound up to the gap.
     """

@@ -1,4 +1,4 @@
-"""Score by class: one program per class, solved by any number of workers, and the average of their scores."""
+"""Score by class: one program per class, on any number of workers, and the average of their scores."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from critical_neurons.solvers import ignore_progress
 
 
 def score_by_class(task: ScoreTask, by_class: ByClass, points: DataPoints, started: float) -> tuple[Scores, bool]:
-    """One program per class with an equal share of the time left. Ctrl-C and lost workers leave the classes done
-    so far."""
+    """One program per class, each with an equal share of the remaining time. Ctrl-C and lost workers leave the
+    classes finished so far."""
     classes = [int(label) for label in np.unique(points.labels)]
     earlier = by_class.earlier
     parts = {label: known for label in classes if (known := _find_earlier(task, earlier, points.of_class(label)))}
@@ -66,7 +66,7 @@ def score_by_class(task: ScoreTask, by_class: ByClass, points: DataPoints, start
                 if interrupted:
                     break
     except (KeyboardInterrupt, WorkersError) as stop:
-        if len(parts) == len(classes) - len(missing):  # nothing that was not known before
+        if len(parts) == len(classes) - len(missing):  # nothing new was found
             raise
         interrupted = True
         reasons.extend([str(stop)] if isinstance(stop, WorkersError) else [])
@@ -80,7 +80,7 @@ def score_by_class(task: ScoreTask, by_class: ByClass, points: DataPoints, start
 
 
 def _find_earlier(task: ScoreTask, earlier: Scores | None, points: DataPoints) -> Scores | None:
-    """The same program, solved before and not interrupted."""
+    """The scores of the same program, solved before without interruption."""
     if earlier is None:
         return None
     network, record, inputs = task.network, task.describe(points), tuple(points.digests.tolist())

@@ -1,4 +1,4 @@
-"""Score task: what all programs of one call of `score` have in common, and the scores from one of them."""
+"""Score task: the settings shared by all programs of one call of `score`, and the scores of one program."""
 
 from __future__ import annotations
 
@@ -54,24 +54,23 @@ PATTERN_ADVICE = (
 )
 
 INTERRUPTED = "interrupted"
-"""What a note begins with where Ctrl-C ended the search."""
+"""How the note begins if Ctrl-C ended the search."""
 
 NO_TIME = "time limit: it was over before the program was ready"
 
 SCORE_DECIMALS = 6
-"""The solver's tolerance: what lies below it is noise, which must not decide between equal scores."""
+"""Scores are rounded to the solver's tolerance, so that noise does not decide between equal scores."""
 
 ROUNDED_GAP = 1e-3
-"""By which the gap may grow when scores are rounded."""
+"""Allowed increase of the gap by rounding scores."""
 
 ROUNDING = 1e-9
-"""By which one objective must be below another to be called better."""
+"""Least improvement of an objective that counts."""
 
 
 @dataclass(frozen=True)
 class DataPoints:
-    """The data points: what the model computes for them, their loss, their digests, and the user's own bounds, if
-    given."""
+    """The data points: the model's values for them, their loss, their digests, and the user's own bounds if given."""
 
     passage: Passage
     loss: Loss
@@ -92,7 +91,7 @@ class DataPoints:
 
 @dataclass(frozen=True)
 class ScoreTask:
-    """What all programs of one call have in common; `record` holds further settings for the scores."""
+    """Settings shared by all programs of one call; `record` holds further ones to store with the scores."""
 
     network: Network
     formulation: Formulation
@@ -109,7 +108,7 @@ class ScoreTask:
         network, formulation = self.network, self.formulation
         goal = self._set_goal()
         try:
-            with until(deadline if self.proposal is None else math.inf):  # what was given is not lost
+            with until(deadline if self.proposal is None else math.inf):  # with an incumbent there is always a result
                 bounds = self._bound(points)
                 program = self._encode(points, bounds, goal)
         except TimeIsUp:
@@ -154,7 +153,7 @@ class ScoreTask:
             *((INTERRUPTED,) if solution.interrupted else ()),
         )
         per_unit = np.clip(solution.point[program.blocks["score"]].round(SCORE_DECIMALS), 0.0, 1.0) + 0.0  # no -0.0
-        # Of the scores as they are reported, by its definition: nothing depends on how a solver adds up.
+        # By definition, from the rounded scores: the objective does not depend on the solver's arithmetic.
         point = solution.point.copy()
         point[program.blocks["score"]] = per_unit
         objective = goal.compute(network, per_unit, program.term.values(point))
@@ -190,7 +189,7 @@ class ScoreTask:
         return scores, solution.interrupted
 
     def _keep_all(self, points: DataPoints, goal: Goal, started: float) -> Scores:
-        """What is known without a program: the unpruned network, and that no loss is below zero."""
+        """The result without a program: the unpruned network, and the bound that no loss is negative."""
         if self.budget is not None:
             raise SolverError(f"{NO_TIME}, and scores within {self.budget} have to be looked for. Allow more time.")
         network = self.network
@@ -264,13 +263,13 @@ class ScoreTask:
 
 
 def _judge(status: Status, gap: float | None, wanted: float) -> Status:
-    """Scores are rounded to the solver's tolerance. Where weights are huge that alone may cost the gap."""
+    """With huge weights, rounding the scores to the solver's tolerance may exceed the gap."""
     missed = status is Status.OPTIMAL and gap is not None and gap > wanted + ROUNDED_GAP
     return Status.FEASIBLE if missed else status
 
 
 def _place(program: Program, mask: Floats) -> Floats:
-    """The point of the exact program with this mask: a forward pass."""
+    """The point of the exact program with this mask, by a forward pass."""
     assert program.complete is not None
     point = np.zeros(program.column_count)
     point[program.blocks["score"]] = mask
@@ -278,7 +277,7 @@ def _place(program: Program, mask: Floats) -> Floats:
 
 
 def _describe_incumbent(incumbent: Incumbent, objective: float) -> str:
-    """What is certified of the plan given, and whether a better one was found."""
+    """The bound on the given plan, and whether a better one was found."""
     gained = incumbent.objective - objective
     found = f"the scores found are better by {gained:.4g}" if gained > ROUNDING else "nothing better was found"
     return f"incumbent: {incumbent}; {found}"

@@ -1,4 +1,4 @@
-"""The public `sweep`: networks of several sizes, and what each is worth."""
+"""The public `sweep`: smaller networks of several sizes, compared with the original."""
 
 from __future__ import annotations
 
@@ -15,17 +15,14 @@ from typing import Any, get_args
 
 from torch import nn
 
-from critical_neurons.api.calibration import Data, choose_one_per_class, gather_data, gather_test
+from critical_neurons.api.calibration import Data, gather_data, gather_test
 from critical_neurons.api.compare import compare
-from critical_neurons.api.compress import PAPER
+from critical_neurons.api.compress_task import PAPER, carry_out, score_one_per_class
 from critical_neurons.api.compression import Compression, load_compression, write_call
 from critical_neurons.api.plan import plan
-from critical_neurons.api.prune import prune
-from critical_neurons.api.score import score
-from critical_neurons.api.search import Search
 from critical_neurons.core.budget import Budget
 from critical_neurons.core.curve import Curve, CurvePoint, Method, name_point
-from critical_neurons.core.distillation import Distillation, split_compensation
+from critical_neurons.core.distillation import Distillation
 from critical_neurons.core.files import make_folder
 from critical_neurons.core.scores import Scores
 from critical_neurons.core.settings import (
@@ -33,16 +30,16 @@ from critical_neurons.core.settings import (
     DistanceName,
     EffortName,
     OutputDistance,
-    as_names,
     check_share,
 )
+from critical_neurons.core.solver import Solver
 from critical_neurons.core.structure import Measure
 from critical_neurons.core.workers import HERE, Workers
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.parallel import Tell, hire
 from critical_neurons.readers import isolated
-from critical_neurons.removal.metrics import predict
 from critical_neurons.removal.rows import digest_inputs
+from critical_neurons.selection.budget_search import Search, SearchSettings
 from critical_neurons.selection.norms import score_norms
 from critical_neurons.structure import fingerprint, unwrap
 
@@ -52,7 +49,7 @@ INTERRUPTED = "interrupted: not all points are there"
 
 @dataclass(frozen=True)
 class Sweep:
-    """`curve` has all points; `networks` what was found for each, by its name.
+    """`curve` has the quality of all points, `networks` the result for each, by name.
 
     >>> found = cn.sweep(model, inputs, labels, units=[0.5], effort="quick")
     >>> found.pick(0.5).model[0].out_channels
@@ -63,7 +60,7 @@ class Sweep:
     networks: Mapping[str, Compression]
 
     def pick(self, share: float, method: Method = "search") -> Compression:
-        """What was found for this share."""
+        """The result for this share."""
         wanted = name_point(method, share)
         if wanted not in self.networks:
             raise InvalidSettingError(f"pick: found {wanted}. Accepted: {', '.join(self.networks)}.")
@@ -92,17 +89,17 @@ def sweep(
     progress: Callable[[str], None] = lambda text: None,
     detail: Callable[[str], None] = lambda text: None,
 ) -> Sweep:
-    """How small can it go? A smaller network for every one of several shares, as `compress` would make it, and what
-    each is worth: `sweep.curve` to print, plot and save, `sweep.pick(0.4)` for one of the networks.
+    """A smaller network for each of several shares, as `compress` would make it, and its quality: `sweep.curve` can
+    be printed, plotted and saved, `sweep.pick(0.4)` is one of the networks.
 
-    Give one of `units`, `params` and `macs`: shares kept at most. `methods` are how units are chosen, refitted by
-    the same `compensate` every time: "search"; "paper", by the paper's scores, which needs labels; "norm", by norms
-    of the weights that make a unit, layer by layer; "random", as many of every layer as the search keeps. The rest is
-    as for `compress`. A search is set up once for all shares; on several `workers` for each of them, and times are
-    then those of a busy machine.
+    Give one of `units`, `params` and `macs`: shares to keep at most. `methods` choose the units, and `compensate` is
+    the same for all of them: "search"; "paper", by the paper's scores, which needs labels; "norm", by the norms of
+    each unit's weights, layer by layer; "random", with as many units per layer as the search keeps. The rest is as
+    for `compress`. The search is set up once for all shares; with several `workers` once for each of them, and times
+    are then those of a busy machine.
 
-    With a `folder` every point is written there as soon as it is found, and a sweep that was interrupted goes on
-    from there; so does one of the same settings with other shares or methods. Ctrl-C leaves the points found so far.
+    With a `folder` every point is written there as soon as it is found, and an interrupted sweep continues from
+    there; so does one with the same settings and other shares or methods. Ctrl-C leaves the points found so far.
 
     >>> found = cn.sweep(model, inputs, labels, macs=[0.6, 0.3], effort="quick")
     >>> [point.share for point in found.curve.points]
@@ -117,7 +114,6 @@ def sweep(
     unknown = [each for each in methods if each not in get_args(Method)]
     if unknown or not methods:
         raise InvalidSettingError(f"methods: found {unknown or 'none'}. Accepted: {', '.join(get_args(Method))}.")
-    split_compensation(compensate)
     data = gather_data(inputs, labels)
     if data.labels is None and "paper" in methods:
         raise InvalidInputError("labels: none. The paper's scores need the index of the right class of every input.")
@@ -126,9 +122,7 @@ def sweep(
         data,
         None if test is None else gather_test(test, data),
         measure=measure,  # type: ignore[arg-type]
-        compensate=compensate,
-        looked={"effort": effort, "distance": distance, "ignore": as_names(ignore)},
-        seed=seed,
+        settings=SearchSettings(compensate, effort, distance, seed, ignore),
         onnx=onnx,
         call=call,
     )
@@ -157,7 +151,7 @@ def sweep(
             raise
         notes = (INTERRUPTED,)
     ordered = [found[each] for each in wanted if each in found]
-    curve = Curve(task.measure, tuple(point for point, _ in ordered), task.settings, notes)
+    curve = Curve(task.measure, tuple(point for point, _ in ordered), task.record, notes)
     return Sweep(curve, {point.name: compression for point, compression in ordered})
 
 
@@ -167,36 +161,36 @@ def _check_shares(shares: Any) -> tuple[float, ...]:
 
 
 def _digest(data: Data) -> str:
-    """Of inputs and labels."""
+    """A digest of inputs and labels."""
     labels = b"" if data.labels is None else data.labels.tobytes()
     return hashlib.sha256("".join(digest_inputs(data.inputs)).encode() + labels).hexdigest()
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What all points have in common. The search is set up when first asked for, where it is asked."""
+    """What all points share. The search is set up on first use, in the worker that uses it."""
 
     model: nn.Module
     data: Data
     test: Data | None
     measure: Measure
-    compensate: Compensation | Distillation
-    looked: Mapping[str, Any]
-    seed: int
+    settings: SearchSettings
     onnx: bool
     call: str
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """What a point depends on, as plain data."""
+    def record(self) -> dict[str, Any]:
+        """Everything that a point depends on, as plain data."""
         seen, tested = map(_digest, (self.data, self.compared_on))
+        settings = self.settings
         return {
             "weights": fingerprint(self.model).weights,
             "measure": self.measure,
-            "compensate": given.to_dict() if isinstance(given := self.compensate, Distillation) else given,
-            **self.looked,
-            "ignore": list(self.looked["ignore"]),
-            "seed": self.seed,
+            "compensate": given.to_dict() if isinstance(given := settings.compensate, Distillation) else given,
+            "effort": settings.effort,
+            "distance": settings.distance,
+            "ignore": list(settings.ignore),
+            "seed": settings.seed,
             "inputs": seen,
             "test": tested,
         }
@@ -207,31 +201,20 @@ class _Task:
 
     @cached_property
     def search(self) -> Search:
-        return Search(self.model, self.data.inputs, compensate=self.compensate, seed=self.seed, **self.looked)
+        return Search(self.model, self.data.inputs, self.settings)
 
     @cached_property
     def by_paper(self) -> Scores:
-        assert self.data.labels is not None
-        correct = predict(self.model, self.data.inputs).numpy() == self.data.labels
-        few = self.data.take(choose_one_per_class(self.data.labels, correct, self.seed))
-        return score(self.model, few.inputs, few.labels, formulation=PAPER, ignore=self.looked["ignore"])
+        return score_one_per_class(self.model, self.data, self.settings, PAPER, Solver(), self.search.tell)
 
     def find(self, method: Method, share: float, tell: Tell) -> tuple[CurvePoint, Compression]:
         started = time.monotonic()
         scores = self._score(method, share, tell)
         shares: dict[str, Any] = {self.measure: share}
-        found = plan(scores, **shares, compensate=self.compensate)
+        found = plan(scores, **shares, compensate=self.settings.compensate)
         if method == "random":
-            found = found.random(self.seed)
-        smaller = prune(
-            self.model,
-            found,
-            self.data.inputs,
-            compensate=self.compensate,
-            distance=self.looked["distance"],
-            seed=self.seed,
-            detail=tell,
-        )
+            found = found.random(self.settings.seed)
+        smaller = carry_out(self.model, self.data, self.settings, found, tell)
         seconds = time.monotonic() - started
         tell("measuring")
         inputs, labels = self.compared_on.inputs, self.compared_on.labels
@@ -272,10 +255,10 @@ class _Store:
 
     def _curve(self) -> Curve:
         if not (self.folder / CURVE).exists():
-            return Curve(self.task.measure, (), self.task.settings)
+            return Curve(self.task.measure, (), self.task.record)
         curve = Curve.load(self.folder / CURVE)
-        if dict(curve.settings) != self.task.settings:
-            differ = [name for name, value in self.task.settings.items() if curve.settings.get(name) != value]
+        if dict(curve.settings) != self.task.record:
+            differ = [name for name, value in self.task.record.items() if curve.settings.get(name) != value]
             raise InvalidSettingError(
                 f"{self.folder}: holds a sweep with other {', '.join(differ)}. Give another folder, or the same "
                 "settings."

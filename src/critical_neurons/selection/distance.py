@@ -8,18 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from critical_neurons.core.settings import DistanceName, OutputDistance
 from critical_neurons.errors import InvalidInputError, InvalidSettingError, first_line
 from critical_neurons.removal.remove import FAILURES
-from critical_neurons.removal.rows import find_tensors
+from critical_neurons.removal.rows import Inputs, call_model, count_numbers, count_rows, find_tensors, take_rows
 
 SOFTENING = 0.1
 """Softmax temperature for comparing decisions, relative to the standard deviation of the logits."""
 
 SUM_TOLERANCE = 1e-4
+
+FEW_ROWS = 64
+"""Inputs whose outputs determine how outputs are compared."""
 
 FEW_CLASSES = 10
 """Up to this many outputs count as class scores even if the inputs are as small."""
@@ -156,6 +159,13 @@ def _nest_like(like: Any, values: Iterator[Tensor]) -> Any:
         vars(nested).update({name: _nest_like(part, values) for name, part in vars(like).items()})
         return nested
     return like
+
+
+def try_distance(model: nn.Module, inputs: Inputs, name: DistanceName | OutputDistance) -> tuple[Distance, Any]:
+    """The distance for the outputs of a model, and its outputs for the first few inputs, by which it was chosen."""
+    with torch.no_grad():
+        given = call_model(model, take_rows(inputs, torch.arange(min(FEW_ROWS, count_rows(inputs)))))
+    return choose_distance(given, name, count_numbers(inputs)), given
 
 
 def choose_distance(given: Any, name: DistanceName | OutputDistance, input_size: int) -> Distance:
