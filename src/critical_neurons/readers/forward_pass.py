@@ -1,4 +1,4 @@
-"""Forward pass: the model itself at the data points, for what a program takes from it."""
+"""Forward pass: run the model at the data points, for the inputs, logits and tail of a program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from critical_neurons.readers.trace import copy_for_reading, trace_model
 from critical_neurons.structure import unwrap
 
 RUN_BATCH = 256
-"""Data points run at once through the model."""
+"""Batch size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Passage:
 
 
 def run_model(model: nn.Module, inputs: Floats, span: Span) -> Passage:
-    """Run by torch in float64, parts that cannot be read as they are."""
+    """Run by torch in float64, unreadable parts included."""
     with torch.inference_mode(False), torch.no_grad():
         runnable = copy_for_reading(unwrap(model)).requires_grad_(False)
         traced, cut = trace_model(runnable, span)
@@ -50,7 +50,7 @@ def run_model(model: nn.Module, inputs: Floats, span: Span) -> Passage:
 
 
 def _expand(logits: Tensor, leaving: Tensor, stop: str) -> Tail:
-    """f(v) + J (v - v_d): one backward pass for every class."""
+    """The linearisation f(v_d) + J (v - v_d), by one backward pass per class."""
     with torch.enable_grad():
         totals = [logits[:, label].sum() for label in range(logits.shape[1])]
         first = logits[0].sum()

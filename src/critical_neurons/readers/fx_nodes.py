@@ -1,26 +1,28 @@
-"""Fx nodes: the nodes of a traced graph, their names, places and arguments."""
+"""Fx nodes: names, owners, arguments and dependencies of the nodes of a traced graph."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import fx
 
 DIVISIONS = (torch.split, torch.chunk, torch.tensor_split, torch.unbind, "split", "chunk", "tensor_split", "unbind")
-"""Calls that give several tensors, each a part of what they read."""
+"""Calls that return several tensors, each a part of the input."""
 
 
 def name_call(n: fx.Node) -> str:
-    """The module's name; of a function or method, the name torch.fx gave the call."""
+    """The module's name; for a function or method, the name that torch.fx gave the call."""
     return str(n.target) if n.op == "call_module" else n.name
 
 
 def find_owners(n: fx.Node) -> list[str]:
-    """The modules that a call lies in, from the outside in, and the module it is a call of."""
+    """The modules that contain a call, from the outside in, and the called module itself."""
     return [path for path, _ in n.meta.get("nn_module_stack", {}).values()]
 
 
 def list_arguments(n: fx.Node) -> list[fx.Node]:
-    """The nodes among the arguments, as often as they stand there: x + x reads x twice."""
+    """The nodes among the arguments, with repetitions: x + x reads x twice."""
     found: list[fx.Node] = []
     fx.node.map_arg((n.args, n.kwargs), found.append)
     return found
@@ -35,22 +37,20 @@ def find_literal_sizes(n: fx.Node) -> tuple[int, ...]:
 
 
 def find_dependents(n: fx.Node) -> set[fx.Node]:
-    """All nodes that depend on one."""
-    found: set[fx.Node] = set()
-    left = [n]
-    while left:
-        fresh = [user for user in left.pop().users if user not in found]
-        found.update(fresh)
-        left += fresh
-    return found
+    """All nodes that depend on `n`."""
+    return _follow(n, lambda node: node.users)
 
 
 def find_sources(n: fx.Node) -> set[fx.Node]:
-    """All nodes that one depends on."""
+    """All nodes that `n` depends on."""
+    return _follow(n, lambda node: node.all_input_nodes)
+
+
+def _follow(n: fx.Node, step: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
     found: set[fx.Node] = set()
     left = [n]
     while left:
-        fresh = [source for source in left.pop().all_input_nodes if source not in found]
+        fresh = [node for node in step(left.pop()) if node not in found]
         found.update(fresh)
         left += fresh
     return found

@@ -1,4 +1,4 @@
-"""Interpreter: a traced model, run on an example, to readings; every call inside the span by its reader."""
+"""Interpreter: run a traced model on an example, and let the reader of every call inside the span describe it."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from critical_neurons.readers.subgraph import PLAIN, Border, Cut
 
 
 class Walk(fx.Interpreter):
-    """Runs the traced model and notes what every call inside the span means.
+    """Runs the traced model and collects the ops of every call inside the span.
 
-    Afterwards `entering` is what the span has read, `leaving` its output, and `logits` those of the model;
-    `differentiable`: as a function of `leaving`, which autograd can differentiate.
+    Afterwards `entering` is the input of the span, `leaving` its output, and `logits` those of the model;
+    `differentiable`: autograd can differentiate the logits by `leaving`.
     """
 
     def __init__(self, traced: fx.GraphModule, cut: Cut, *, differentiable: bool = False) -> None:
@@ -106,7 +106,7 @@ class Walk(fx.Interpreter):
             return self.leaving.clone()  # what follows may change it in place
 
     def _pass_by(self, n: fx.Node, result: Any) -> None:
-        """A call outside the span. A softmax at the end of the model is left out all the same."""
+        """A call outside the span. A softmax at the end of the model is left out in any case."""
         self._stay_apart(n)
         returned = any(user.op == "output" for user in n.users)
         if n not in self._cut.behind or not returned or not isinstance(result, Tensor) or result.ndim != 2:
@@ -128,7 +128,7 @@ class Walk(fx.Interpreter):
         self.notes.append(reading.note)
 
     def _read(self, n: fx.Node, result: Tensor, part: int | None = None) -> int:
-        """The value that a call gives; `part`: which of several."""
+        """The value of a call; `part`: which of several outputs."""
         if self.ended:
             raise UnreadableModelError(f"{n.name}: it follows {self.ended}, which is read only as the last step.")
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
@@ -157,7 +157,7 @@ class Walk(fx.Interpreter):
         )
 
     def _check_constants(self, n: fx.Node, call: TracedCall, reading: Reading) -> None:
-        """What a call reads besides its inputs: constants where it calculates, sizes where it does not."""
+        """Other arguments must be constants for arithmetic, and sizes for other calls."""
         others = [node for node in list_arguments(n) if node not in self._value_of]
         constant = call.module is None and isinstance(reading, Scales | Rectifies)
         if not constant and any(isinstance(self.env[node], Tensor) for node in others):
@@ -182,7 +182,7 @@ class Walk(fx.Interpreter):
         )
 
     def _tensors(self, n: fx.Node) -> list[fx.Node]:
-        """The arguments that are values; constants are not."""
+        """The arguments that depend on the input, without constants."""
         return [
             node for node in list_arguments(n) if node in self._cut.carried and isinstance(self.env[node], Tensor)
         ]
@@ -217,7 +217,7 @@ class Walk(fx.Interpreter):
         return value
 
     def _undo_softmax(self, outputs: Tensor) -> Tensor:
-        """Probabilities come from a softmax inside a call that is not read."""
+        """Probabilities come from a softmax inside an unread call."""
         if outputs.ndim == 1 or outputs.shape[1] == 1 or not are_probabilities(outputs):
             return outputs
         self.notes.append("the model returns probabilities: the program works on their logarithms")
@@ -239,12 +239,12 @@ class Walk(fx.Interpreter):
 
 
 def are_probabilities(outputs: Tensor) -> bool:
-    """Whether a softmax gave the outputs (batch, classes)."""
+    """Whether the outputs (batch, classes) are probabilities, as of a softmax."""
     return not (outputs < 0).any() and torch.allclose(outputs.sum(1), torch.ones_like(outputs[:, 0]))
 
 
 def take_logarithms(probabilities: Tensor) -> Tensor:
-    """What a softmax turns into these probabilities, as it does the logits."""
+    """Logits that a softmax turns into these probabilities."""
     return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
 
 

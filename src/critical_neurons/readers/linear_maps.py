@@ -51,11 +51,10 @@ class ScaleMap:
     def apply_linear(self, values: Floats) -> Floats:
         return values * _per_channel(self.scale, values)
 
+    adjoint = apply_linear
+
     def apply_absolute(self, values: Floats) -> Floats:
         return values * _per_channel(np.abs(self.scale), values)
-
-    def adjoint(self, values: Floats) -> Floats:
-        return values * _per_channel(self.scale, values)
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class ReshapeMap:
 
 @dataclass(frozen=True, eq=False)
 class GatherMap:
-    """Every element one of the input or zero: `elements` (output shape) are flat indices, `NO_POSITION` for zero."""
+    """Every output is an input element or zero: `elements` (output shape) are flat indices or `NO_POSITION`."""
 
     elements: Ints
     input_shape: Shape
@@ -90,7 +89,7 @@ class GatherMap:
     apply_absolute = apply
 
     def adjoint(self, values: Floats) -> Floats:
-        """What reads an element, added up."""
+        """Sums over all outputs that read an element."""
         result: Floats = values.reshape(len(values), -1) @ self._matrix
         return result.reshape(len(values), *self.input_shape)
 
@@ -105,7 +104,7 @@ class GatherMap:
 class ConvolutionMap:
     """A 1- or 2-dimensional convolution with zero padding: weight (outputs, inputs / groups, *kernel).
 
-    `before` and `after` are the zeros added at the two ends of each axis of positions.
+    `before` and `after` are the zeros added at the two ends of each spatial axis.
     """
 
     weight: Tensor
@@ -128,7 +127,7 @@ class ConvolutionMap:
         return self._convolve(values, self.weight.abs())
 
     def adjoint(self, values: Floats) -> Floats:
-        """The transposed convolution, which gives back the padded input; the padding is cut off."""
+        """The transposed convolution, cropped by the padding."""
         check_time()
         padded = [
             size + before + after
@@ -195,7 +194,7 @@ class TransposedConvolutionMap:
 
 @dataclass(frozen=True)
 class PositionsMap:
-    """Every channel by itself, one nonnegative matrix (outputs, inputs) per axis of positions: average pooling."""
+    """One nonnegative matrix (outputs, inputs) per spatial axis, applied to every channel: average pooling."""
 
     matrices: tuple[Floats, ...]
     input_shape: Shape

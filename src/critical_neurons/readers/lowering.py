@@ -1,4 +1,4 @@
-"""Lowering: readings of calls, one after the other, to ops and channels."""
+"""Lowering: readings of calls to ops, while tracking the channels of every value."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class OpCollector:
         return self.add(Input(shape), self.tracker.start(shape))
 
     def note(self, call: TracedCall, reading: Reading, sources: tuple[int, ...]) -> int:
-        """Add the ops of a call; the index of its value."""
+        """Add the ops of a call. Returns the index of its value."""
         name, shape, source = call.name, call.output_shape, sources[0]
         incoming, tracker = self.channels[source], self.tracker
         match reading:
@@ -95,9 +95,9 @@ class OpCollector:
             case Rectifies():
                 if obstacle := reading.obstacle or (_obstacle(call) if np.ndim(reading.slope) else ""):
                     tracker.block(incoming, f"it feeds {name}, {obstacle}")
-                if call.module is not None and (slopes := sum(p.numel() for p in call.module.parameters())):
+                if call.module is not None and any(p.numel() for p in call.module.parameters()):
                     self._call_once(call)
-                    tracker.count(name, slopes)
+                    tracker.note_module(name)
                 return self._rectify(name, source, reading)
             case PoolsMaximum():
                 channels = tracker.average(incoming, name, shape, keeps_constants=True)
@@ -118,9 +118,9 @@ class OpCollector:
                 assert_never(reading)
 
     def _rectify(self, name: str, source: int, reading: Rectifies) -> int:
-        """The part of x above 0 and, times the slope, the part below it, both gated by the same units.
+        """The positive part of x and, times the slope, the negative part, both gated by the same units.
 
-        A ReLU behind a max pool is put before it, which is the same: both keep the order of numbers.
+        A ReLU behind a max pool is moved before it, which is equivalent, since both are monotone.
         """
         op = self.ops[source]
         if isinstance(op, MaxPool) and reading.is_relu and not self.channels[source].nonnegative:
@@ -162,7 +162,7 @@ class OpCollector:
         return negated
 
     def _scale(self, name: str, source: int, factor: float | Floats, offset: float = 0.0) -> int:
-        """A factor and an offset that belong to another reading: its channels are told of elsewhere."""
+        """A factor and an offset inside another reading, which tracks the channels."""
         shape, zeros = self.ops[source].shape, np.zeros(self.ops[source].shape[0])
         scale = ScaleMap(zeros + factor, zeros + offset)
         return self.add(Affine(name, source, shape, scale, keeps_channels=True), self.channels[source])
@@ -178,7 +178,7 @@ class OpCollector:
             )
 
     def keep_reachable(self, last: int) -> list[Op]:
-        """The ops that a value depends on, numbered anew. A max pool of values that may be negative becomes ReLUs."""
+        """The ops that a value depends on, renumbered. Max pools of values that may be negative become ReLUs."""
         wanted = {0, last}
         for index in range(last, -1, -1):
             if index in wanted:

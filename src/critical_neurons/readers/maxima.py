@@ -1,4 +1,4 @@
-"""Maxima of values of any sign, by ReLUs without units: max(a, b) = b + max(0, a - b)."""
+"""Maxima of values of any sign, written with ReLUs without units: max(a, b) = b + max(0, a - b)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from critical_neurons.readers.linear_maps import GatherMap, ScaleMap
 
 
 def write_difference(name: str, shape: Shape, a: int, b: int, first: int) -> list[Op]:
-    """max(0, a - b); `a` and `b` are numbers of ops, `first` is that of the first op written."""
+    """max(0, a - b); `a` and `b` are indices of ops, `first` is that of the first new op."""
     ones = np.ones(shape[0])
     units = np.full((shape[0], *[1] * (len(shape) - 1)), NO_UNIT)
     return [
@@ -21,9 +21,9 @@ def write_difference(name: str, shape: Shape, a: int, b: int, first: int) -> lis
 
 
 def write_max_pool(pool: MaxPool, read: Shape, first: int) -> list[Op]:
-    """The elements of every window in pairs, of which the larger go on; `read` is the shape of what is pooled."""
+    """Pairwise maxima of the elements of every window, in rounds; `read` is the shape of the input."""
     inside = np.take_along_axis(pool.windows, (pool.windows != NO_POSITION).argmax(axis=1)[:, None], axis=1)
-    windows = np.where(pool.windows == NO_POSITION, inside, pool.windows)  # an element twice changes no maximum
+    windows = np.where(pool.windows == NO_POSITION, inside, pool.windows)  # repeats change no maximum
     elements = np.arange(read[0])[:, None, None] * int(np.prod(read[1:])) + windows
     ops: list[Op] = []
     source, shape = pool.source, read

@@ -1,4 +1,4 @@
-"""Labels: the provisional unit behind every element of a value, and what is known of it on the way to its readers."""
+"""Provisional units: the unit of every element of a value, and what was applied to it since its layer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints
 
 @dataclass(frozen=True, eq=False)
 class Channels:
-    """Of one value, element by element: its provisional unit; whether a ReLU has been applied since the layer that
-    made it; whether a batch norm or a constant has shifted it since then, and what it so carries once its unit is
+    """For each element of a value: its provisional unit; whether a ReLU was applied since the layer that computed it;
+    whether a batch norm or a constant has shifted it since then, and the constant that is left if its unit is
     removed.
 
-    Each of the four arrays broadcasts against `shape`, with size 1 along every axis on which it does not change: a
-    feature map has one unit at all its positions. `nonnegative`: no element can be below zero.
+    Each of the four arrays broadcasts to `shape`, with size 1 along axes on which it is constant: a feature map has
+    one unit at all its positions. `nonnegative`: no element can be negative.
     """
 
     shape: Shape
@@ -36,7 +36,7 @@ class Channels:
         return self.units, self.rectified, self.shifted, self.constants
 
     def rearrange(self, shape: Shape, move: Callable[[NDArray[Any], Any], NDArray[Any]]) -> Channels:
-        """The same elements in other places; `move` gets an array of this shape, and what a zero put beside has."""
+        """Move elements; `move` gets an array of this shape, and the entry of padding."""
         moved = [
             shrink_axes(move(np.broadcast_to(array, self.shape), blank))
             for array, blank in zip(self.arrays, BLANKS, strict=True)
@@ -54,8 +54,8 @@ class Channels:
         )
 
     def along(self, axis: int) -> tuple[Channels, Ints]:
-        """One entry per index of the axis, as a value of one axis; and the units that share an index with others, or
-        with what differs from them otherwise. Such an index has no unit."""
+        """One entry per index of the axis, as a value of one axis; and the units at indices where entries differ,
+        which get no unit."""
         size = self.shape[axis]
         moved = [np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1) for array in self.arrays]
         lines = [np.broadcast_to(array, (size, array.shape[1])) for array in moved]
@@ -64,7 +64,7 @@ class Channels:
         return self._change((size,), entries), lines[0][mixed]
 
     def spread(self, shape: Shape, axis: int = 0) -> Channels:
-        """From a value of one axis to one of this shape, the same at every other index."""
+        """Broadcast a value of one axis to this shape."""
         aligned = tuple(-1 if other == axis % len(shape) else 1 for other in range(len(shape)))
         return self._change(shape, [array.reshape(aligned) for array in self.arrays])
 
@@ -78,13 +78,13 @@ BLANKS = (NO_UNIT, True, False, 0.0)
 
 
 def make_channels(units: Ints, *, rectified: bool = False) -> Channels:
-    """Of a value of one axis, not shifted."""
+    """A value of one axis, without shifts."""
     never = np.zeros(len(units), dtype=bool)
     return Channels((len(units),), units, never | rectified, never, np.zeros(len(units)))
 
 
 def join(parts: Sequence[Channels]) -> Channels:
-    """Along the first axis."""
+    """Concatenate along the first axis."""
     rest = parts[0].shape[1:]
     arrays = []
     for found in zip(*(part.arrays for part in parts), strict=True):
@@ -104,7 +104,7 @@ def join(parts: Sequence[Channels]) -> Channels:
 
 
 def shrink_axes(array: NDArray[Any]) -> NDArray[Any]:
-    """With size 1 along every axis on which the array does not change."""
+    """Reduce every axis on which the array is constant to size 1."""
     for axis in range(array.ndim):
         first = array.take([0], axis=axis)
         if array.shape[axis] > 1 and (array == first).all():

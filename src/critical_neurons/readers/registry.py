@@ -1,4 +1,4 @@
-"""The open set of readable layers: `@reads(nn.Conv2d)` registers what a call means to a network."""
+"""Registry: `@reads(nn.Conv2d)` registers a reader, which says what a call means to a network."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SPAN_ADVICE = (
 )
 
 LEFT_OUT = "is left out: the program works on the logits before it"
-"""What is noted of a last step that keeps the order of the outputs."""
+"""The note about a final activation that keeps the order of the outputs."""
 
 SLICEABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d)
-"""Modules with parameters along their channels that removal knows how to slice."""
+"""Modules whose parameters removal can slice by channel."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TracedCall:
     output: Tensor
     literal_sizes: tuple[int, ...]
     part: int | None = None
-    """Which of its results `output` is, where it gives several: torch.chunk."""
+    """The index of `output` among several results, as of torch.chunk."""
 
     @property
     def input(self) -> Tensor:
@@ -49,7 +49,7 @@ class TracedCall:
 
     @property
     def input_shape(self) -> Shape:
-        """Of one data point; a single number is one channel."""
+        """The shape of one data point; a single number is one channel."""
         return tuple(self.input.shape[1:]) or (1,)
 
     @property
@@ -61,7 +61,7 @@ class TracedCall:
         return self.args[position] if len(self.args) > position else self.kwargs.get(keyword, default)
 
     def setting(self, position: int, keyword: str, default: Any = None) -> Any:
-        """What a module has as an attribute and its functional form takes as an argument of the same name."""
+        """A module's attribute, or the argument of the same name of its functional form."""
         return self.argument(position, keyword, default) if self.module is None else getattr(self.module, keyword)
 
     def refuse(self, found: str, advice: str) -> UnreadableModelError:
@@ -70,10 +70,10 @@ class TracedCall:
 
 @dataclass(frozen=True)
 class Mixes:
-    """New units, each from all input channels, or from those of its group: a linear layer, a convolution.
+    """New units from all input channels, or from those of a group: a linear layer, a convolution.
 
-    `axis`: where the channels lie, before and after, not counting the batch. `padded`: its inputs are extended by
-    zeros. `obstacle`: why neither inputs nor outputs can be removed, if so.
+    `axis`: that of the channels, not counting the batch. `padded`: the input is zero-padded. `obstacle`: why neither
+    inputs nor outputs can be removed, if so.
     """
 
     map: LinearMap
@@ -85,7 +85,7 @@ class Mixes:
 
 @dataclass(frozen=True)
 class Filters:
-    """A layer that makes every channel from one input channel: a depthwise convolution."""
+    """A layer that computes every channel from one input channel: a depthwise convolution."""
 
     map: LinearMap
     padded: bool = False
@@ -105,9 +105,9 @@ class Scales:
 
 @dataclass(frozen=True)
 class KeepsChannels:
-    """Every output channel from the input channel of the same number, zero to zero: average pooling.
+    """A linear map of each channel by itself: average pooling.
 
-    `keeps_constants`: a channel that is the same number everywhere stays so.
+    `keeps_constants`: constant channels keep their value.
     """
 
     map: LinearMap
@@ -123,10 +123,10 @@ class Reshapes:
 
 @dataclass(frozen=True, eq=False)
 class Rearranges:
-    """Every element one of the input, or zero: slices, permuted axes, zeros in front of the channels.
+    """Every output element is an input element or zero: slices, permutations, padding of channels.
 
-    `elements` (output shape): flat indices of one data point of the input, `NO_POSITION` for zero. `numbered`: the
-    axes of the input, not counting the batch, whose entries the call knows by their number, so that none may go.
+    `elements` (output shape): flat indices into one data point of the input, `NO_POSITION` for zero. `numbered`: the
+    axes of the input, not counting the batch, that the call indexes by number, so that none of their entries may go.
     """
 
     elements: Ints
@@ -137,7 +137,7 @@ class Rearranges:
 class Rectifies:
     """min(max(0, x), ceiling) - slope min(max(0, -x), depth): ReLU, ReLU6, LeakyReLU, PReLU, Hardtanh, |x|.
 
-    `slope`: one number, or one per channel. `ceiling` and `depth` may be missing. `obstacle`: why the channels must
+    `slope`: one number, or one per channel. `ceiling` and `depth` are optional. `obstacle`: why the channels must
     stay, if so.
     """
 
@@ -147,14 +147,14 @@ class Rectifies:
     obstacle: str = ""
 
     def apply(self, values: Floats) -> Floats:
-        """To one data point."""
+        """Apply to one data point."""
         slope = np.reshape(self.slope, (-1, *[1] * (values.ndim - 1)))
         bent: Floats = np.clip(values, 0.0, self.ceiling) - slope * np.clip(-values, 0.0, self.depth)
         return bent
 
     @property
     def is_relu(self) -> bool:
-        """Whether nothing is left of negative numbers."""
+        """Whether negative numbers become zero."""
         return not np.any(self.slope)
 
     @property
@@ -171,7 +171,7 @@ class PoolsMaximum:
 
 @dataclass(frozen=True)
 class Adds:
-    """The sum of its inputs; `difference`: the first of two without the other."""
+    """The sum of its inputs; `difference`: the first of two minus the second."""
 
     difference: bool = False
 
@@ -185,17 +185,17 @@ class TakesMaximum:
 
 @dataclass(frozen=True)
 class Concatenates:
-    """Its inputs one after the other along the channels."""
+    """Concatenation along the channels."""
 
 
 @dataclass(frozen=True)
 class Passes:
-    """Does nothing in evaluation mode."""
+    """The identity in evaluation mode."""
 
 
 @dataclass(frozen=True)
 class Ends:
-    """A last step that no program needs, because it keeps the order of the logits: softmax."""
+    """A final activation that programs leave out, because it keeps the order of the logits: softmax."""
 
     note: str
 
@@ -255,7 +255,7 @@ def find_module_reader(module: nn.Module) -> Reader | None:
 
 
 def overrides_readable(module: nn.Module) -> bool:
-    """A subclass of a readable layer with a `forward` of its own: must not be read as its parent."""
+    """Whether it is a subclass of a readable layer with its own `forward`, which must not be read as its parent."""
     return find_module_reader(module) is None and any(parent in _readers for parent in type(module).__mro__)
 
 

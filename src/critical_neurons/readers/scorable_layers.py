@@ -1,8 +1,8 @@
-"""Channels: which layers a program can score.
+"""Scorable layers: which layers a program can score.
 
-Every layer gives its units provisional numbers, which travel with the elements (`labels.Channels`) through batch
-norms, pools, slices, ReLUs and concatenations up to the layers that read them. On the way there may be a reason why a
-layer gets no scores. Which units are removed together is decided by the structure.
+The units of every layer get provisional numbers, which are tracked with the elements (`provisional_units.Channels`)
+through batch norms, pools, slices, ReLUs and concatenations to the layers that read them. On the way there may be a
+reason why a layer gets no scores. Which units are removed together is decided by the structure.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from critical_neurons.readers.registry import Rectifies
 
 @dataclass(frozen=True)
 class ScorableLayers:
-    """What a program can score of a structure: `reasons` why layers are left alone, and the provisional units of
-    every layer that is read. `modules` are all that were read."""
+    """`reasons` why layers get no scores, the provisional `units` of every layer that was read, and all `modules`
+    that were read."""
 
     reasons: dict[str, str]
     units: dict[str, Ints]
     modules: frozenset[str]
 
     def number(self, structure: Structure, ops: Iterable[Op]) -> tuple[Op, ...]:
-        """The ops with the units of the structure in place of provisional ones."""
+        """The ops with the structure's units instead of provisional ones."""
         count = sum(len(units) for units in self.units.values())
         number = np.full(count + 1, NO_UNIT)  # the last entry stands for NO_UNIT itself
         units = {layer.name: layer.units for layer in structure.layers}
@@ -40,7 +40,7 @@ class ScorableLayers:
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """A layer, its provisional units, and why they get no scores, if so."""
+    """A layer, its provisional units, and the reason if they get no scores."""
 
     name: str
     units: Ints
@@ -68,8 +68,8 @@ class ChannelTracker:
         padded: bool,
         obstacle: str = "",
     ) -> Channels:
-        """A layer reads the incoming channels, all of them or block by block, and makes new units of a value of the
-        `shape`, along the same `axis`. `obstacle`: why both must stay, if so."""
+        """A layer that computes new units, of a value of this `shape`, from the incoming channels along the same
+        `axis`. `obstacle`: why both must stay, if so."""
         incoming = self._take_along(incoming, name, axis)
         self._require_rectified(incoming, name)
         if padded:
@@ -106,14 +106,14 @@ class ChannelTracker:
             nonnegative=False,
         ).spread(value.shape)
 
-    def count(self, name: str, parameters: int) -> None:
-        """A module whose parameters stay as they are, whatever is removed."""
+    def note_module(self, name: str) -> None:
+        """A module whose parameters are never sliced."""
         self._modules.add(name)
 
     def calculate(self, incoming: Channels, name: str, scale: Floats, offset: Floats) -> Channels:
         """A factor and an offset per channel that belong to no module.
 
-        Before a ReLU a channel is held at zero where a module computed it, which an offset would undo.
+        A removed channel is zero before its ReLU, which an offset would undo.
         """
         aligned = (-1, *[1] * (len(incoming.shape) - 1))
         scale, offset = scale.reshape(aligned), offset.reshape(aligned)
@@ -128,7 +128,7 @@ class ChannelTracker:
         )
 
     def average(self, incoming: Channels, name: str, shape: Shape, *, keeps_constants: bool) -> Channels:
-        """Every channel by itself, from all its positions."""
+        """Pooling: every channel by itself, from all its positions."""
         channels = self._take_along(incoming, name)
         if not keeps_constants:
             self._refuse_shifted(channels, name)
@@ -146,7 +146,7 @@ class ChannelTracker:
         return incoming.gather(elements)
 
     def rectify(self, incoming: Channels, reading: Rectifies) -> tuple[Channels, Ints]:
-        """The channels behind a ReLU or the like, and the units it gates: those that none has gated before."""
+        """The channels behind an activation, and the units it gates: those that were not gated before."""
         shape = incoming.shape
         gated = np.where(incoming.rectified, NO_UNIT, incoming.units)
         constants = np.where(incoming.rectified, reading.apply(incoming.constants), 0.0)
@@ -157,20 +157,20 @@ class ChannelTracker:
         return outgoing, np.broadcast_to(gated, (shape[0], *gated.shape[1:]) if by_channel else shape).copy()
 
     def add(self, incoming: Sequence[Channels], name: str) -> Channels:
-        """Channels that meet in an addition live or die together."""
+        """Channels that are added are removed together."""
         channels, constants = self._meet(incoming, f"{name} adds")
         nonnegative = all(each.nonnegative for each in incoming)
         return replace(channels, constants=constants.sum(axis=0) * channels.rectified, nonnegative=nonnegative)
 
     def compare(self, incoming: Sequence[Channels], name: str, *, smaller: bool) -> Channels:
-        """So do those of which the larger is taken, or the smaller: of zeros it is zero."""
+        """So are channels of which the maximum or minimum is taken; of zeros it is zero."""
         channels, constants = self._meet(incoming, f"{name} compares")
         nonnegative = (all if smaller else any)(each.nonnegative for each in incoming)
         chosen = constants.min(axis=0) if smaller else constants.max(axis=0)
         return replace(channels, constants=chosen * channels.rectified, nonnegative=nonnegative)
 
     def _meet(self, incoming: Sequence[Channels], what: str) -> tuple[Channels, Floats]:
-        """The channels of several that become one, without constants; and the constants of each of them."""
+        """The joined channels, without constants, and the constants of each input."""
         units, rectified, shifted, constants = (
             np.stack(np.broadcast_arrays(*arrays))
             for arrays in zip(*(channels.arrays for channels in incoming), strict=True)
@@ -193,7 +193,7 @@ class ChannelTracker:
         return join(incoming)
 
     def block(self, channels: Channels, reason: str) -> None:
-        """Leave the layers behind the channels alone, unless they have a reason already."""
+        """Give the layers that own the channels a reason to stay, unless they have one."""
         self._block(channels.units, reason)
 
     def finish(self, outgoing: Channels, reason: str) -> ScorableLayers:
@@ -212,7 +212,7 @@ class ChannelTracker:
         self._count += size
 
     def _take_along(self, incoming: Channels, name: str, axis: int = 0) -> Channels:
-        """The channels along the axis; where those of several units share an index of it, they must stay."""
+        """The channels along the axis; units that share an index of it with others must stay."""
         channels, mixed = incoming.along(axis)
         self._block(mixed, f"its channels are mixed with positions where {name} reads them")
         return channels
@@ -221,7 +221,7 @@ class ChannelTracker:
         self._block(incoming.units[~incoming.rectified], f"no ReLU stands between it and {name}")
 
     def _refuse_shifted(self, incoming: Channels, name: str) -> None:
-        """Zeros beside a constant: no bias makes up for it at the border."""
+        """A constant cannot be moved into a bias if the input is zero-padded."""
         self._block(incoming.units[incoming.shifted], f"{name} pads the constant its removal would leave")
 
     def _behind(self, units: Ints) -> list[int]:

@@ -1,4 +1,4 @@
-"""Subgraph: a traced model and a span to the calls inside it, and a watch over its two ends while they run."""
+"""Subgraph: the calls of a traced model inside a span, and checks at the two ends of the span while it runs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ from critical_neurons.errors import InvalidSettingError
 from critical_neurons.readers.fx_nodes import find_dependents, find_owners, find_sources, list_arguments, name_call
 
 PLAIN = (int, torch.Size, torch.dtype, torch.device)
-"""What calls may give besides tensors: sizes and kinds, the same at every data point."""
+"""What calls may return besides tensors: sizes and types, the same for every data point."""
 
 NAMES_SHOWN = 8
-"""Names a message suggests at most."""
+"""Most names that a message suggests."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """`entry` is the value that the first call of the span reads, `exit` the one that its last call gives (None: what
-    the model returns); `inside` are the calls in between, `behind` those that depend on `exit`, `carried` all that
-    depend on the model's input, if only on its sizes.
-
-    `opaque` are the modules that torch.fx could not look into, and why.
+    """`entry` is the input of the span's first call, `exit` the output of its last (None: the model's output);
+    `inside` are the calls in between, `behind` those that depend on `exit`, `carried` all that depend on the model's
+    input or its sizes. `opaque` are the modules that torch.fx could not trace, and why.
     """
 
     span: Span
@@ -76,7 +74,7 @@ def _find_calls(graph: fx.Graph, end: str, name: str, modules: Collection[str]) 
 
 @dataclass
 class Border:
-    """Follows what the model's input is carried into while the calls run, and refuses what goes past an end."""
+    """Tracks which values depend on the input while the calls run, and refuses paths around an end of the span."""
 
     cut: Cut
     batch_size: int = 0

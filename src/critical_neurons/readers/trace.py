@@ -1,4 +1,4 @@
-"""Trace: nn.Module to Network, through torch.fx and one run on an example."""
+"""Trace: nn.Module to Network, by torch.fx and one run on an example."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ READING_TOLERANCE = 1e-9
 UNREAD = "the outputs do not depend on it"
 
 EXAMPLE_SIZE = 3
-"""Data points in the tracing run: more than one, so that a forward that touches the batch axis shows."""
+"""Rows in the tracing run: more than one, to detect a forward pass that changes the batch axis."""
 
 
 @isolated
@@ -45,11 +45,11 @@ def read_network(
     stop: str | None = None,
     structure: Structure | None = None,
 ) -> Network:
-    """Describe `model` as affine maps and ReLUs in float64. The model itself is left as it is.
+    """Describe `model` as affine maps and ReLUs in float64. The model is not changed.
 
-    `example` is a batch of inputs; only a few rows of it are used, for shapes and for a check of the result.
-    Layers named in `ignore` get no scores. With `start` or `stop` only the span from the one module to the other is
-    read, both included; the rest is run as it is. `structure` is the model's, where it is known already.
+    `example` is a batch of inputs, of which a few rows are used to find shapes and to check the result. Layers in
+    `ignore` get no scores. With `start` or `stop` only the span between these modules, both included, is read; the
+    rest is run as it is. `structure` is the model's, if it is known already.
 
     >>> network = cn.read_network(model, inputs)
     >>> network.unit_count
@@ -107,7 +107,7 @@ def check_weights(model: nn.Module, span: Span) -> None:
         raise UnreadableModelError(f"model: found {type(model).__name__}, expected a torch.nn.Module.")
     if isinstance(model, torch.jit.ScriptModule):
         raise UnreadableModelError("model: a TorchScript module cannot be read. Give the nn.Module it was made from.")
-    for name, module in model.named_modules() if span.whole else ():  # hooked weights may not even be copied
+    for name, module in model.named_modules() if span.whole else ():  # hooked weights may not be copyable
         refuse_hooked_weights(name, module)
     for name, values in [*model.named_parameters(), *model.named_buffers()]:
         if isinstance(values, nn.UninitializedParameter | nn.UninitializedBuffer):
@@ -132,14 +132,14 @@ def check_architecture(model: nn.Module, architecture: str, subject: str) -> Non
 
 
 class _Tracer(fx.Tracer):
-    """Stops at every layer that has a reader, at subclasses of those that must not be read as their parent, and at
-    the modules that are opaque."""
+    """Treats as leaves every layer with a reader, subclasses that must not be read as their parent, and opaque
+    modules."""
 
     def __init__(self, opaque: Collection[str]) -> None:
         super().__init__()
         self._opaque = opaque
         self.failed = ""
-        """The innermost module whose forward raised, of those that are not opaque yet."""
+        """The innermost module, not opaque yet, whose forward raised."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return (
@@ -192,7 +192,7 @@ def trace_model(model: nn.Module, span: Span) -> tuple[fx.GraphModule, Cut]:
 
 
 def _check_reading(*pairs: tuple[Tensor, Tensor]) -> None:
-    """What was found and what was expected must agree."""
+    """Raise unless found and expected values agree."""
     for found, expected in pairs:
         difference = float((found - expected).abs().max())
         if not difference <= READING_TOLERANCE * max(1.0, float(expected.abs().max())):

@@ -1,4 +1,4 @@
-"""Deciding: network and boxes to the state of every unit, layer by layer: bounds, then points, then programs."""
+"""Decide: the state of every unit on all boxes, layer by layer: first by bounds, then points, then programs."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from critical_neurons.stability.points import Points
 from critical_neurons.stability.relaxation import TooLarge, relax
 
 ROUNDING = 1e-11
-"""How far above 0 a unit that is off may reach, relative to the largest end of its layer: rounding in float64."""
+"""Tolerance for rounding in float64, relative to the largest bound of a layer."""
 
 MOST_WORK = 2 * 10**9
-"""Numbers that backward substitution may touch in all: half a minute. Later layers get intervals only."""
+"""Limit on the work of backward substitution, about half a minute; later layers get intervals only."""
 
 MOST_TIGHTENED = 500
-"""Elements of a layer that get tighter bounds by linear programs for the sake of later layers."""
+"""Layers with more undecided elements get no tighter bounds for the sake of later layers."""
 
 METHODS: tuple[Method, ...] = ("interval", "backward", "linear program", "integer program")
 INTERVAL, BACKWARD, LINEAR, INTEGER = range(4)
 
 Run: TypeAlias = Callable[[Sequence[Inquiry], float, Callable[[Inquiry, Reply], None]], None]
-"""Carries out inquiries, in any order, until a time (of `time.monotonic`), and reports every reply."""
+"""Runs inquiries, in any order, until a time (of `time.monotonic`), and reports every reply."""
 
 
 class _Ends:
-    """Of what a ReLU reads, (boxes, elements): the interval, and the method by which every sign was settled."""
+    """Bounds of a ReLU's input, (boxes, elements), and the method that decided each sign."""
 
     def __init__(self, interval: Interval, units: Ints) -> None:
         self.lower, self.upper = (end.reshape(len(end), -1).copy() for end in (interval.lower, interval.upper))
@@ -63,8 +63,7 @@ class _Ends:
 
 
 class Decision:
-    """The state of all units so far. `decide` goes through the network; if it is interrupted, what is known so far is
-    kept."""
+    """The state of all units so far. If `decide` is interrupted, what is known so far is kept."""
 
     def __init__(self, network: Network, boxes: Interval, points: Points, run: Run, deadline: float) -> None:
         self._network, self._boxes, self._points, self._run = network, boxes, points, run
@@ -79,7 +78,7 @@ class Decision:
         }
 
     def take_over(self, known: Sequence[UnitStability]) -> None:
-        """What was settled before, of the same network and boxes."""
+        """Reuse earlier results for the same network and boxes."""
         self._known = {each.unit: each for each in known if each.state is not State.UNDECIDED}
         for unit, each in self._known.items():
             if each.highest is not None and each.lowest is not None:
@@ -122,7 +121,7 @@ class Decision:
         return tuple(found)
 
     def _tighten(self, index: int, values: dict[int, Interval]) -> Interval:
-        """The interval of value `index`, as tight as it takes to settle the units of what reads it."""
+        """The interval of value `index`, tightened to decide the units of the ReLU that reads it."""
         plain = values[index]
         if index not in self._sources:
             return self._substitute(index, values)
@@ -137,7 +136,7 @@ class Decision:
         return Interval(lower, np.maximum(lower, upper))
 
     def _recall(self, ends: _Ends) -> None:
-        """What was proved before of units that are on or off."""
+        """Apply earlier proofs of units that are on or off."""
         lower, upper = np.full(self._network.unit_count + 1, -np.inf), np.full(self._network.unit_count + 1, np.inf)
         for unit, known in self._known.items():
             if known.state in (State.ON, State.OFF):
@@ -162,7 +161,7 @@ class Decision:
         return now + share * max(0.0, self._deadline - now)
 
     def _climb(self, index: int, ends: _Ends, end: float) -> None:
-        """Towards the highest end of every unit that was never on, and the lowest of every one never off."""
+        """Gradient ascent for every unit that was never seen on, and descent for every one never seen off."""
         tops = [(ends.upper, 1.0), (-ends.lower, -1.0)]
         chosen = []
         for high, sign in tops:
@@ -195,7 +194,7 @@ class Decision:
     def _inquire(
         self, index: int, sample: int, ends: _Ends, values: dict[int, Interval], *, tighten: bool
     ) -> Inquiry | None:
-        """What is to be asked about a box, if anything, and if the program is not too large."""
+        """The questions about a box; None if there are none, or if the program is too large."""
         doubtful = {sign: self._doubtful(ends, sign)[sample] for sign in (1.0, -1.0)}
         wide = ends.open[sample] & tighten
         elements = np.flatnonzero(doubtful[1.0] | doubtful[-1.0] | (wide if wide.sum() <= MOST_TIGHTENED else False))

@@ -1,4 +1,4 @@
-"""Inquiries: questions about pre-activations of one box to answers, each reported as soon as it is known."""
+"""Inquiry: questions about pre-activations on one box, each answered and reported as soon as possible."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from critical_neurons.stability.reach import Answer, ReachSearch
 from critical_neurons.stability.relaxation import Relaxation
 
 ROUNDS = (1, 32, 512, 10**9)
-"""Linear programs for a question: all questions have one before any has more, so that hard ones come last."""
+"""Limits on the linear programs per question in successive rounds, so that hard questions come last."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """Whether sign · p <= 0 for the element in a row of the relaxation. Where it settles nothing, the bound of the
-    first linear program is all that is wanted."""
+    """Whether sign · p <= 0 for the element in a row of the relaxation. If that does not decide a unit (`settles`),
+    only the bound of the first linear program is needed."""
 
     unit: int
     element: int
@@ -35,7 +35,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Inquiry:
-    """Questions about box `sample`; those of a unit stand one after the other, the most doubtful first."""
+    """Questions about box `sample`, unit by unit, the most doubtful first."""
 
     relaxation: Relaxation
     sample: int
@@ -43,13 +43,13 @@ class Inquiry:
     slack: float
 
     def split(self, parts: int) -> list[Inquiry]:
-        """Into at most `parts`; all questions about a unit stay together."""
+        """Split into at most `parts`, with all questions about a unit together."""
         keys = list(dict.fromkeys((each.unit, each.sign) for each in self.questions))
         dealt = [set(keys[first::parts]) for first in range(min(parts, len(keys)))]
         return [replace(self, questions=tuple(q for q in self.questions if (q.unit, q.sign) in own)) for own in dealt]
 
     def answer(self, tell: Callable[[Reply], None], seconds: float = np.inf) -> None:
-        """A unit whose question is refuted, or open at the end of a round, is not asked about any further in it."""
+        """Further questions about a unit are skipped once one is refuted, or in a round in which one stays open."""
         deadline = time.monotonic() + seconds
         search = ReachSearch(self.relaxation)
         waiting = list(self.questions)

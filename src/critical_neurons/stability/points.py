@@ -1,4 +1,4 @@
-"""Points: what pre-activations reach at points of the boxes. A unit seen on and off needs no proof."""
+"""Points: values of pre-activations at points of the boxes. A unit seen both on and off needs no proof."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ DRAWN = 256
 """Points drawn at random, half of them corners."""
 
 STEPS = 12
-"""Steps of an ascent, each to the corner that the gradient points to, or part of the way."""
+"""Steps of gradient ascent, each towards the corner that the gradient points to."""
 
 SHARES = (1.0, 0.5, 0.2)
-"""Parts of the way to a corner that are tried."""
+"""Step lengths to try, as shares of the way to the corner."""
 
 CHUNK_NUMBERS = 2 * 10**7
 
 
 class Points:
-    """`highest` and `lowest` (units + 1): what was seen of every unit's pre-activations, at any position, in any box;
-    the last entry stands for NO_UNIT."""
+    """`highest` and `lowest` (units + 1): the extreme values seen of every unit's pre-activations, at any position in
+    any box; the last entry is that of NO_UNIT."""
 
     def __init__(self, network: Network, boxes: Interval, seed: int = 0) -> None:
         self._network, self._boxes = network, boxes
@@ -45,7 +45,7 @@ class Points:
         self.lowest = np.full(network.unit_count + 1, np.inf)
 
     def draw(self, end: float) -> None:
-        """The centres of the boxes and corners and other points of them, at random."""
+        """Evaluate at centres, random corners and other random points of the boxes."""
         lower, upper = self._boxes.lower, self._boxes.upper
         which = np.concatenate([np.arange(len(lower))[:DRAWN], self._random.integers(len(lower), size=DRAWN)])
         shares = self._random.random((len(which), *lower.shape[1:]))
@@ -54,7 +54,7 @@ class Points:
         self.look(lower[which] + shares * (upper - lower)[which], end)
 
     def look(self, inputs: Floats, end: float = np.inf) -> None:
-        """Evaluate at all of these inputs, or at as many as there is time for until `end`."""
+        """Evaluate at these inputs, as many as time permits until `end`."""
         for first in range(0, len(inputs), self._chunk):
             self._note(self._network.evaluate(inputs[first : first + self._chunk]))
             if time.monotonic() >= end:
@@ -133,7 +133,7 @@ def _pull(network: Network, at: int, adjoint: Floats, values: list[Floats]) -> l
 
 
 def _route(op: MaxPool, adjoint: Floats, before: Floats) -> Floats:
-    """What reaches a window goes to its largest element."""
+    """The gradient of a window goes to its largest element."""
     largest = spread_windows(op, before).argmax(axis=3)  # (batch, channels, positions out)
     windows = np.broadcast_to(op.windows, (*largest.shape, op.windows.shape[1]))
     positions = np.take_along_axis(windows, largest[..., None], axis=3)

@@ -1,8 +1,8 @@
-"""Search: how far a pre-activation reaches, by linear programs and branch and bound on the ReLUs below it.
+"""Reach: bounds of a pre-activation by linear programs and branch and bound on the ReLUs below it.
 
-The question is whether sign · p <= 0 on the whole box. A program that bounds sign · p from above answers yes as soon
-as its bound is at most 0; a point of the box where sign · p > 0 answers no. Every bound is computed anew from the
-multipliers of the solver, as weak duality has it, so that none of its tolerances matter:
+The question is whether sign · p <= 0 on the whole box. It is proved once an upper bound of sign · p is at most 0, and
+refuted by a point of the box with sign · p > 0. Every bound is computed from the solver's multipliers by weak
+duality, so that the solver's tolerances do not matter:
 
     max c·v  <=  y·b + sum_j max over [l_j, u_j] of (c - A'y)_j v_j     for any multipliers y of the right signs
 """
@@ -26,9 +26,9 @@ from critical_neurons.stability.relaxation import Relaxation
 
 @dataclass(frozen=True)
 class Answer:
-    """`bound` holds for sign · p on the box; `seen` is the largest value of it at a point, `inputs` that point.
+    """`bound` is an upper bound of sign · p on the box; `seen` is its largest value found, at the point `inputs`.
 
-    `nodes` counts linear programs: 1 where the first was enough."""
+    `nodes` counts linear programs."""
 
     bound: float
     seen: float
@@ -38,7 +38,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Part:
-    """A linear program for engines."""
+    """A linear program for an engine."""
 
     cost: Floats
     lower: Floats
@@ -49,7 +49,7 @@ class _Part:
 
 @dataclass(order=True)
 class _Node:
-    """A part of the box: `on` and `off` are numbers of pairs. The one with the highest bound is split next."""
+    """A part of the box, by the pairs that are `on` and `off`. The node with the highest bound is split next."""
 
     priority: float
     number: int
@@ -58,7 +58,7 @@ class _Node:
 
 
 class ReachSearch:
-    """Of one relaxation; one engine that keeps its basis from program to program."""
+    """Searches one relaxation, with an engine that is warm-started from program to program."""
 
     def __init__(self, relaxation: Relaxation, threads: int = 1) -> None:
         self._relaxation = relaxation
@@ -103,8 +103,8 @@ class ReachSearch:
         return Answer(max([closed, *(-node.priority for node in waiting)]), seen, best, nodes)
 
     def _solve(self, node: _Node, cost: Floats, deadline: float) -> tuple[float, Floats | None, Floats] | None:
-        """An upper bound of cost · v, the point of the relaxation, and how much each pair asks to be split; no point
-        where the part is empty. None: out of time."""
+        """An upper bound of cost · v, the point of the relaxation (None if infeasible), and the branching score of
+        each pair. None if out of time."""
         relaxation = self._relaxation
         upper = relaxation.ends.upper.copy()
         upper[relaxation.off_columns[list(node.on)]] = 0.0
@@ -129,7 +129,7 @@ class ReachSearch:
         return bound, result.point, scores
 
     def _bound(self, multipliers: Floats, cost: Floats, upper: Floats) -> float:
-        """Weak duality. A multiplier of the wrong sign counts as zero."""
+        """Weak duality; multipliers of the wrong sign count as zero."""
         rows = self._relaxation.rows
         y = np.where(np.isinf(rows.lower), np.maximum(multipliers, 0.0), multipliers)
         left = cost - rows.matrix.T @ y

@@ -1,10 +1,10 @@
-"""Relaxation: what lies below a value of the network, on one box, as a linear program.
+"""Relaxation: the part of the network below a value, on one box, as a linear program.
 
     columns   the inputs x, and for every ReLU that may be on or off a pair h = max(p, 0), d = max(-p, 0)
     rows      h - d = p(x, h of earlier ReLUs),   h / U + d / -L <= 1     (the triangle over [L, U])
 
-ReLUs that are known to be on or off need no columns. d = 0 says that a ReLU is on and h = 0 that it is off, so that
-a search which fixes ReLUs changes upper ends of columns alone. A maximum is max(a, b) = a + max(b - a, 0).
+ReLUs known to be on or off need no columns. d = 0 means that a ReLU is on and h = 0 that it is off, so that branching
+changes only upper bounds of columns. A maximum is max(a, b) = a + max(b - a, 0).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from critical_neurons.core.program import Rows, place, stack_rows, widen
 from critical_neurons.core.structure import Floats, Ints
 
 MOST_NUMBERS = 3 * 10**8
-"""What may be computed of one affine map, elements times columns: beyond it a program would take hours."""
+"""Limit on elements times columns of an affine map: beyond it a program would take hours."""
 
 CHUNK_NUMBERS = 4 * 10**6
 
@@ -49,7 +49,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Pairs:
-    """ReLUs side by side: p, its ends, and the first column; all h stand there, then all d."""
+    """Several ReLUs: p, its bounds, and the first column, from which all h follow, then all d."""
 
     before: Form
     lower: Floats
@@ -62,7 +62,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Relaxation:
-    """`wanted` are the elements of the value that is asked about; the first columns are the inputs."""
+    """`wanted` are the elements in question; the first columns are the inputs."""
 
     box: Interval
     pairs: tuple[Pairs, ...]
@@ -86,7 +86,7 @@ class Relaxation:
 
     @cached_property
     def ends(self) -> Interval:
-        """Of every column."""
+        """Bounds of every column."""
         lower, upper = np.zeros(self.column_count), np.zeros(self.column_count)
         size = self.box.lower.size
         lower[:size], upper[:size] = self.box.lower.reshape(-1), self.box.upper.reshape(-1)
@@ -110,7 +110,7 @@ class Relaxation:
         return stack_rows(parts, self.column_count)
 
     def complete(self, inputs: Floats) -> Floats:
-        """All columns, from inputs (size,) of the box: a forward pass."""
+        """All columns for inputs (size,) of the box, by a forward pass."""
         columns = np.zeros(self.column_count)
         columns[: inputs.size] = inputs
         for pairs in self.pairs:
@@ -121,7 +121,7 @@ class Relaxation:
 
 
 def relax(network: Network, index: int, elements: Ints, box: Interval, values: Mapping[int, Interval]) -> Relaxation:
-    """The relaxation below the `elements` of value `index`; `box` and the intervals `values` (*shape) hold there."""
+    """The relaxation below `elements` of value `index`, given the `box` and intervals `values` (*shape) on it."""
     needed = _find_needed(network, index)
     builder = _Builder(box)
     forms: dict[int, Form] = {}
@@ -162,11 +162,11 @@ class _Builder:
         self._columns = box.lower.size
 
     def align(self, form: Form) -> Form:
-        """The same over all columns that exist so far."""
+        """The same form over all columns so far."""
         return Form(widen(form.matrix, self._columns), form.constant)
 
     def rectify(self, before: Form, lower: Floats, upper: Floats) -> Form:
-        """The part above 0 of what lies within these ends."""
+        """The positive part of a value with these bounds."""
         undecided = np.flatnonzero((lower < 0) & (upper > 0))
         own = before.take(undecided)
         self.pairs.append(Pairs(own, lower[undecided], upper[undecided], self._columns))
@@ -191,7 +191,7 @@ class _Builder:
         return Form(matrix, np.concatenate([form.constant for form in forms]))
 
     def pool(self, op: MaxPool, before: Form, interval: Interval) -> Form:
-        """Window by window from its first element on, all windows side by side."""
+        """The maximum of each window, element by element, for all windows together."""
         channels, size = op.shape[0], interval.lower[0].size
         elements = np.arange(channels)[:, None, None] * size + op.windows  # (channels, positions, window)
         inside = np.broadcast_to(op.windows != NO_POSITION, elements.shape).reshape(-1, op.windows.shape[1])
@@ -215,7 +215,7 @@ class _Builder:
 
 
 def _push(form: Form, linear: LinearMap, shape: tuple[int, ...]) -> Form:
-    """Through an affine map, a few columns at a time."""
+    """Apply an affine map, a few columns at a time."""
     columns = form.matrix.T.tocsr()
     constant = linear.apply(form.constant.reshape(1, *shape))[0].reshape(-1)
     if columns.shape[0] * max(len(constant), columns.shape[1]) > MOST_NUMBERS:

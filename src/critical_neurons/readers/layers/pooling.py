@@ -1,4 +1,4 @@
-"""The built-in readers of pools, and of zeros put around positions."""
+"""The built-in readers of pooling, upsampling and zero padding."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read_mean(call: TracedCall) -> Reading:
 
 @reads(nn.MaxPool1d, nn.MaxPool2d, F.max_pool1d, F.max_pool2d, torch.max_pool1d, torch.max_pool2d)
 def read_max_pool(call: TracedCall) -> Reading:
-    """The positions each window covers, axis by axis; how many windows there are is read off the output."""
+    """The positions of each window, axis by axis; the number of windows comes from the output."""
     sizes, kernel = call.input_shape[1:], call.setting(1, "kernel_size")
     stride = call.setting(2, "stride") or kernel
     padding, dilation = call.setting(3, "padding", 0), call.setting(4, "dilation", 1)

@@ -1,6 +1,6 @@
-"""The built-in readers of what moves elements: slices, permuted axes, upsampling by shuffles, zeros beside channels.
+"""The built-in readers of calls that move elements: slices, permutations, shuffles.
 
-Where the elements of the output come from is found by running the call itself on their numbers.
+The source of every output element is found by running the call on the indices of the input's elements.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def read_permutation(call: TracedCall) -> Reading:
 
 @reads(operator.getitem)
 def read_index(call: TracedCall) -> Reading:
-    """Axes of size 1 may go, and others come: x[:, :, 0, 0], x[:, None]. Other axes are sliced by numbers."""
+    """Axes of size 1 may be dropped or added, as in x[:, :, 0, 0] and x[:, None]; others are sliced by index."""
     index = call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],)
     if not all(part is None or part is ... or isinstance(part, int | slice) for part in index):
         raise call.refuse(f"an index {_describe(index)}", "Numbers, slices, ... and None are read.")
@@ -49,7 +49,7 @@ def read_part(call: TracedCall) -> Reading:
 
 @reads(*DIVISIONS)
 def read_division(call: TracedCall) -> Reading:
-    """One of the parts that a value is divided into: `call.part` says which."""
+    """One of the parts of a divided value, number `call.part`."""
     axis = call.argument(1, "dim", 0) if _name(call) == "unbind" else call.argument(2, "dim", 0)
     return Rearranges(find_elements(call), (axis % call.input.ndim - 1,))
 
@@ -60,7 +60,7 @@ def read_shuffle(call: TracedCall) -> Reading:
 
 
 def find_elements(call: TracedCall) -> Ints:
-    """As in `Rearranges`, by running the call on the numbers of the elements, 1 and up; 0 stands for a new zero."""
+    """The `elements` of `Rearranges`, by running the call on the numbers 1, 2, …; 0 marks padding."""
     batch, size = len(call.input), math.prod(call.input_shape)
     numbers = torch.arange(1, batch * size + 1, dtype=torch.float64).reshape(call.input.shape)
     moved = run_again(call, numbers)
@@ -86,7 +86,7 @@ def run_again(call: TracedCall, values: Tensor) -> Tensor:
 
 
 def _list_sliced_axes(index: Sequence[Any], ndim: int) -> tuple[int, ...]:
-    """The axes of the input, not counting the batch, of which an index takes a part or changes the order."""
+    """The axes of the input, not counting the batch, that an index slices or reorders."""
     parts = [part for part in index if part is not None]
     if ... in parts:
         at = parts.index(...)

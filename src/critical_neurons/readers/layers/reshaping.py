@@ -1,4 +1,4 @@
-"""The built-in readers of what gives the same elements another shape."""
+"""The built-in readers of calls that reshape."""
 
 from __future__ import annotations
 
@@ -55,6 +55,6 @@ def _reshape(call: TracedCall, obstacle: str = "") -> Reading:
 
 
 def _written(call: TracedCall, sizes: Iterable[int], instead: str) -> str:
-    """Why channels must stay whose number is written into the call, if it is."""
+    """Why channels must stay, if their number is written into the call."""
     found = ", ".join(map(str, sizes))
     return f"{call.name}, which has the size {found} written into it; write {instead}" if found else ""

@@ -1,4 +1,4 @@
-"""The built-in readers."""
+"""The built-in readers of linear layers, convolutions, batch norms, concatenation, dropout and final activations."""
 
 from __future__ import annotations
 
