@@ -23,7 +23,7 @@ from critical_neurons.cli.terminal import show
 from critical_neurons.core.environment import describe_versions
 
 PLUGINS = "critical_neurons.commands"
-"""The group of entry points that other packages offer commands in."""
+"""The entry point group for commands of other packages."""
 
 app = typer.Typer(
     name="critical-neurons",
@@ -58,7 +58,7 @@ def common(
         typer.Option("--version", callback=_show_versions, is_eager=True, help="Print versions and leave."),
     ] = False,
 ) -> None:
-    """Options of no command in particular."""
+    """Options of the tool itself."""
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
@@ -81,6 +81,6 @@ for _command in COMMANDS:
 
 
 def add_plugins() -> None:
-    """The commands of other packages, which offer them as entry points."""
+    """Add the commands of other packages, found by their entry points."""
     for plugin in entry_points(group=PLUGINS):
         app.command(plugin.name)(plugin.load())

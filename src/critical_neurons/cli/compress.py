@@ -15,7 +15,7 @@ from critical_neurons.cli.outputs import Read, check_exports, name_written, writ
 from critical_neurons.cli.terminal import name_command, note, reports_errors, show, show_json, show_progress
 from critical_neurons.core.distillation import Distillation
 from critical_neurons.core.formulation import FORMULATIONS, FormulationName
-from critical_neurons.core.settings import Compensation, DistanceName, EffortName, list_settings
+from critical_neurons.core.settings import Compensation, list_settings
 from critical_neurons.core.solver import Solver
 from critical_neurons.errors import InvalidSettingError
 
@@ -35,8 +35,8 @@ def compress(
     max_drop: Annotated[
         float | None,
         typer.Option(
-            help="Remove as much as possible while the accuracy on a held-out part of DATA falls by no more; 0.01 "
-            "is one point."
+            help="Remove as much as possible while the accuracy on a held-out part of DATA falls by at most this; "
+            "0.01 is one point."
         ),
     ] = None,
     compensate: Annotated[
@@ -47,40 +47,30 @@ def compress(
         ),
     ] = None,
     distillation: Distillation | None,
-    effort: Annotated[EffortName, typer.Option(help="How much the search may spend.")] = "standard",
-    distance: Annotated[
-        DistanceName,
-        typer.Option(help="How outputs are compared: of class probabilities, or squared differences."),
-    ] = "auto",
+    effort: options.Effort = "standard",
+    distance: options.Distance = "auto",
     keep: options.Keep = None,
     min_units: options.MinUnits = 1,
     round_to: options.RoundTo = 1,
     per_class: Annotated[
         int | None,
-        typer.Option(help="Inputs of every class, at random. Default: up to 100 of a data set, a whole file."),
+        typer.Option(help="Inputs of every class, at random. Default: up to 100 of a data set, all of a file."),
     ] = None,
     split: options.Split = "train",
-    test_data: Annotated[
-        str | None, typer.Option(help="Labelled data for the comparison, which was used for nothing else.")
-    ] = None,
-    test_split: Annotated[
-        str | None, typer.Option(help="Split of --test-data, test by default; or of DATA where it is not given.")
-    ] = None,
+    test_data: options.TestData = None,
+    test_split: options.TestSplit = None,
     overwrite: options.Overwrite = False,
-    output: Annotated[
-        list[Path] | None,
-        typer.Option(help="A file to export to: .onnx, or .pt2 of torch.export. Repeat for more."),
-    ] = None,
+    output: options.Exports = None,
     report: Annotated[
-        Path | None, typer.Option(help="A page about it all to open in a browser, one .html file.")
+        Path | None, typer.Option(help="A page about the result for a browser, one .html file.")
     ] = None,
     no_onnx: options.NoOnnx = False,
     paper: Annotated[
-        bool, typer.Option("--paper", help="Units by the paper's own scores and settings, not by a search.")
+        bool, typer.Option("--paper", help="Choose units by the paper's scores and settings, not by a search.")
     ] = False,
     formulation: Annotated[
         FormulationName | None,
-        typer.Option(help=f"Units by the scores of a program, not by a search: {describe_choice(FORMULATIONS)}"),
+        typer.Option(help=f"Choose units by scores of a program, not by a search: {describe_choice(FORMULATIONS)}"),
     ] = None,
     solver: Solver,
     ignore: options.Ignore = None,
@@ -92,9 +82,9 @@ def compress(
     """Make MODEL smaller with labelled inputs from DATA: search, plan, remove, refit, compare, save.
 
     Give one of --macs, --params, --units, --latency and --max-drop, and --save or --output. The units to keep are
-    searched for, unless --paper or --formulation asks for a program's scores. Files are written when everything has
-    succeeded. Ctrl-C while the solver works or --max-drop is looked for takes the best so far and goes on; at any
-    other time it ends the command.
+    found by a search, unless --paper or --formulation asks for a program's scores. Files are written only when
+    everything has succeeded. Ctrl-C during solving or the search for --max-drop continues with the best result so
+    far; at any other time it ends the command.
 
     \b
     Examples:

@@ -12,12 +12,12 @@ from critical_neurons.cli.options import Json, Seed
 from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
 
 DEMO_UNITS = 0.125
-"""With many more kept, refitting makes up for whatever is removed, and there is nothing to compare."""
+"""With a larger share, refitting compensates any removal, and there is nothing to compare."""
 
 
 @reports_errors
 def demo(
-    save: Annotated[Path, typer.Option(help="The folder that is written; what a demo wrote is replaced.")] = Path(
+    save: Annotated[Path, typer.Option(help="The folder to write; an earlier demo in it is replaced.")] = Path(
         "critical_neurons_demo"
     ),
     units: Annotated[float, typer.Option(help="Keep at most this share of the units of every layer.")] = DEMO_UNITS,
@@ -26,8 +26,8 @@ def demo(
 ) -> None:
     """Train a small network on scikit-learn's digits, make it smaller, measure, save and export it.
 
-    Takes less than a minute. As many units are also removed at random, for comparison. The folder holds both
-    networks, the digits, the comparison and a report: enough to try the other commands on.
+    Takes less than a minute. For comparison, equally many units are also removed at random. The folder holds both
+    networks, the digits, the comparison and a report: enough to try the other commands.
 
     \b
     Example:

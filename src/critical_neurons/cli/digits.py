@@ -1,4 +1,4 @@
-"""Digits: a small network trained on scikit-learn's digits, compressed, measured, saved, exported and read back."""
+"""Digits: the demo, a small network trained on scikit-learn's digits, compressed, measured, saved and exported."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ EPOCHS = 15
 BATCH_SIZE = 32
 LEARNING_RATE = 5e-3
 RANDOM_DRAWS = 10
-"""Random removals in the comparison: one draw alone can be lucky."""
+"""Random removals in the comparison, since a single draw can be lucky."""
 
 ORIGINAL, TRAINING, TEST = "original.safetensors", "training.npz", "test.npz"
 SMALLER, ONNX, COMPARISON, REPORT = "smaller", "smaller.onnx", "comparison.json", "report.html"
 """What the demo writes into its folder."""
 
 THREADS = 1
-"""Of torch: steps this small are slower on several threads, many times so on a busy machine."""
+"""Threads of torch: with several, steps this small are slower, much slower on a busy machine."""
 
 
 @dataclass(frozen=True)
 class Removal:
-    """Accuracies on the test digits with the units a search keeps, and with as many of every layer at random."""
+    """Accuracies on the test digits with the units of a search, and with equally many per layer at random."""
 
     searched: float
     random: tuple[float, ...]
@@ -55,7 +55,7 @@ class Removal:
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo made and measured. The test digits were seen in nothing that came before."""
+    """What the demo made and measured. The test digits were not used before."""
 
     model: nn.Module
     compression: cn.Compression
@@ -74,7 +74,7 @@ def run_demo(
     progress: Callable[[str], None] = lambda text: None,
     detail: Callable[[str], None] = lambda text: None,
 ) -> Demo:
-    """Train, compress to a share of the units of every layer, and remove as many at random.
+    """Train, compress to a share of the units of every layer, and remove equally many at random.
 
     `progress` and `detail` as for `compress`.
     """
@@ -115,7 +115,7 @@ def _remove(
 
 
 def check_demo(folder: str | os.PathLike[str]) -> None:
-    """Raise unless `save_demo` can write there; what it wrote before may be there."""
+    """Raise unless `save_demo` can write there; an earlier demo is overwritten."""
     check_format(ONNX)
     check_folder(folder, (ORIGINAL, TRAINING, TEST, SMALLER, ONNX, COMPARISON, REPORT), overwrite=True)
     if Path(folder).exists():
@@ -123,9 +123,9 @@ def check_demo(folder: str | os.PathLike[str]) -> None:
 
 
 def save_demo(demo: Demo, folder: str | os.PathLike[str], *, call: str) -> dict[str, float]:
-    """Write both networks, the digits, the comparison and a report; `call` is what to run to get the same again.
+    """Write both networks, the digits, the comparison and a report; `call` is the command that makes the same again.
 
-    Gives the accuracy on the test digits of what is then read back, from the folder of `save` and from the ONNX file.
+    Returns the accuracies on the test digits of the networks read back, from the folder and from the ONNX file.
     """
     check_demo(folder)
     directory, found = Path(folder), replace(demo.compression, call=call)

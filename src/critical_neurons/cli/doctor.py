@@ -28,7 +28,7 @@ PURPOSES = {
 FOR_DEVELOPERS = ("dev",)
 
 REQUIREMENT = re.compile(r"^([\w.-]+)\s*(?:\[([^\]]*)\])?\s*\(?([^;)]*)\)?(?:;.*?extra\s*==\s*['\"]([\w.-]+)['\"])?")
-"""Name, extras of it, versions, and the extra of ours that asks for it."""
+"""Name, its extras, versions, and our extra that needs it."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Requirement:
 
     @property
     def met(self) -> bool:
-        """Whether it is installed and not older than asked for; other conditions are pip's to check."""
+        """Whether it is installed and recent enough; other conditions are left to pip."""
         least = re.search(r">=\s*([\d.]+)", self.accepted)
         return self.found is not None and (least is None or _count(self.found) >= _count(least[1]))
 
@@ -84,7 +84,7 @@ def doctor(as_json: Json = False) -> None:
 
 
 def read_requirements(lines: list[str]) -> dict[str, list[Requirement]]:
-    """By extra, "" for those that are always needed. Extras that consist of others have what those have."""
+    """Requirements by extra, "" for those always needed. Extras made of others include their requirements."""
     parsed = [found.groups() for line in lines if (found := REQUIREMENT.match(line))]
     own: dict[str, list[Requirement]] = {}
     parts: dict[str, list[str]] = {}
@@ -139,6 +139,6 @@ def _find_version(package: str) -> str | None:
 
 
 def _count(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with."""
+    """The leading numbers of a version."""
     leading = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, leading[0].split("."))) if leading else ()

@@ -22,7 +22,7 @@ def evaluate(
     weights: options.Weights = None,
     calibration: Annotated[
         str | None,
-        typer.Option(help="The data of scoring and refitting: looked up in --data, and used for int8 ranges."),
+        typer.Option(help="The data used for scoring and refitting: recognised in --data, and used for int8 ranges."),
     ] = None,
     seen: Annotated[
         bool, typer.Option("--seen", help="The data was used in scoring or refitting: call it calibration data.")

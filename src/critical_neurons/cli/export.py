@@ -16,16 +16,14 @@ from critical_neurons.cli.terminal import note, reports_errors, show_json
 def export(
     model: options.ModelName,
     folder: options.SmallerFolder,
-    output: Annotated[
-        list[Path], typer.Option(help="A file to write: .onnx, or .pt2 of torch.export. Repeat for more.")
-    ],
+    output: Annotated[list[Path], typer.Option(help=options.EXPORTS_HELP)],
     data: options.DataOption = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
 ) -> None:
     """Write the smaller network in FOLDER for other programs. MODEL is the original it was made from.
 
-    Every file takes batches of any size. It is loaded, run and compared with the network before it gets its name.
+    Every file accepts batches of any size. It is loaded, run and compared with the network before it gets its name.
 
     \b
     Examples:

@@ -1,4 +1,5 @@
-"""Fields: settings types to options of a command. Name, type, default, help and choices are those of the fields."""
+"""Fields: options of a command from a settings type; name, type, default, help and choices are those of its
+fields."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ from critical_neurons.core.settings import Plain, list_settings
 from critical_neurons.errors import InvalidSettingError
 
 NO_TEXT = {"Bounds": object, "Plan": object, "Scores": object}
-"""Types of fields that no text can be. They are not imported where fields are declared, as they need numpy."""
+"""Types of fields that cannot be given as text. Where fields are declared they are not imported, for speed."""
 
 
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Parameters of the command that are settings, such as `solver: Solver`, are given by an option for every field.
+    """Replace parameters of a settings type, such as `solver: Solver`, by one option per field.
 
-    `Paper | Exact` has one more, named as the parameter, for which of them; `Budget | None` is None where no option
-    of it is given.
+    `Paper | Exact` gets one more option, named like the parameter, to choose between them; `Budget | None` is None if
+    none of its options is given.
     """
     signature = inspect.signature(command, eval_str=True)
     groups = {name: group for name, each in signature.parameters.items() if (group := _read_group(each))}
@@ -45,8 +46,8 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class _Option:
-    """One option, for a `field` of the `owners`. `within` is the type it makes a value of, where that takes the place
-    of the field's own: `Lagrangian`, of a loss weight."""
+    """An option for a `field` of the `owners`. `within` is the settings type that is made of it, if the field can be
+    one: `Lagrangian` for a loss weight."""
 
     name: str
     type: Any
@@ -74,7 +75,7 @@ class _Option:
 
 @dataclass(frozen=True)
 class _Group:
-    """The options by which one parameter of a command is given: of one type, or of several to choose from."""
+    """The options of one parameter of a command: of one settings type, or of several to choose from."""
 
     name: str
     kinds: Mapping[str, type[Plain]]
@@ -82,7 +83,7 @@ class _Group:
 
     @functools.cached_property
     def options(self) -> list[_Option]:
-        """Each once, for all types that have it."""
+        """Each option once, with all types that have it."""
         found: dict[str, _Option] = {}
         for kind in self.kinds.values():
             for option in _list_options(kind):
@@ -103,7 +104,7 @@ class _Group:
         return parameters
 
     def build(self, given: Mapping[str, Any]) -> Plain | None:
-        """The type with what was given, and its defaults for the rest."""
+        """The settings from the given options, with defaults for the rest."""
         name = given[self.name] if len(self.kinds) > 1 else next(iter(self.kinds))
         told: dict[str, _Option] = {}
         for option in self.options:
@@ -132,7 +133,7 @@ def name_option(field: Field[Any]) -> str:
 
 
 def describe_choice(kinds: Mapping[str, Any]) -> str:
-    """What each of the types is, by its name."""
+    """A help text that explains each type by its summary."""
     return "; ".join(f"{name}: {kind.summary}" for name, kind in kinds.items()) + "."
 
 
@@ -143,7 +144,7 @@ def _read_group(parameter: Parameter) -> _Group | None:
 
 
 def _list_options(kind: type[Plain]) -> list[_Option]:
-    """Where a field can be a type of settings in its turn, the options of that follow its own."""
+    """If a field can itself be a settings type, the options of that type follow."""
     hints = get_type_hints(kind, localns=NO_TEXT)
     options: list[_Option] = []
     for each in list_settings(kind):
@@ -171,6 +172,6 @@ def _is_settings(part: Any) -> bool:
 
 
 def _find_type(parts: tuple[Any, ...]) -> Any:
-    """What the text of an option is read as; for a mapping, several texts name=value."""
+    """The type of an option; for a mapping, a list of texts name=value."""
     texts = (bool, int, float, str)
     return next((part for part in parts if part in texts or get_origin(part) is Literal), list[str])

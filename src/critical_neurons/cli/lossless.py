@@ -21,22 +21,20 @@ def lossless(
     model: options.ModelName,
     weights: options.Weights = None,
     box: Annotated[
-        str, typer.Option(help="What every input value ranges over, as 0,1; or data: the range of the data.")
+        str, typer.Option(help="Range of every input value, such as 0,1; or data: the range of the data.")
     ] = "",
     data: options.DataOption = None,
     radius: Annotated[
-        float | None, typer.Option(help="Half width of a box around every data point, in place of one box.")
+        float | None, typer.Option(help="Half width of a box around every data point, instead of one box.")
     ] = None,
     input_shape: options.InputShape = None,
     time_limit: Annotated[float, typer.Option(help="Seconds for proofs; undecided units then stay.")] = 300.0,
-    no_collapse: Annotated[bool, typer.Option("--no-collapse", help="Keep layers that could become one.")] = False,
+    no_collapse: Annotated[bool, typer.Option("--no-collapse", help="Do not merge layers.")] = False,
     record: Annotated[
         Path | None,
-        typer.Option(help="Where every unit's state and proof go, as JSON. An existing record is continued."),
+        typer.Option(help="JSON file for every unit's state and proof. An existing record is continued."),
     ] = None,
-    output: Annotated[
-        list[Path] | None, typer.Option(help="The smaller network, as .onnx or .pt2; repeat for more.")
-    ] = None,
+    output: options.Exports = None,
     save: options.Folder = None,
     overwrite: options.Overwrite = False,
     per_class: options.PerClass = None,
@@ -49,7 +47,7 @@ def lossless(
 ) -> None:
     """Remove from MODEL what is proved to make no difference for any input of a box.
 
-    Ctrl-C and --time-limit leave what is proved; with --record a later run goes on from there.
+    After Ctrl-C or --time-limit the proofs so far are used; with --record a later run continues from there.
 
     \b
     Examples:
@@ -99,7 +97,7 @@ def lossless(
 
 
 def _read_box(text: str, inputs: object, shape: tuple[int, ...]) -> object:
-    """The pair of ends, arrays of the shape of one input."""
+    """The two bounds as arrays of the shape of one input."""
     import numpy as np
     from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their texts are read."""
+"""Options that several commands share, and functions that parse their texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from critical_neurons.core import budget
 from critical_neurons.core.budget import Budget
 from critical_neurons.core.distillation import Distillation
-from critical_neurons.core.settings import Compensation, Plain, help_of, setting
+from critical_neurons.core.settings import Compensation, DistanceName, EffortName, Plain, help_of, setting
 from critical_neurons.core.solver import Solver
 from critical_neurons.core.workers import Workers
 from critical_neurons.errors import InvalidFileError, InvalidSettingError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 MOST_PER_CLASS = 100
-"""Of a data set, where nothing else is asked for: what weights are refitted on."""
+"""Default number of inputs per class of a data set, for searching and refitting."""
 
 ModelName = Annotated[
     str,
@@ -42,13 +42,13 @@ DataName = Annotated[
 ]
 DataOption = Annotated[str | None, typer.Option(help="Labelled data, as for score.")]
 Weights = Annotated[Path | None, typer.Option(help="Trained weights: safetensors or a torch checkpoint.")]
-FOLDER_HELP = "A new folder for the smaller model, with its plan and where both come from."
+FOLDER_HELP = "A new folder for the smaller model, its plan and its provenance."
 Folder = Annotated[Path | None, typer.Option(help=FOLDER_HELP)]
 SmallerFolder = Annotated[Path, typer.Argument(help="What prune or compress wrote with --save.", metavar="FOLDER")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Let --save replace what it wrote before.")]
 InputShape = Annotated[str | None, typer.Option(help="Shape of one input, such as 3,32,32.")]
 PerClass = Annotated[
-    int | None, typer.Option(help="Inputs of every class, drawn at random. Default: 1 of a data set, a whole file.")
+    int | None, typer.Option(help="Inputs of every class, at random. Default: 1 of a data set, all of a file.")
 ]
 Split = Annotated[str, typer.Option(help="Split of a data set.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help=help_of(Solver, "seed"))]
@@ -61,27 +61,35 @@ Latency = Annotated[
 ]
 MinUnits = Annotated[int, typer.Option(help="Units that stay in every layer.")]
 RoundTo = Annotated[int, typer.Option(help="Keep a multiple of this many units per layer.")]
-Keep = Annotated[list[str] | None, typer.Option(help="A layer that loses nothing; repeat for more.")]
+Keep = Annotated[list[str] | None, typer.Option(help="A layer that loses nothing; may be repeated.")]
 COMPENSATE_HELP = (
-    "What is refitted to make up for the removed units: nothing, biases, or weights and biases; distil: these, and "
-    "then all weights are trained, without labels, to give what the original gives."
+    "What is refitted to compensate removed units: nothing, biases, or weights and biases by least squares; distil "
+    "then trains all weights, without labels, to reproduce the original's outputs."
 )
 Compensate = Annotated[Compensation, typer.Option(help=COMPENSATE_HELP)]
-Ignore = Annotated[list[str] | None, typer.Option(help="A layer that gets no scores; repeat for more.")]
+Effort = Annotated[EffortName, typer.Option(help="How much work a search may do.")]
+Distance = Annotated[
+    DistanceName, typer.Option(help="How outputs are compared: divergence of class probabilities, or squares.")
+]
+TestData = Annotated[
+    str | None, typer.Option(help="Labelled data for the comparison, which was used for nothing else.")
+]
+TestSplit = Annotated[
+    str | None, typer.Option(help="Split of --test-data, test by default; without --test-data, of DATA.")
+]
+EXPORTS_HELP = "A file for the smaller network: .onnx, or .pt2 of torch.export. May be repeated."
+Exports = Annotated[list[Path] | None, typer.Option(help=EXPORTS_HELP)]
+Ignore = Annotated[list[str] | None, typer.Option(help="A layer that gets no scores; may be repeated.")]
 NoOnnx = Annotated[bool, typer.Option("--no-onnx", help="Leave out onnxruntime and int8.")]
 Scope = Annotated[budget.Scope, typer.Option(help=help_of(Budget, "scope"))]
-Start = Annotated[
-    str | None, typer.Option(help="First module that is read and scored; what comes before is run as it is.")
-]
-Stop = Annotated[
-    str | None, typer.Option(help="Last module that is read and scored; what follows counts to first order.")
-]
+Start = Annotated[str | None, typer.Option(help="First module to read and score; what comes before is run as it is.")]
+Stop = Annotated[str | None, typer.Option(help="Last module to read and score; what follows is linearised.")]
 Json = Annotated[bool, typer.Option("--json", help="Only JSON on standard output.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataForm(Plain):
-    """How data is brought into the form that the model was trained on."""
+    """How data is converted to the form that the model was trained on."""
 
     mean: str = setting("", "Subtracted from inputs: one number, or one per channel as 0.5,0.5,0.5.")
     std: str = setting("", "Inputs are divided by it: one number, or one per channel.")
@@ -97,7 +105,7 @@ class DataForm(Plain):
         seed: int = 0,
         split: str = "train",
     ) -> tuple[Tensor, Tensor]:
-        """Inputs and labels, as `io.data.load_batch` reads them."""
+        """Inputs and labels, by `io.data.load_batch`."""
         from critical_neurons.io.data import Look, load_batch
 
         mean, std = read_numbers("--mean", self.mean), read_numbers("--std", self.std)
@@ -107,7 +115,7 @@ class DataForm(Plain):
         )
 
     def load_test(self, data: str, test_data: str | None, test_split: str | None) -> tuple[Tensor, Tensor] | None:
-        """The data of --test-data, or of another split of DATA, if any is asked for."""
+        """The data of --test-data, or of another split of DATA, if either is given."""
         from critical_neurons.io.data import is_file
 
         source = data if test_data is None else test_data
@@ -122,14 +130,12 @@ class DataForm(Plain):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkersChoice(Plain):
-    """Where independent pieces of work are run."""
+    """Where independent tasks run."""
 
-    jobs: int = setting(1, "Processes that work at once, one thread each. Results are the same.")
-    backend: Literal["local", "dask"] = setting(
-        "local", "Processes of this machine, or the workers of a Dask cluster."
-    )
+    jobs: int = setting(1, "Parallel processes, one thread each. They do not change the results.")
+    backend: Literal["local", "dask"] = setting("local", "Processes of this machine, or workers of a Dask cluster.")
     scheduler: str | None = setting(
-        None, "Address of the cluster's scheduler, as tcp://host:8786, with --backend dask."
+        None, "Address of the cluster's scheduler, such as tcp://host:8786, with --backend dask."
     )
 
     def read(self) -> Workers:
@@ -156,7 +162,7 @@ def read_sizes(option: str, text: str, example: str) -> tuple[int, ...]:
 
 
 def read_pairs(option: str, texts: Sequence[str]) -> dict[str, Any]:
-    """name=value, with numbers and true and false as what they are."""
+    """Parse name=value; numbers, true and false are converted."""
     pairs: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -172,7 +178,7 @@ def read_pairs(option: str, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def read_incumbent(path: Path) -> Plan | Scores:
-    """A plan or scores, whichever the file holds."""
+    """A plan or scores, depending on the file."""
     from critical_neurons.core.documents import find_format
     from critical_neurons.core.plan import Plan
     from critical_neurons.core.scores import Scores
@@ -208,19 +214,19 @@ def join_compensation(
 
 
 def find_model_file(model: str) -> Path | None:
-    """The file that the model is read from, where it is no name."""
+    """The file of the model, if it is not a name."""
     return Path(model) if model.endswith(".onnx") else None
 
 
 def find_given_shape(inputs: Tensor | None, input_shape: str | None) -> tuple[int, ...] | None:
-    """The shape of one input, where the user says it, with data or --input-shape."""
+    """The shape of one input, if given by data or --input-shape."""
     if inputs is not None:
         return tuple(inputs.shape[1:])
     return None if input_shape is None else read_sizes("--input-shape", input_shape, "3,32,32")
 
 
 def choose_example(model: str, inputs: Tensor | None, input_shape: str | None) -> Tensor:
-    """Inputs the model can be read with: from the data, or of the shape given, of the built-in network or file."""
+    """Example inputs: the data, or random ones of the shape given, of the built-in network or of the file."""
     import torch
 
     from critical_neurons.io.builtin_models import MODELS

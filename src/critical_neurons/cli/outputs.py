@@ -1,4 +1,4 @@
-"""Outputs of commands: paths checked before the work, the smaller network and its plan written after it."""
+"""Outputs of commands: paths are checked before the work, and files written after it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WEIGHTS_ENDING = ".safetensors"
 
 PLAN_KEY = "critical_neurons.plan"
-"""Where the plan stands in the metadata of the smaller weights."""
+"""Key of the plan in the metadata of the smaller weights."""
 
 
 Read: TypeAlias = Sequence[tuple[str, str | Path | None]]
@@ -28,8 +28,8 @@ Read: TypeAlias = Sequence[tuple[str, str | Path | None]]
 
 
 def check_files(outputs: Sequence[tuple[str, Path | None]], read: Read = (), *, folder: Path | None = None) -> None:
-    """Raise where two options name one file to write, where it is read too, lies in the folder of --save, or cannot
-    be written."""
+    """Raise if two options name the same output, or if an output is also read, lies in the folder of --save, or
+    cannot be written."""
     from critical_neurons.core.files import check_writable
 
     places = [(option, path, path.resolve()) for option, path in outputs if path is not None]
@@ -82,8 +82,8 @@ def check_outputs(
 def check_exports(
     paths: Sequence[Path], folder: Path | None, *, read: Read, overwrite: bool, report: Path | None = None
 ) -> None:
-    """A folder of `save` and files of `export` that do not stand in each other's way, one of them at least; nor does
-    the `report`."""
+    """Raise unless there is a folder for `save` or a file for `export`, and these and the `report` do not
+    conflict."""
     if folder is None and not paths:
         raise InvalidSettingError("Say where the result goes: a folder with --save, or a file with --output.")
     if folder is not None:
@@ -96,14 +96,14 @@ def check_exports(
 
 
 def name_written(*paths: Path | None) -> str:
-    """What is told at the end of a command."""
+    """The message at the end of a command."""
     return f"Written: {', '.join(str(path) for path in paths if path)}"
 
 
 def write_exported(
     model: nn.Module, paths: Sequence[Path], example: Any, save: Callable[[], None] | None
 ) -> list[Export]:
-    """Export and save; nothing is written before every export has been made and run."""
+    """Export and save; nothing is written before every export has been made and checked."""
     import critical_neurons as cn
     from critical_neurons.core.files import write_atomically
 

@@ -23,11 +23,11 @@ def prune(
     *,
     scores: Annotated[Path | None, typer.Option(help="Scores of this model, as written by score.")] = None,
     carry_out: Annotated[
-        Path | None, typer.Option(help="A plan that --plan wrote, in place of scores and of what is kept of them.")
+        Path | None, typer.Option(help="A plan that --plan wrote, instead of scores and a rule.")
     ] = None,
     trust_edited: Annotated[
         bool,
-        typer.Option("--trust-edited", help="The plan of --carry-out was edited; whether it can be done is checked."),
+        typer.Option("--trust-edited", help="Accept a plan that was edited by hand; it is still checked."),
     ] = False,
     weights: options.Weights = None,
     threshold: Annotated[str | None, typer.Option(help="Remove units that score below: a number, or mean.")] = None,
@@ -37,7 +37,7 @@ def prune(
     max_drop: Annotated[
         float | None,
         typer.Option(
-            help="Remove as much as possible while the accuracy on --data falls by no more; 0.01 is one point."
+            help="Remove as much as possible while the accuracy on --data falls by at most this; 0.01 is one point."
         ),
     ] = None,
     scope: options.Scope = "layer",
@@ -48,13 +48,13 @@ def prune(
     distillation: Distillation | None,
     calibration: Annotated[
         str | None,
-        typer.Option(help="Inputs to refit on, as for score; of a data set up to 100 of every class, split train."),
+        typer.Option(help="Inputs to refit on, as for score; up to 100 of every class of a data set, split train."),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(help="Where the smaller weights go, as .safetensors; or the smaller network, as .onnx or .pt2."),
+        typer.Option(help="File for the smaller weights, .safetensors, or for the smaller network, .onnx or .pt2."),
     ] = None,
-    plan: Annotated[Path | None, typer.Option(help="Where the plan goes, as JSON.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="File for the plan, as JSON.")] = None,
     save: options.Folder = None,
     overwrite: options.Overwrite = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
@@ -68,7 +68,7 @@ def prune(
 ) -> None:
     """Remove the low-scored units of MODEL and write the smaller weights or network.
 
-    Ctrl-C while --max-drop is looked for leaves the best plan so far, which is then carried out.
+    Ctrl-C during the search for --max-drop leaves the best plan so far, which is then carried out.
 
     \b
     Examples:
@@ -183,7 +183,7 @@ def prune(
 def _check_source(
     scores: Path | None, carry_out: Path | None, chosen_by: Mapping[str, object], *, trust_edited: bool
 ) -> None:
-    """Units are chosen from scores, or have been chosen."""
+    """Either scores and a rule, or a finished plan."""
     if (scores is None) == (carry_out is None):
         raise InvalidSettingError("Give one of --scores, with what is kept of them, and --carry-out.")
     given = [name for name, value in chosen_by.items() if value is not None]

@@ -20,24 +20,22 @@ def report(
     output: Annotated[Path, typer.Option(help="The page, one .html file to open in a browser.")] = Path(
         "report.html"
     ),
-    scores: Annotated[
-        Path | None, typer.Option(help="Scores, as score --output wrote them, where FOLDER has none.")
-    ] = None,
+    scores: Annotated[Path | None, typer.Option(help="Scores written by score --output, if FOLDER has none.")] = None,
     comparison: Annotated[
-        Path | None, typer.Option(help="A comparison, as evaluate --output wrote it, in place of that in FOLDER.")
+        Path | None, typer.Option(help="A comparison written by evaluate --output, instead of that in FOLDER.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="The data of the comparison: images with another answer are shown.")
+        str | None, typer.Option(help="The data of the comparison, to show images whose prediction changed.")
     ] = None,
-    title: Annotated[str | None, typer.Option(help="What the page is called.")] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
     split: options.Split = "test",
     *,
     form: options.DataForm,
 ) -> None:
-    """Write a page about the smaller network in FOLDER: what was gained, what was removed, where it comes from.
+    """Write a page about the smaller network in FOLDER: comparison, plan and provenance.
 
-    The page is one file that needs nothing else. `compress --save` writes all that it shows; of a folder of `prune`
-    it shows the plan, and what --scores and --comparison add.
+    The page is one self-contained file. `compress --save` writes everything that it shows; for a folder of `prune` it
+    shows the plan, and what --scores and --comparison add.
 
     \b
     Examples:

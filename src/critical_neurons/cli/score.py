@@ -26,8 +26,8 @@ def score(
     model: options.ModelName,
     data: options.DataName,
     weights: options.Weights = None,
-    output: Annotated[Path | None, typer.Option(help="Where the scores go, as JSON.")] = None,
-    table: Annotated[Path | None, typer.Option("--csv", help="Where a table of all units goes, as CSV.")] = None,
+    output: Annotated[Path | None, typer.Option(help="File for the scores, as JSON.")] = None,
+    table: Annotated[Path | None, typer.Option("--csv", help="File for a table of all units, as CSV.")] = None,
     per_class: options.PerClass = None,
     split: options.Split = "train",
     *,
@@ -37,7 +37,7 @@ def score(
     by_class: Annotated[bool, typer.Option("--by-class", help="One program per class, scores averaged.")] = False,
     crew: options.WorkersChoice,
     earlier: Annotated[
-        Path | None, typer.Option(help="Scores by class of an interrupted run; classes it finished are taken over.")
+        Path | None, typer.Option(help="Scores by class of an interrupted run, whose finished classes are reused.")
     ] = None,
     incumbent: Annotated[
         Path | None,
@@ -51,9 +51,9 @@ def score(
 ) -> None:
     """Score the units of MODEL on a few labelled inputs from DATA.
 
-    One of --units, --params and --macs, a budget, takes the place of the sparsity term and its loss weight.
-    Ctrl-C stops the solver, and the best scores so far are reported and saved: with --by-class, the average of the
-    classes done. --jobs and --backend dask solve several classes at once.
+    A budget, one of --units, --params and --macs, replaces the sparsity term and its loss weight. Ctrl-C stops the
+    solver, and the best scores so far are reported and saved; with --by-class, the average over the finished classes.
+    --jobs and --backend dask solve several classes at once.
 
     \b
     Examples:

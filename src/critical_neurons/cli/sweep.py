@@ -13,7 +13,6 @@ from critical_neurons.cli import options
 from critical_neurons.cli.fields import takes_settings
 from critical_neurons.cli.outputs import Read, check_files, name_written
 from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
-from critical_neurons.core.settings import Compensation, DistanceName, EffortName
 from critical_neurons.errors import InvalidSettingError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 PICTURES = (".svg", ".png", ".pdf")
 
-SHARES = "Shares kept at most, with commas between them."
+SHARES = "Shares to keep at most, separated by commas."
 
 
 @reports_errors
@@ -31,27 +30,23 @@ def sweep(
     data: options.DataName,
     folder: Annotated[
         Path,
-        typer.Option(help="Where every network is written once it is found; what is there is not searched again."),
+        typer.Option(help="Folder for every network found; those already in it are not searched again."),
     ],
     weights: options.Weights = None,
     macs: Annotated[str, typer.Option(help=f"Of the multiply-adds. {SHARES}")] = "",
     params: Annotated[str, typer.Option(help=f"Of the parameters. {SHARES}")] = "",
     units: Annotated[str, typer.Option(help=f"Of the units of every layer. {SHARES}")] = "",
     methods: Annotated[str, typer.Option(help="How units are chosen: search, paper, norm, random.")] = "search",
-    test_data: Annotated[
-        str | None, typer.Option(help="Labelled data for the comparison, which was used for nothing else.")
-    ] = None,
-    test_split: Annotated[str | None, typer.Option(help="Split of --test-data, or of DATA without it.")] = None,
+    test_data: options.TestData = None,
+    test_split: options.TestSplit = None,
     report: Annotated[Path | None, typer.Option(help="A page with the curve, one .html file.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="The curve alone: .svg, .png or .pdf.")] = None,
-    pick: Annotated[
-        float | None, typer.Option(help="The share of the network that --save and --report are of.")
-    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="A picture of the curve: .svg, .png or .pdf.")] = None,
+    pick: Annotated[float | None, typer.Option(help="The share of the network for --save and --report.")] = None,
     save: Annotated[Path | None, typer.Option(help="A new folder for the network of --pick.")] = None,
     overwrite: options.Overwrite = False,
-    compensate: Annotated[Compensation, typer.Option(help=options.COMPENSATE_HELP)] = "least_squares",
-    effort: Annotated[EffortName, typer.Option(help="How much every search may spend.")] = "standard",
-    distance: Annotated[DistanceName, typer.Option(help="How outputs are compared.")] = "auto",
+    compensate: options.Compensate = "least_squares",
+    effort: options.Effort = "standard",
+    distance: options.Distance = "auto",
     ignore: options.Ignore = None,
     per_class: Annotated[int | None, typer.Option(help="Inputs of every class, at random.")] = None,
     split: options.Split = "train",
@@ -61,10 +56,10 @@ def sweep(
     crew: options.WorkersChoice,
     as_json: options.Json = False,
 ) -> None:
-    """How small can it go? Networks of several sizes from MODEL, and what each is worth.
+    """Make networks of several sizes from MODEL, and compare each with it.
 
-    An interrupted sweep goes on where it was when the command is repeated. With --pick one of the networks is written
-    to --save, without another search.
+    Repeating the command continues an interrupted sweep. With --pick one of the networks is written to --save,
+    without another search.
 
     \b
     Examples:
@@ -143,7 +138,7 @@ def sweep(
 
 
 def _check_picture(path: Path) -> None:
-    """Before the work."""
+    """Raise before the work if the picture cannot be written."""
     if path.suffix not in PICTURES:
         raise InvalidSettingError(f"--picture: found {path}. Accepted: a name that ends in {' or '.join(PICTURES)}.")
     if find_spec("matplotlib") is None:

@@ -1,4 +1,4 @@
-"""Tables: networks, scores, plans and comparisons to tables, lines and plain data."""
+"""Tables: results as tables for the terminal, and as plain data for JSON."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 LABELS_SHOWN = 40
-"""Labels written one by one; of a larger batch the number per class is."""
+"""Labels listed one by one; for a larger batch their number per class is shown."""
 
 
 ROUNDING = 1e-9
-"""Of means of accuracies."""
+"""Tolerance for means of accuracies."""
 
 
 LOW_SCORE = 0.1
@@ -99,7 +99,7 @@ def report_stability(stability: Stability) -> RenderableType:
 
 
 def report_change(rows: Sequence[tuple[str, str, str]]) -> RenderableType:
-    """What is measured, before, after."""
+    """Rows of quantity, before, after."""
     return make_table("", ">Before", ">After", rows=rows)
 
 
@@ -129,7 +129,7 @@ def describe_parameters(before: int, after: int) -> tuple[str, str, str]:
 
 
 def report_demo(demo: Demo, read_back: Mapping[str, float]) -> RenderableType:
-    """The compression; what random removal does; what was read back from the files."""
+    """The compression, random removals, and the accuracies of the networks read back."""
     table = make_table("Accuracy, test data", ">Searched", ">At random, mean", ">Lowest", ">Highest")
     for name, removal in (("without refitting", demo.plain), ("refitted", demo.refitted)):
         numbers = removal.searched, fmean(removal.random), min(removal.random), max(removal.random)
@@ -151,7 +151,7 @@ def report_demo(demo: Demo, read_back: Mapping[str, float]) -> RenderableType:
 
 
 def judge(removal: Removal) -> str:
-    """A difference from the mean of the random removals counts where it is larger than theirs from each other."""
+    """A difference from the mean of random removals counts if it exceeds their standard deviation."""
     difference, spread = removal.searched - fmean(removal.random), pstdev(removal.random)
     if abs(difference) <= spread + ROUNDING:
         verdict = "a tie"
@@ -198,7 +198,7 @@ def demo_to_dict(demo: Demo, read_back: Mapping[str, float]) -> dict[str, Any]:
 
 
 def make_table(*headers: str, rows: Sequence[Sequence[str]] = ()) -> Table:
-    """Columns whose header starts with > hold numbers, set to the right."""
+    """Columns whose header starts with > are right-aligned."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
     for header in headers:
         table.add_column(header.removeprefix(">"), justify="right" if header.startswith(">") else "left")

@@ -1,4 +1,4 @@
-"""What the user sees: tables and JSON on standard output, notes, progress and errors on standard error."""
+"""Terminal: tables and JSON on standard output; notes, progress and errors on standard error."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 SECONDS_BETWEEN_LINES = 5.0
-"""How often progress is told to a log file; a terminal sees every step."""
+"""Seconds between progress lines in a log file; a terminal shows every step."""
 
 WIDTH_OF_FILES = 140
-"""Columns where the output is no terminal."""
+"""Width in columns if the output is not a terminal."""
 
 Parameters = ParamSpec("Parameters")
 
@@ -37,7 +37,7 @@ LOUDNESS = tuple(
 )
 
 _told: dict[str, Any] = {"notes": True, "everything": False, "since": 0.0}
-"""What the running command tells on standard error, and since when it runs."""
+"""What the running command writes to standard error, and when it started."""
 
 
 def reports_errors(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
@@ -75,7 +75,7 @@ def reports_errors(command: Callable[Parameters, None]) -> Callable[Parameters, 
 
 
 def name_command() -> str:
-    """The command that runs, as it was typed."""
+    """The running command, as it was typed."""
     return shlex.join(["critical-neurons", *sys.argv[1:]])
 
 
@@ -95,7 +95,7 @@ def note(text: str) -> None:
 
 @contextmanager
 def show_progress() -> Iterator[Callable[[object], None]]:
-    """A line that follows the work, such as the steps of a solver; in a log file a new line every few seconds."""
+    """A line that shows the current state, such as a solver's step; in a log file a new line every few seconds."""
     console = _console(stderr=True)
     if _told["everything"] or not _told["notes"]:
         yield lambda state: note(str(state))
@@ -117,10 +117,10 @@ def show_progress() -> Iterator[Callable[[object], None]]:
 
 @contextmanager
 def show_bars(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[str, int, int], None]]]:
-    """A bar for the whole and one for everything under way, as trainings; in a log file, lines.
+    """A bar for the whole and one for each running task, such as a training; in a log file, lines.
 
-    Gives what to call with the name of each piece that is finished, and with the steps of one that is not: its name,
-    steps done and steps there will be.
+    Yields two functions: one for the name of each finished task, one for the name, steps done and total steps of a
+    running task.
     """
     console = _console(stderr=True)
     if not console.is_terminal or _told["everything"] or not _told["notes"]:

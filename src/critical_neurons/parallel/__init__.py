@@ -1,4 +1,4 @@
-"""Parallel: pieces of work and workers to results, which are the same wherever a piece is run."""
+"""Parallel: independent tasks (pieces) on workers; results do not depend on where a piece runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from critical_neurons.parallel.crew import Alone, Crew, Done, OnMessage, Piece, 
 def hire(
     workers: Workers, *, most: int, threads: int = 1, on_message: OnMessage = lambda name, news: None
 ) -> Iterator[Crew]:
-    """A crew for at most `most` pieces, each on `threads` threads; together they use no more cores than there are.
+    """A crew for at most `most` pieces, each on `threads` threads, together using no more than all cores.
 
-    `on_message` is called with the messages of pieces: in this process, but from another thread unless the crew is
-    this process itself. What is still running at the end is given up.
+    `on_message` is called with the messages of pieces, in this process, but from another thread unless the crew is
+    this process itself. Pieces still running at the end are cancelled.
     """
     check_workers(workers)
     if workers.scheduler is not None:

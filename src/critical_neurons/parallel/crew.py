@@ -1,4 +1,4 @@
-"""What a crew is: it runs independent pieces, as many at once as it has slots, and gives each as it is done."""
+"""Crew: the protocol of what runs independent pieces, as many at once as it has slots."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from critical_neurons.errors import CriticalNeuronsError, MissingExtraError
 from critical_neurons.parallel.threads import on_threads
 
 Tell: TypeAlias = Callable[[Any], None]
-"""What a piece calls with a message for the process that sent it."""
+"""Called by a piece with a message for the process that sent it."""
 
 OnMessage: TypeAlias = Callable[[str, Any], None]
 """Called with the name of a piece and its message."""
 
 Piece: TypeAlias = Callable[[Tell], Any]
-"""It can be pickled, and so can its result."""
+"""A task; it and its result can be pickled."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A piece that has ended: its result, or what went wrong with it."""
+    """A finished piece: its result, or its error."""
 
     name: str
     result: Any = None
@@ -36,18 +36,18 @@ class Done:
 class Crew(Protocol):
     @property
     def slots(self) -> int:
-        """Pieces that are run at once, at present."""
+        """How many pieces run at once, at present."""
 
     def run(self, pieces: Iterable[tuple[str, Piece]]) -> Iterator[Done]:
-        """The pieces as they are done, in any order. Each is drawn from the iterable when there is a slot for it.
+        """Yield the pieces as they finish, in any order. Each is taken from the iterable when a slot is free.
 
-        Errors other than the package's own are bugs, and end the run.
+        Errors other than the package's own are bugs and end the run.
         """
 
 
 @dataclass(frozen=True)
 class Alone:
-    """This process, one piece after the other."""
+    """This process, one piece at a time."""
 
     threads: int
     on_message: OnMessage
@@ -71,12 +71,12 @@ _allowed: ContextVar[int | None] = ContextVar("threads of the piece", default=No
 
 
 def find_allowed_threads() -> int | None:
-    """Threads of the piece that is being run, which hold for solvers as well; None outside of pieces."""
+    """The number of threads of the running piece, which solvers use too; None outside of pieces."""
     return _allowed.get()
 
 
 def settle_threads(count: int) -> None:
-    """torch, BLAS and solvers compute on `count` threads from here on, in a process that runs nothing but pieces."""
+    """Use `count` threads in torch, BLAS and solvers from now on, in a process that only runs pieces."""
     _limit_blas(count)
     torch.set_num_threads(count)
     _allowed.set(count)
@@ -94,7 +94,7 @@ def _limit_blas(count: int) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _holding_threads(count: int) -> Iterator[None]:
-    """The same within a context. Without threadpoolctl BLAS is left as it is."""
+    """The same within a context. Without threadpoolctl BLAS is not limited."""
     token = _allowed.set(count)
     try:
         limits = _limit_blas(count)

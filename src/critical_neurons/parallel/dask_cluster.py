@@ -1,7 +1,7 @@
-"""Pieces on the workers of a Dask cluster. The only file that imports distributed.
+"""Dask cluster: pieces on the workers of a Dask cluster. The only file that imports distributed.
 
-Pieces are submitted to the client itself: joblib's own backend for Dask is never told of a piece that failed there,
-and would wait for it for ever.
+Pieces are submitted to the client itself, since joblib's backend for Dask does not notice a failed piece and waits
+for it for ever.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOOK_SECONDS = 0.5
 """Between two checks of the cluster: whether it is there, and how many workers it has."""
 
 PACKAGES = ("torch", "numpy", "scipy", "highspy")
-"""What results depend on, besides Python and this package."""
+"""Packages that results depend on, besides Python and this one."""
 
 LOGS = ("distributed", "distributed.client", "tornado", "tornado.application")
 """Loggers of Dask and of what it is built on."""
@@ -44,12 +44,12 @@ LOGS = ("distributed", "distributed.client", "tornado", "tornado.application")
 KEPT = "What is finished is kept."
 
 _one_at_a_time = threading.Lock()
-"""torch's random numbers and the threads of BLAS are the whole process's: a worker runs a single piece at once,
-however many Dask gives it."""
+"""A worker runs one piece at a time, however many Dask gives it, since torch's generator and BLAS's threads belong to
+the whole process."""
 
 
 def describe_worker() -> dict[str, str]:
-    """What a worker has to have in common with the process that sends it pieces."""
+    """The versions that a worker must share with the process that sends it pieces."""
     versions = describe_versions(*PACKAGES)
     return {
         **versions,
@@ -96,14 +96,14 @@ class Cluster:
             except queue.Empty:
                 continue
             done = self._collect(future)
-            if done is None:  # it was lost with its worker, and is run again
+            if done is None:  # lost with its worker, and run again
                 future.add_done_callback(ended.put)
             else:
                 del self._under_way[future]
                 yield done
 
     def check_workers(self) -> None:
-        """Check the workers that are there now."""
+        """Check the present workers."""
         with self._noticing_loss():
             answers = self._client.run(describe_worker, on_error="return")
         for address, answer in sorted(answers.items()):
@@ -115,7 +115,7 @@ class Cluster:
             _check_versions(address, answer, self._versions)
 
     def wait_for_workers(self) -> None:
-        """Asks for one: adaptive clusters start none before there is work."""
+        """Submit a task if there are none: adaptive clusters start workers only for work."""
         try:
             if not self._client.nthreads():
                 self._client.submit(describe_worker, pure=False).result(timeout=WAIT_SECONDS)
@@ -126,7 +126,7 @@ class Cluster:
             ) from None
 
     def give_up(self) -> None:
-        """Pieces that are running stop when they next tell of their progress."""
+        """Cancel all pieces; a running one stops at its next message."""
         if self._under_way and self._client.status == "running":
             self._client.cancel(list(self._under_way))
         self._under_way.clear()
@@ -141,7 +141,7 @@ class Cluster:
         future.add_done_callback(ended.put)
 
     def _collect(self, future: Future) -> Done | None:
-        """None where the piece has to be waited for once more."""
+        """None if the piece is still to be waited for."""
         name = self._under_way[future]
         with self._noticing_loss():
             try:
@@ -155,7 +155,7 @@ class Cluster:
             except WorkersError:
                 raise
             except Exception:
-                self.check_workers()  # where the versions differ, that is the reason
+                self.check_workers()  # different versions would be the reason
                 raise
         return done
 

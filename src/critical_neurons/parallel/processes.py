@@ -1,4 +1,4 @@
-"""Pieces on processes of this machine. The only file that imports joblib."""
+"""Processes: pieces on processes of this machine. The only file that imports joblib."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ except ImportError as missing:
 
 
 def count_slots(jobs: int, threads: int) -> int:
-    """At most as many pieces at once as fit on the cores that this process may use."""
+    """As many pieces at once as fit on the cores of this process, at most `jobs`."""
     cores: int = joblib.cpu_count()
     return max(1, min(jobs, cores // threads))
 
@@ -79,7 +79,7 @@ def start_processes(slots: int, threads: int, on_message: OnMessage) -> Iterator
 
 
 def _run_there(name: str, piece: Piece, threads: int, news: Any) -> Done:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the main one ends the others
     settle_threads(threads)
     return attempt(name, piece, partial(_put, news, name))
 

@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def on_threads(count: int) -> Iterator[None]:
-    """torch computes on `count` threads."""
+    """Set torch's number of threads while the context lasts."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
