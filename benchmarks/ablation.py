@@ -6,9 +6,9 @@
 
 DIR of --data holds fashion_mnist and cifar10; WEIGHTS are those of a CIFAR ResNet-20 for inputs normalised by
 ImageNet's mean and deviation, whose training set includes the validation images: the last 5 000 of the train split.
-The other networks are trained on the rest for a minute. One line of benchmarks/results/ablation.jsonl for every cell;
-lines with a `commit` were measured with the parts that this commit still had, those "priced in 3 passes" on the way
-from it, round by round without the choice of the best.
+The other networks are trained on the rest for a minute. Every cell is one line of benchmarks/results/ablation.jsonl, with
+the settings of its effort. Lines with other settings than the present ones, or with a `commit`, are of former searches,
+some of whose parts are gone; the table lists them separately.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -97,7 +97,7 @@ def main() -> None:
         print("\n".join(list_rows(read_lines())))
         return
     torch.set_num_threads(1)
-    stored = {line["name"] for line in read_lines()}
+    stored = {line["name"] for line in read_lines() if is_present(line)}
     for network in NETWORKS if arguments.resnet20 else ("mlp", "lenet5"):
         for draw in DRAWS:
             cells = [each for each in list_cells(network, draw) if each[0] not in stored]
@@ -179,6 +179,7 @@ def measure(subject: Subject, budget: dict[str, float], variant: Variant) -> dic
         "prune_seconds": round(pruning, 2),
         "pass_seconds": round(one_pass, 2),
         "passes": round((searching + pruning) / one_pass, 1),
+        "effort": asdict(EFFORTS[variant.effort]),
     }
 
 
@@ -199,7 +200,19 @@ def read_lines() -> list[dict[str, Any]]:
     return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
 
 
+def is_present(line: dict[str, Any]) -> bool:
+    """Whether a line was measured with the present variants and settings."""
+    variant = VARIANTS.get(line["name"].split("/", 3)[3])
+    return variant is not None and line.get("effort") == asdict(EFFORTS[variant.effort])
+
+
 def list_rows(lines: list[dict[str, Any]]) -> list[str]:
+    present = [line for line in lines if is_present(line)]
+    former = [line for line in lines if not is_present(line)]
+    return [*list_means(present), "", "Former searches:", "", *list_means(former)]
+
+
+def list_means(lines: list[dict[str, Any]]) -> list[str]:
     """Means over draws, by network, budget and variant."""
     found = defaultdict(list)
     for line in lines:
