@@ -6,9 +6,9 @@
 
 DIR of --data holds fashion_mnist and cifar10; WEIGHTS are those of a CIFAR ResNet-20 for inputs normalised by
 ImageNet's mean and deviation, whose training set includes the validation images: the last 5 000 of the train split.
-The other networks are trained on the rest for a minute. Every cell is one line of benchmarks/results/ablation.jsonl, with
-the settings of its effort. Lines with other settings than the present ones, or with a `commit`, are of former searches,
-some of whose parts are gone; the table lists them separately.
+The other networks are trained on the rest for a minute. Every cell is one line of benchmarks/results/ablation.jsonl,
+with the settings of its effort. Lines with other settings than the present ones, or with a `commit`, are of former
+searches, some of whose parts are gone; the table lists them separately.
 """
 
 from __future__ import annotations
