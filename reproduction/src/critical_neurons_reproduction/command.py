@@ -10,8 +10,9 @@ import typer
 
 from critical_neurons.cli.fields import takes_settings
 from critical_neurons.cli.options import Json, WorkersChoice
-from critical_neurons.cli.terminal import note, reports_errors, show, show_bars, show_json
+from critical_neurons.cli.terminal import note, reports_errors, show, show_json
 from critical_neurons.errors import InvalidSettingError, WorkersError
+from critical_neurons_reproduction.progress_bars import show_bars
 
 RESULTS, RUNS, PAGE = Path("results"), Path("runs"), Path("docs/reproduction.md")
 SEEDS = 3

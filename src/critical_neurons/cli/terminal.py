@@ -74,13 +74,18 @@ def reports_errors(command: Callable[Parameters, None]) -> Callable[Parameters, 
     return run
 
 
+def shows_lines() -> bool:
+    """Whether progress is shown as lines, or not at all, rather than in place."""
+    return not open_console(stderr=True).is_terminal or _told["everything"] or not _told["notes"]
+
+
 def name_command() -> str:
     """The running command, as it was typed."""
     return shlex.join(["critical-neurons", *sys.argv[1:]])
 
 
 def show(renderable: RenderableType) -> None:
-    _console().print(renderable)
+    open_console().print(renderable)
 
 
 def show_json(content: Any) -> None:
@@ -96,7 +101,7 @@ def note(text: str) -> None:
 @contextmanager
 def show_progress() -> Iterator[Callable[[object], None]]:
     """A line that shows the current state, such as a solver's step; in a log file a new line every few seconds."""
-    console = _console(stderr=True)
+    console = open_console(stderr=True)
     if _told["everything"] or not _told["notes"]:
         yield lambda state: note(str(state))
         return
@@ -115,47 +120,7 @@ def show_progress() -> Iterator[Callable[[object], None]]:
     yield tell
 
 
-@contextmanager
-def show_bars(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[str, int, int], None]]]:
-    """A bar for the whole and one for each running task, such as a training; in a log file, lines.
-
-    Yields two functions: one for the name of each finished task, one for the name, steps done and total steps of a
-    running task.
-    """
-    console = _console(stderr=True)
-    if not console.is_terminal or _told["everything"] or not _told["notes"]:
-        done = 0
-
-        def finish(name: str) -> None:
-            nonlocal done
-            done += 1
-            note(f"{done} of {total}: {name}")
-
-        with show_progress() as tell:
-            yield finish, lambda name, step, of: tell(f"{name}: {step} of {of}")
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
-    ) as bars:
-        whole = bars.add_task("all", total=total)
-        under_way: dict[str, Any] = {}
-
-        def advance(name: str) -> None:
-            bars.advance(whole)
-
-        def step_on(name: str, step: int, of: int) -> None:
-            if name not in under_way:
-                under_way[name] = bars.add_task(name, total=of)
-            bars.update(under_way[name], completed=step)
-            if step == of:
-                bars.remove_task(under_way.pop(name))
-
-        yield advance, step_on
-
-
-def _console(*, stderr: bool = False) -> Console:
+def open_console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
