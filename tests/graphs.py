@@ -200,6 +200,19 @@ class Permuted(nn.Module):
         return self.head(torch.cat([x.flatten(1), y.flatten(1), y.narrow(1, 1, 1)[:, 0]], 1))
 
 
+class Tokens(nn.Module):
+    """Linear layers at every position, the larger of two halves of their channels, and a mean over positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halves, self.mixed, self.head = nn.Linear(4, 6), nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, other = F.relu(self.halves(x)).chunk(2, -1)
+        x = F.leaky_relu(self.mixed(torch.maximum(one, other)), 0.2)
+        return self.head(x.mT.mT.mean(1))
+
+
 class Decoder(nn.Module):
     """A transposed convolution, upsampling, a pixel shuffle and a flip of what a convolution has given in parts."""
 

@@ -28,6 +28,7 @@ from tests.graphs import (
     Pooled,
     PreActivationResNet,
     ResNet,
+    Tokens,
     add_behind_relus,
     add_by_function,
     add_in_place,
@@ -360,6 +361,7 @@ GRAPHS: dict[str, Specimen] = {
     "shortcut of slices and zeros": Specimen(Padded, (1, 4, 4)),
     "channels behind positions": Specimen(Permuted, IMAGE),
     "decoder": Specimen(Decoder, IMAGE),
+    "tokens": Specimen(Tokens, (3, 4)),
     "leaky relus": Specimen(Leaky, IMAGE),
     "maxima": Specimen(Maxima, (3,)),
 }
@@ -410,7 +412,7 @@ CORE = (
     *("mlp", "stride, padding and dilation", "nest", "constants of every channel", "clamps"),
     *("resnet", "mobilenet", "densenet", "concatenation on a stream", "grouped convolutions"),
     *("batch norm behind the relu, then padding", "shortcut of slices and zeros", "channels behind positions"),
-    *("decoder", "leaky relus", "maxima", "vgg", "max pool on a stream"),
+    *("decoder", "tokens", "leaky relus", "maxima", "vgg", "max pool on a stream"),
 )
 """Those that differ in substance. The others differ from one of these in how they are written, which concerns reading
 and removal alone."""
@@ -421,9 +423,7 @@ UNSCORED = {
     "batch norm behind the relu, then padding": "0",
     "constants of every channel": "one",
     "shortcut of slices and zeros": "second",
-    "channels behind positions": "mixed",
-    "decoder": "up",
-    "leaky relus": "wide",
+    "decoder": "middle",
 }
 """A hidden layer in front of a ReLU that has to go without scores."""
 

@@ -120,6 +120,14 @@ def mask_connections(
     return masks
 
 
+def _put_outputs_first(module: nn.Module, values: Tensor) -> Tensor:
+    """Of a transposed convolution, whose weights have inputs first: (inputs, outputs / groups, ...)."""
+    if not isinstance(module, nn.modules.conv._ConvTransposeNd):
+        return values
+    dealt = values.reshape(module.groups, -1, *values.shape[1:])
+    return dealt.movedim(2, 1).flatten(0, 1)
+
+
 def measure_sensitivity(model: nn.Module, inputs: Any, labels: Any = None) -> dict[str, Tensor]:
     """|gradient x weight| of every weight of the linear layers and convolutions, as shares of their sum; in float64.
 
@@ -133,7 +141,7 @@ def measure_sensitivity(model: nn.Module, inputs: Any, labels: Any = None) -> di
     weights = {
         name: module.weight.requires_grad_()
         for name, module in exact.named_modules()
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)
+        if isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
     }
     if not weights:
         raise InvalidInputError("model: found no linear layer and no convolution, so no connections.")
@@ -146,7 +154,10 @@ def measure_sensitivity(model: nn.Module, inputs: Any, labels: Any = None) -> di
             loss = functional.cross_entropy(outputs, wanted, reduction="sum") / len(rows)
             for total, further in zip(gradients, torch.autograd.grad(loss, list(weights.values())), strict=True):
                 total += further
-    products = [(g * w.detach()).abs() for g, w in zip(gradients, weights.values(), strict=True)]
+    products = [
+        _put_outputs_first(exact.get_submodule(name), (gradient * weight.detach()).abs())
+        for gradient, (name, weight) in zip(gradients, weights.items(), strict=True)
+    ]
     whole = sum(float(product.sum()) for product in products)
     if not 0 < whole < math.inf:
         raise InvalidInputError(

@@ -43,9 +43,10 @@ from critical_neurons.errors import (
     InvalidSettingError,
     SolverError,
 )
-from critical_neurons.readers import LEFT_OUT, isolated, read_network, run_model
+from critical_neurons.readers import LEFT_OUT, NO_PROGRAM, isolated, read_network, run_model
 from critical_neurons.selection.warm_start import propose_mask
 from critical_neurons.solvers import find_solver, ignore_progress
+from critical_neurons.structure import find_structure
 
 LEAST_LOSS_WEIGHT, MOST_LOSS_WEIGHT = 1e-4, 1e4
 SHARE_STEPS = 14
@@ -101,7 +102,9 @@ def score(
     batch = gather_batch(inputs, labels, real=True)
     network = read_network(model, torch.from_numpy(batch.inputs), ignore=ignored, start=start, stop=stop)
     if not network.removable:
-        raise InvalidInputError(f"the network has nothing to score:\n{network}")
+        others = find_structure(model, torch.from_numpy(batch.inputs), ignore=ignored).groups
+        advice = f"\n{NO_PROGRAM}" if others else ""
+        raise InvalidInputError(f"the network has nothing to score:\n{network}{advice}")
     passage = run_model(model, batch.inputs, network.span)
     aim = make_loss(program.loss, batch, passage.logits)
     if isinstance(aim, SquaredLoss):

@@ -10,11 +10,12 @@ from critical_neurons.readers.layers import (  # noqa: F401  importing them regi
     reshaping,
     standard,
 )
-from critical_neurons.readers.registry import LEFT_OUT, reads
+from critical_neurons.readers.registry import LEFT_OUT, NO_PROGRAM, reads
 from critical_neurons.readers.trace import check_architecture, copy_for_reading, read_network
 
 __all__ = [
     "LEFT_OUT",
+    "NO_PROGRAM",
     "Passage",
     "check_architecture",
     "copy_for_reading",

@@ -153,7 +153,7 @@ class Walk(fx.Interpreter):
             return self._parts_of[source][n.args[1]]
         raise UnreadableModelError(
             f"{name_call(n)}: it reads all parts of a tensor at once. They are read one by one, as in "
-            "a, b = x.chunk(2, 1)."
+            f"a, b = x.chunk(2, 1). {NO_PROGRAM}"
         )
 
     def _check_constants(self, n: fx.Node, call: TracedCall, reading: Reading) -> None:

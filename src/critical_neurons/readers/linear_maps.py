@@ -218,6 +218,28 @@ class PositionsMap:
         return values
 
 
+@dataclass(frozen=True)
+class MeanMap:
+    """The mean over `axes`, counted with the batch as the first."""
+
+    axes: Shape
+    input_shape: Shape
+    output_shape: Shape
+
+    def apply(self, values: Floats) -> Floats:
+        means: Floats = values.mean(axis=self.axes)
+        return means.reshape(len(values), *self.output_shape)
+
+    apply_linear = apply
+    apply_absolute = apply
+
+    def adjoint(self, values: Floats) -> Floats:
+        kept = [1 if axis in self.axes else size for axis, size in enumerate(self.input_shape, start=1)]
+        count = math.prod(self.input_shape) // math.prod(kept)
+        spread = np.broadcast_to(values.reshape(len(values), *kept), (len(values), *self.input_shape))
+        return spread / count
+
+
 def separate_pooling(pool: Callable[[Tensor], Tensor], shape: Shape) -> tuple[Floats, ...]:
     """The matrices of a pooling that is the same on every channel and separates by axis.
 

@@ -82,14 +82,16 @@ class OpCollector:
             case KeepsChannels():
                 if obstacle := _obstacle(call):
                     tracker.block(incoming, f"it feeds {name}, {obstacle}")
-                channels = tracker.average(incoming, name, shape, keeps_constants=reading.keeps_constants)
+                channels = tracker.average(
+                    incoming, name, shape, keeps_constants=reading.keeps_constants, axes=reading.axes
+                )
                 return self.add(Affine(name, source, shape, reading.map, keeps_channels=True), channels)
             case Reshapes():
                 channels = tracker.reshape(incoming, shape, reading.obstacle)
                 reshape = ReshapeMap(incoming.shape, shape)
                 return self.add(Affine(name, source, shape, reshape, keeps_channels=True), channels)
             case Rearranges():
-                channels = tracker.rearrange(incoming, name, reading.elements, reading.numbered)
+                channels = incoming.gather(reading.elements)
                 gather = GatherMap(reading.elements, incoming.shape)
                 return self.add(Affine(name, source, shape, gather, keeps_channels=True), channels)
             case Rectifies():

@@ -23,7 +23,10 @@ SPAN_ADVICE = (
 LEFT_OUT = "is left out: the program works on the logits before it"
 """The note about a final activation that keeps the order of the outputs."""
 
-SLICEABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d)
+SLICEABLE = (
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.PReLU),
+)
 """Modules whose parameters removal can slice by channel."""
 
 
@@ -107,11 +110,13 @@ class Scales:
 class KeepsChannels:
     """A linear map of each channel by itself: average pooling.
 
-    `keeps_constants`: constant channels keep their value.
+    `keeps_constants`: constant channels keep their value. `axes`: where the channels lie before and after, not
+    counting the batch.
     """
 
     map: LinearMap
     keeps_constants: bool = False
+    axes: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -125,12 +130,10 @@ class Reshapes:
 class Rearranges:
     """Every output element is an input element or zero: slices, permutations, padding of channels.
 
-    `elements` (output shape): flat indices into one data point of the input, `NO_POSITION` for zero. `numbered`: the
-    axes of the input, not counting the batch, that the call indexes by number, so that none of their entries may go.
+    `elements` (output shape): flat indices into one data point of the input, `NO_POSITION` for zero.
     """
 
     elements: Ints
-    numbered: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ reason why a layer gets no scores. Which units are removed together is decided b
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -127,23 +127,25 @@ class ChannelTracker:
             nonnegative=incoming.nonnegative and bool((scale >= 0).all() and (offset >= 0).all()),
         )
 
-    def average(self, incoming: Channels, name: str, shape: Shape, *, keeps_constants: bool) -> Channels:
-        """Pooling: every channel by itself, from all its positions."""
-        channels = self._take_along(incoming, name)
+    def average(
+        self,
+        incoming: Channels,
+        name: str,
+        shape: Shape,
+        *,
+        keeps_constants: bool,
+        axes: tuple[int, int] = (0, 0),
+    ) -> Channels:
+        """Pooling: every channel by itself, from all its positions; `axes` as in `registry.KeepsChannels`."""
+        channels = self._take_along(incoming, name, axes[0])
         if not keeps_constants:
             self._refuse_shifted(channels, name)
-        return channels.spread(shape)
+        return channels.spread(shape, axes[1])
 
     def reshape(self, incoming: Channels, shape: Shape, obstacle: str) -> Channels:
         if obstacle:
             self._block(incoming.units, f"it feeds {obstacle}")
         return incoming.reshape(shape)
-
-    def rearrange(self, incoming: Channels, name: str, elements: Ints, numbered: Collection[int]) -> Channels:
-        """`elements` and `numbered` as in `registry.Rearranges`: channels along numbered axes must stay."""
-        if any(incoming.units.shape[axis] > 1 for axis in numbered):
-            self._block(incoming.units, f"it feeds {name}, which takes channels by their number")
-        return incoming.gather(elements)
 
     def rectify(self, incoming: Channels, reading: Rectifies) -> tuple[Channels, Ints]:
         """The channels behind an activation, and the units it gates: those that were not gated before."""

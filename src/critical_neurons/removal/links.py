@@ -57,6 +57,8 @@ def _find_link(model: nn.Module, network: Network, name: str, units: Ints) -> Li
         return "it shares its units with other layers, or has groups"
     if type(_find(model, name)) not in MAKERS:
         return f"{name} is no linear layer or convolution"
+    if _is_repeated(model, network, own[0]):
+        return f"{name} is a linear layer on several axes"
     at, norm = own[0], None
     while len(consumers.get(at, ())) == 1:
         at = consumers[at][0]
@@ -96,8 +98,9 @@ def _find_readers(
                 waiting.append((index, np.ones((1, *op.shape)), False))
             elif isinstance(op, Affine) and not op.keeps_channels:
                 module = _find(model, op.name)
-                if type(module) not in MAKERS or getattr(module, "groups", 1) > 1:
-                    return f"it is read by {op.name}, which is no linear layer or plain convolution"
+                plain = type(module) in MAKERS and getattr(module, "groups", 1) == 1
+                if not plain or _is_repeated(model, network, index):
+                    return f"it is read by {op.name}, which is no linear layer of one axis or plain convolution"
                 passed = ones.reshape(shape[0], -1)[0]
                 same = np.abs(passed - passed[0]).max() <= SAME
                 readers.append(Reader(op.name, passed[:1] if same else passed, linear))
@@ -106,6 +109,12 @@ def _find_readers(
             else:
                 return f"{op.name} stands behind its ReLU" if not isinstance(op, Relu) else "a second ReLU reads it"
     return tuple(readers)
+
+
+def _is_repeated(model: nn.Module, network: Network, index: int) -> bool:
+    """A linear layer that is applied at every position."""
+    op = network.ops[index]
+    return isinstance(op, Affine) and isinstance(_find(model, op.name), nn.Linear) and len(op.shape) > 1
 
 
 def _treats_alike(op: Affine, shape: tuple[int, ...], channels: int) -> bool:

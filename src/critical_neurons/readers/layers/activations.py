@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ def read_prelu(call: TracedCall) -> Reading:
     return Rectifies(slope=slopes, obstacle=obstacle)
 
 
-@reads(torch.abs, torch.absolute, "abs", "absolute")
+@reads(torch.abs, torch.absolute, operator.abs, "abs", "absolute")
 def read_absolute_value(call: TracedCall) -> Reading:
     return Rectifies(slope=-1.0)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from critical_neurons.core.network import NO_POSITION, Shape
 from critical_neurons.core.structure import Ints
 from critical_neurons.readers.layers.rearranging import find_elements, run_again
-from critical_neurons.readers.linear_maps import PositionsMap, separate_pooling
+from critical_neurons.readers.linear_maps import MeanMap, PositionsMap, separate_pooling
 from critical_neurons.readers.registry import (
     KeepsChannels,
     Passes,
@@ -36,10 +36,16 @@ def read_average_pool(call: TracedCall) -> Reading:
 
 @reads(torch.mean, "mean")
 def read_mean(call: TracedCall) -> Reading:
-    axes = call.argument(1, "dim")
-    if axes is None or not _spatial(axes, call.input.ndim):
-        raise call.refuse(f"a mean over the axes {axes}", "Only a mean over positions (axes 2 and 3) is read.")
-    return _pooling(call, lambda values: values.mean(axes, keepdim=True))
+    axes, ndim = call.argument(1, "dim"), call.input.ndim
+    chosen = {axis % ndim for axis in _as_tuple(axes)} if axes is not None else {0}
+    if 0 in chosen or len(chosen) == ndim - 1:
+        raise call.refuse(f"a mean over the axes {axes}", "Only a mean over positions is read, not over all of them.")
+    if 1 not in chosen:
+        return _pooling(call, lambda values: values.mean(axes, keepdim=True))
+    last = max(set(range(1, ndim)) - chosen)  # channels are behind the positions, as in (batch, positions, channels)
+    after = last - 1 if call.output.ndim == ndim else last - 1 - sum(axis < last for axis in chosen)
+    mean = MeanMap(tuple(sorted(chosen)), call.input_shape, call.output_shape)
+    return KeepsChannels(mean, keeps_constants=True, axes=(last - 1, after))
 
 
 @reads(nn.MaxPool1d, nn.MaxPool2d, F.max_pool1d, F.max_pool2d, torch.max_pool1d, torch.max_pool2d)
@@ -70,7 +76,7 @@ def read_maximum(call: TracedCall) -> Reading:
     axes, ndim = call.argument(1, "dim"), call.input.ndim
     if axes is None or not _spatial(axes, ndim):
         raise call.refuse(f"a maximum over the axes {axes}", "Only one over positions (axes 2 and 3) is read.")
-    gone = {axis % ndim for axis in ((axes,) if isinstance(axes, int) else axes)}
+    gone = {axis % ndim for axis in _as_tuple(axes)}
     return _adaptive_max_pooling(
         call, tuple(1 if axis in gone else size for axis, size in enumerate(call.input_shape[1:], start=2))
     )
@@ -119,7 +125,7 @@ def _padding(call: TracedCall, widths: Sequence[int], mode: str, value: float | 
             "One with zeros is read, around positions (axes 2 and 3) or beside channels (axis 1), not both at once.",
         )
     if any(beside):
-        return Rearranges(find_elements(call), (0,) if min(beside) < 0 else ())
+        return Rearranges(find_elements(call))
     return _pooling(call, lambda values: F.pad(values, around)) if any(around) else Passes()
 
 
@@ -155,5 +161,9 @@ def _per_axis(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
 
 
 def _spatial(axes: int | tuple[int, ...], ndim: int) -> bool:
-    chosen = (axes,) if isinstance(axes, int) else axes
+    chosen = _as_tuple(axes)
     return len(chosen) > 0 and all(axis % ndim >= 2 for axis in chosen)
+
+
+def _as_tuple(axes: int | Sequence[int]) -> tuple[int, ...]:
+    return (axes,) if isinstance(axes, int) else tuple(axes)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -21,7 +21,9 @@ from critical_neurons.readers.registry import Reading, Rearranges, TracedCall, r
 
 
 @reads(torch.permute, "permute", torch.transpose, "transpose", torch.movedim, "movedim", torch.swapaxes, "swapaxes")
+@reads(getattr)
 def read_permutation(call: TracedCall) -> Reading:
+    """Also x.mT: of what an attribute gives, all else is no tensor, or none of the same elements."""
     return Rearranges(find_elements(call))
 
 
@@ -37,26 +39,23 @@ def read_index(call: TracedCall) -> Reading:
         )
     if call.output.numel() == call.input.numel():
         return read_reshape(call)
-    return Rearranges(find_elements(call), _list_sliced_axes(index, call.input.ndim))
+    return Rearranges(find_elements(call))
 
 
 @reads(torch.narrow, "narrow", torch.select, "select", torch.flip, "flip")
 def read_part(call: TracedCall) -> Reading:
-    dims = call.argument(1, "dims" if _name(call) == "flip" else "dim")
-    axes = (dims,) if isinstance(dims, int) else tuple(dims)
-    return Rearranges(find_elements(call), tuple(axis % call.input.ndim - 1 for axis in axes))
+    return Rearranges(find_elements(call))
 
 
 @reads(*DIVISIONS)
 def read_division(call: TracedCall) -> Reading:
     """One of the parts of a divided value, number `call.part`."""
-    axis = call.argument(1, "dim", 0) if _name(call) == "unbind" else call.argument(2, "dim", 0)
-    return Rearranges(find_elements(call), (axis % call.input.ndim - 1,))
+    return Rearranges(find_elements(call))
 
 
 @reads(nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, F.pixel_shuffle, F.pixel_unshuffle, F.channel_shuffle)
 def read_shuffle(call: TracedCall) -> Reading:
-    return Rearranges(find_elements(call), (0,))
+    return Rearranges(find_elements(call))
 
 
 def find_elements(call: TracedCall) -> Ints:
@@ -83,19 +82,6 @@ def run_again(call: TracedCall, values: Tensor) -> Tensor:
     result = function(values, *call.args[1:], **call.kwargs)
     moved: Tensor = result if call.part is None else result[call.part]
     return moved
-
-
-def _list_sliced_axes(index: Sequence[Any], ndim: int) -> tuple[int, ...]:
-    """The axes of the input, not counting the batch, that an index slices or reorders."""
-    parts = [part for part in index if part is not None]
-    if ... in parts:
-        at = parts.index(...)
-        parts[at : at + 1] = [slice(None)] * (ndim - len(parts) + 1)
-    return tuple(axis - 1 for axis, part in enumerate(parts) if part != slice(None))
-
-
-def _name(call: TracedCall) -> str:
-    return call.function if isinstance(call.function, str) else getattr(call.function, "__name__", "")
 
 
 def _describe(index: Iterable[Any]) -> str:

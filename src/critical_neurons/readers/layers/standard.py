@@ -29,11 +29,8 @@ from critical_neurons.readers.registry import (
 @reads(nn.Linear)
 def read_linear(call: TracedCall) -> Reading:
     module = _module(call, nn.Linear)
-    several = len(call.input_shape) > 1  # masks and refitting know channels along axis 1 alone
     return Mixes(
-        DenseMap(_array(module.weight), _offset(module.bias, module.out_features)),
-        axis=len(call.input_shape) - 1,
-        obstacle=f"a linear layer along the last axis of {_batched(call.input_shape)}" if several else "",
+        DenseMap(_array(module.weight), _offset(module.bias, module.out_features)), axis=len(call.input_shape) - 1
     )
 
 
@@ -147,7 +144,3 @@ def _array(values: Tensor) -> Floats:
 
 def _offset(bias: Tensor | None, size: int) -> Floats:
     return np.zeros(size) if bias is None else _array(bias)
-
-
-def _batched(shape: tuple[int, ...]) -> str:
-    return f"(batch, {', '.join(map(str, shape))})"
