@@ -61,6 +61,20 @@ def draw(count=INPUTS):
 quick = partial(cn.search, effort="quick")
 
 
+def test_the_search_itself_keeps_multiples():
+    """A plan that rounds in the same way keeps what was searched for."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 21), nn.ReLU(), nn.Linear(21, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
+    scores = quick(model, draw(), macs=0.5, round_to=4)
+    plan = cn.plan(scores, round_to=4)
+    assert np.array_equal(plan.stays[:-1], scores.per_unit >= 0.5)
+    assert [len(units) % 4 for units in plan.kept.values()][:2] == [0, 0]
+    found = cn.compress(model, draw(), macs=0.5, round_to=4, effort="quick", onnx=False)
+    assert np.array_equal(found.plan.stays, plan.stays)
+    with pytest.raises(cn.errors.InvalidSettingError, match=r"round_to=0\. Accepted: a whole number of at least 1"):
+        quick(model, draw(), macs=0.5, round_to=0)
+
+
 @pytest.mark.parametrize("compensate", ["none", "least_squares"])
 def test_searched_units_are_better_than_random_ones(trained, compensate):
     model, inputs, labels = trained

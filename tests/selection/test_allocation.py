@@ -78,3 +78,34 @@ def test_blocks_go_together():
 def test_a_budget_out_of_reach_is_told():
     with pytest.raises(InvalidSettingError, match="cannot be met; with one unit of every layer the cost is 1"):
         share_budget(make_groups(3), [np.arange(3.0)], count, slope, 0.5)
+
+
+def test_counts_are_multiples_or_whole():
+    """Of a layer of eleven units eleven, eight or four; a layer smaller than a step stays whole."""
+    groups = make_groups(11, 8, 3)
+    losses = [np.arange(1.0, len(group) + 1) ** 2 for group in groups]
+    assert share_budget(groups, losses, count, slope, 22.0, round_to=4) == [11, 8, 3]
+    assert share_budget(groups, losses, count, slope, 19.0, round_to=4) == [8, 8, 3]
+    assert share_budget(groups, losses, count, slope, 12.0, round_to=4) == [4, 4, 3]
+    with pytest.raises(InvalidSettingError, match="with 4 units of every layer the cost is 11"):
+        share_budget(groups, losses, count, slope, 10.0, round_to=4)
+
+
+def test_steps_are_those_of_blocks_too():
+    groups = make_groups(24, blocks=3)
+    assert share_budget(groups, [np.arange(24.0)], count, slope, 20.0, round_to=4) == [12]
+
+
+@pytest.mark.parametrize("seed", first_or_slow(*range(4)))
+def test_steps_come_near_the_best_counts(seed):
+    generator = np.random.default_rng(seed)
+    groups = make_groups(16, 16, 8)
+    losses = [np.sort(generator.random(len(group))).cumsum() for group in groups]
+    counts = share_budget(groups, losses, count, slope, 28.0, round_to=4)
+
+    def lose(kept):
+        envelopes = [np.concatenate([[0.0], loss]) for loss in losses]
+        return sum(loss[len(group) - left] for group, loss, left in zip(groups, envelopes, kept, strict=True))
+
+    options = product(*(range(4, len(group) + 1, 4) for group in groups))
+    assert lose(counts) == pytest.approx(min(lose(each) for each in options if sum(each) <= 28))

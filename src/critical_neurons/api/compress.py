@@ -107,8 +107,8 @@ def compress(
     if compensate is None:
         distilled = effort == "thorough" and max_drop is None
         compensate = "none" if paper else "distil" if distilled else "least_squares"
-    settings = SearchSettings(compensate, effort, distance, seed, ignore, start, stop)
-    check_counts(min_units, round_to)
+    settings = SearchSettings(compensate, effort, distance, seed, ignore, start, stop, round_to)
+    check_counts(min_units=min_units)
     program = _choose_program(formulation, paper=paper)
     if program is None and solver is not None:
         raise InvalidSettingError(

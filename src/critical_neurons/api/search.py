@@ -31,6 +31,7 @@ def search(
     ignore: str | Collection[str] = (),
     start: str | None = None,
     stop: str | None = None,
+    round_to: int = 1,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Scores:
     """Search for the units to keep so that the outputs of the smaller model are nearest to the model's.
@@ -54,6 +55,7 @@ def search(
       differentiable in the first argument.
     * `ignore`: layers that lose nothing. `start`, `stop`: names of the first and the last layer that may lose units,
       or of modules that contain them; the budget is then a share of what lies between.
+    * `round_to`: layers keep multiples of it where the budget allows. Give `cn.plan` the same.
 
     The search is a heuristic: `objective` is the distance of the outputs, without a bound. With "least_squares"
     `layer_choices` has the least-squares error of each layer's choice, beyond what removals in other layers cost, and
@@ -65,5 +67,5 @@ def search(
     2
     """
     budget = Budget(units=units, params=params, macs=macs, scope=scope)
-    settings = SearchSettings(compensate, effort, distance, seed, ignore, start, stop)
+    settings = SearchSettings(compensate, effort, distance, seed, ignore, start, stop, round_to)
     return Search(model, inputs, settings, progress=progress).find(budget)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -11,6 +12,9 @@ from critical_neurons.errors import InvalidSettingError
 
 ROUNDING = 1e-9
 
+NEXT, LAST = 0, 1
+"""The removals that are weighed in every group."""
+
 
 def share_budget(
     groups: Sequence[Group],
@@ -18,62 +22,77 @@ def share_budget(
     cost: Callable[[Floats], float],
     slope: Callable[[Floats], Floats],
     limit: float,
+    *,
+    round_to: int = 1,
 ) -> list[int]:
-    """How many units every group keeps so that the cost stays within the limit and no further unit fits.
+    """How many units every group keeps so that the cost stays within the limit and no further units fit.
 
     `losses[g][n]` is the loss caused by removing n + 1 units of group g; `cost` maps the kept share of every unit
-    (with a last entry for NO_UNIT) to the cost, and `slope` to its gradient. Greedy: remove the next unit of each
-    block of the group with the smallest loss per cost saved, where losses are first replaced by their convex
-    envelope; once the limit is met, add units back while they fit, those with the largest loss per cost first.
+    (with a last entry for NO_UNIT) to the cost, and `slope` to its gradient. Counts are multiples of `round_to` and
+    of the group's blocks, or all of its units. Greedy: the group with the smallest loss per cost saved goes down to
+    its next count, where losses are first replaced by their convex envelope; once the limit is met, groups go up
+    again while that fits, the largest loss per cost first.
     """
-    kept, counts = np.ones(sum(map(len, groups)) + 1), [len(group) for group in groups]
-    rises = [np.diff(make_convex(np.concatenate([[0.0], loss]))) for loss in losses]
+    kept = np.ones(sum(map(len, groups)) + 1)
+    levels = [list_counts(group, round_to) for group in groups]
+    places = [0] * len(groups)
+    envelopes = [make_convex(np.concatenate([[0.0], loss])) for loss in losses]
     units = np.concatenate([group.units for group in groups])
-    starts = np.cumsum([0, *counts[:-1]])
-    sizes, blocks = np.array(counts), np.array([group.blocks for group in groups])
-    next_rise, last_rise = np.full(len(groups), np.inf), np.full(len(groups), -np.inf)
+    sizes = np.array([len(group) for group in groups])
+    starts = np.concatenate([[0], sizes.cumsum()[:-1]])
+    rises, steps = np.zeros((2, len(groups))), np.ones((2, len(groups)))
 
-    def note(place: int) -> None:
-        """Update the loss added by removing the next unit of every block, and by the last removal."""
-        group, gone = groups[place], len(groups[place]) - counts[place]
-        left = counts[place] > group.least
-        next_rise[place] = rises[place][gone : gone + group.blocks].sum() if left else np.inf
-        last_rise[place] = rises[place][gone - group.blocks : gone].sum() if gone else -np.inf
+    def note(which: int) -> None:
+        """Update the loss added by the next removal of a group and by its last one, and the units of either."""
+        for row, first in ((NEXT, places[which]), (LAST, places[which] - 1)):
+            pair = levels[which][first : first + 2] if first >= 0 else []
+            if len(pair) == 2:
+                more, less = len(groups[which]) - np.array(pair)
+                rises[row, which] = envelopes[which][less] - envelopes[which][more]
+                steps[row, which] = less - more
+            else:
+                rises[row, which] = np.inf if row == NEXT else -np.inf
 
-    def price(rise: Floats) -> Floats:
+    def price(row: int) -> Floats:
         """The loss per cost saved."""
-        saved = blocks * np.add.reduceat(slope(kept)[units], starts) / sizes
+        saved = steps[row] * np.add.reduceat(slope(kept)[units], starts) / sizes
         with np.errstate(over="ignore"):
-            prices: Floats = rise / np.maximum(saved, np.finfo(float).tiny)
+            prices: Floats = rises[row] / np.maximum(saved, np.finfo(float).tiny)
         return prices
 
-    def move(place: int, step: int) -> None:
-        group = groups[place]
-        counts[place] += step * group.blocks
-        kept[group.units] = counts[place] / len(group)
-        note(place)
+    def move(which: int, step: int) -> None:
+        places[which] += step
+        kept[groups[which].units] = levels[which][places[which]] / len(groups[which])
+        note(which)
 
-    for place in range(len(groups)):
-        note(place)
+    for which in range(len(groups)):
+        note(which)
     while cost(kept) > limit + ROUNDING:
-        prices = price(next_rise)
-        place = int(prices.argmin())
-        if prices[place] == np.inf:
+        prices = price(NEXT)
+        which = int(prices.argmin())
+        if prices[which] == np.inf:
+            least = "one unit" if round_to == 1 else f"{round_to} units"
             raise InvalidSettingError(
-                f"search: the budget cannot be met; with one unit of every layer the cost is {cost(kept):.4g}, and "
+                f"search: the budget cannot be met; with {least} of every layer the cost is {cost(kept):.4g}, and "
                 f"{limit:.4g} is asked for."
             )
-        move(place, -1)
+        move(which, +1)
     fits = np.ones(len(groups), dtype=bool)
     while True:
-        prices = np.where(fits, price(last_rise), -np.inf)
-        place = int(prices.argmax())
-        if prices[place] == -np.inf:
-            return counts
-        move(place, +1)
+        prices = np.where(fits, price(LAST), -np.inf)
+        which = int(prices.argmax())
+        if prices[which] == -np.inf:
+            return [counts[place] for counts, place in zip(levels, places, strict=True)]
+        move(which, -1)
         if cost(kept) > limit + ROUNDING:
-            move(place, -1)
-            fits[place] = False
+            move(which, +1)
+            fits[which] = False
+
+
+def list_counts(group: Group, round_to: int) -> list[int]:
+    """All units, and the smaller multiples of `round_to` and of the blocks, in descending order."""
+    step = math.lcm(round_to, group.blocks)
+    return [len(group), *range((len(group) - 1) // step * step, 0, -step)]
 
 
 def make_convex(values: Floats) -> Floats:

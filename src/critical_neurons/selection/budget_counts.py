@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -22,11 +22,13 @@ NAMED_STEP = 1e-4
 
 @dataclass(frozen=True)
 class Spending:
-    """`biases_added`: refitting may add biases to the layers behind removed units; they count as parameters."""
+    """`biases_added`: refitting may add biases to the layers behind removed units; they count as parameters.
+    `round_to`: layers keep multiples of it where the budget has room for that."""
 
     structure: Structure
     budget: Budget
     biases_added: bool
+    round_to: int = 1
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -55,7 +57,11 @@ class Spending:
 
     def share(self, losses: Sequence[Floats]) -> list[int]:
         """How many units each group keeps; see `share_budget`."""
-        return share_budget(self.groups, losses, self._cost, self._slope, self._limit(1.0))
+        share = partial(share_budget, self.groups, losses, self._cost, self._slope, self._limit(1.0))
+        try:
+            return share(round_to=self.round_to)
+        except InvalidSettingError:
+            return share(round_to=1)
 
     def limit_gates(self, gates: Floats, way: float) -> list[Limit]:
         """Linear limits on the gates, valid near the given ones, at a fraction `way` of the descent to the budget."""

@@ -43,7 +43,7 @@ from critical_neurons.selection.elimination import Elimination
 from critical_neurons.selection.gate_descent import GateSearch
 from critical_neurons.selection.gated_model import GatedModel
 from critical_neurons.selection.layerwise_search import LayerwiseSearch
-from critical_neurons.selection.plan_rules import keep_within
+from critical_neurons.selection.plan_rules import check_counts, keep_within
 from critical_neurons.structure import copy_model, find_structure, join_rows, select_span, unwrap
 
 REMOVED_BELOW = 0.5
@@ -69,11 +69,13 @@ class SearchSettings:
     ignore: str | Collection[str] = ()
     start: str | None = None
     stop: str | None = None
+    round_to: int = 1
 
     def __post_init__(self) -> None:
         split_compensation(self.compensate)
         object.__setattr__(self, "seed", check_seed(self.seed))
         object.__setattr__(self, "ignore", as_names(self.ignore))
+        check_counts(round_to=self.round_to)
 
     @property
     def span(self) -> Span:
@@ -159,7 +161,7 @@ class Search:
         return lambda done, total: self.tell(f"{done} of {total} {what}")
 
     def _begin(self, budget: Budget) -> _Task:
-        spending = Spending(self.structure, budget, self._compensate != "none")
+        spending = Spending(self.structure, budget, self._compensate != "none", self._settings.round_to)
         spending.check()
         return _Task(self, spending, time.monotonic())
 
@@ -258,7 +260,13 @@ class _Task:
 
     def _keep_best(self, values: Floats) -> Bools:
         """The highest-valued units within the budget, with a last entry for NO_UNIT."""
-        return keep_within(self.structure, values, self.budget, biases_added=self.spending.biases_added)
+        return keep_within(
+            self.structure,
+            values,
+            self.budget,
+            biases_added=self.spending.biases_added,
+            round_to=self.spending.round_to,
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,7 +53,7 @@ def select_units(
         )
     if scope not in ("layer", "global"):
         raise InvalidSettingError(f"plan: scope={scope!r}. Accepted: 'layer', 'global'.")
-    check_counts(min_units, round_to)
+    check_counts(min_units=min_units, round_to=round_to)
     names = check_keep(keep, scores.layers)
     (name, value), *_ = chosen.items()
     stays, reasons, description = _choose(
@@ -70,10 +70,12 @@ def select_units(
     )
 
 
-def keep_within(structure: Structure, per_unit: Floats, budget: Budget, *, biases_added: bool) -> Bools:
+def keep_within(
+    structure: Structure, per_unit: Floats, budget: Budget, *, biases_added: bool, round_to: int = 1
+) -> Bools:
     """The units with the highest values that a budget allows; with a last entry for NO_UNIT."""
     wanted = budget.measure, budget.share
-    return _choose(structure, per_unit, wanted, budget.scope, 1, 1, (), biases_added)[0]
+    return _choose(structure, per_unit, wanted, budget.scope, 1, round_to, (), biases_added)[0]
 
 
 def _choose(
@@ -121,10 +123,10 @@ def _choose(
     return stays, reasons, rule.description
 
 
-def check_counts(min_units: int, round_to: int) -> None:
-    for setting, number in (("min_units", min_units), ("round_to", round_to)):
+def check_counts(**settings: int) -> None:
+    for setting, number in settings.items():
         if not isinstance(number, int | np.integer) or number < 1:
-            raise InvalidSettingError(f"plan: {setting}={number!r}. Accepted: a whole number of at least 1.")
+            raise InvalidSettingError(f"{setting}={number!r}. Accepted: a whole number of at least 1.")
 
 
 def check_keep(keep: str | Collection[str], known: Iterable[Layer]) -> tuple[str, ...]:
