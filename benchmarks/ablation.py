@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 import critical_neurons as cn
 from architectures.residual import CifarResNet
+from critical_neurons.core.markdown import format_table
 from critical_neurons.core.settings import Compensation
 from critical_neurons.removal.metrics import measure_accuracy
 from critical_neurons.selection import gate_descent, layerwise_search
@@ -218,15 +219,15 @@ def list_means(lines: list[dict[str, Any]]) -> list[str]:
     for line in lines:
         network, _, budget, variant = line["name"].split("/", 3)
         found[network, budget, variant].append(line)
-    rows = ["| network | kept | variant | draws | accuracy | passes |", "|---|---|---|---|---|---|"]
+    rows = []
     for (network, budget, variant), same in sorted(found.items()):
         accuracy, passes = (
             fmean(each["accuracy"] for each in same),
             [each["passes"] for each in same if "passes" in each],
         )
         told = f"{fmean(passes):.1f}" if passes else ""
-        rows.append(f"| {network} | {budget} | {variant} | {len(same)} | {accuracy:.4f} | {told} |")
-    return rows
+        rows.append((network, budget, variant, len(same), f"{accuracy:.4f}", told))
+    return format_table(("network", "kept", "variant", "draws", "accuracy", "passes"), rows)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from scipy.stats import t as student
 
 from choices import QUESTIONS, Choice, Question
 from critical_neurons.core.files import write_atomically
+from critical_neurons.core.markdown import format_table
 from critical_neurons_reproduction.experiments.cells import DATA, NETWORKS
 from critical_neurons_reproduction.result_tables import summarise
 from critical_neurons_reproduction.store import Cell, Record
@@ -230,5 +231,4 @@ def _describe(study: Study, question: Question, case: Case, answer: str) -> list
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return "\n".join(format_table(header, rows)) + "\n"

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
+from critical_neurons.core.markdown import format_table
 from critical_neurons.io.data import Look, load_batch
 from critical_neurons.io.models import load_model
 from critical_neurons.removal.metrics import measure_accuracy
@@ -172,9 +173,7 @@ def write_page() -> None:
         f"{vgg['seconds']['scoring']} s), refitted by least squares on {vgg['images']['refitted']} "
         f"({vgg['seconds']['refitting']} s); peak memory {vgg['peak_gib']} GiB.",
         "",
-        "| | before | after | |",
-        "|---|---:|---:|---:|",
-        *(f"| {' | '.join(row)} |" for row in comparison.rows),
+        *format_table(("", "before", "after", ""), comparison.rows, numbers=range(1, 4)),
         "",
         *(f"* {note}" for note in comparison.notes),
         "",
@@ -193,12 +192,13 @@ def write_page() -> None:
         f"on {small[0]['images']['refitted']}; random: mean of {RANDOM_DRAWS} draws. One network: differences of "
         "half a point mean little.",
         "",
-        "| removed | scores | scores, bias | scores, least squares | random | random, bias | random, least squares |",
-        "|---|---:|---:|---:|---:|---:|---:|",
     ]
+    header = ("removed", "scores", "scores, bias", "scores, least squares", "random", "random, bias")
+    rows = []
     for record in small:
         cells = [record[whose][method] for whose in ("accuracy", "random") for method in METHODS]
-        lines.append(f"| {1 - record['kept']:.0%} | " + " | ".join(f"{cell:.2%}" for cell in cells) + " |")
+        rows.append((f"{1 - record['kept']:.0%}", *(f"{cell:.2%}" for cell in cells)))
+    lines += format_table((*header, "random, least squares"), rows, numbers=range(1, 7))
     PAGE.write_text("\n".join(lines) + "\n")
 
 

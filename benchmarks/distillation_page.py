@@ -13,6 +13,8 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from critical_neurons.core.markdown import format_table
+
 PAGE = Path(__file__).parent.parent / "docs" / "distillation.md"
 PICTURE = PAGE.parent / "quality" / "public-weights.svg"
 OURS = "search"
@@ -77,12 +79,9 @@ def tabulate(tested: Lines) -> list[str]:
     cells = defaultdict(list)
     for line in tested:
         cells[line["network"], _share(line), line["method"], line["images"], _tell(line)].append(line)
-    rows = [
-        "| network | kept | method | images | draws | before | "
-        + " | ".join(STEPS.values())
-        + " | bar | choosing s | refitting s | distilling s | settings |",
-        "|---|---|---|---:|---:|---:|" + "---:|" * (len(STEPS) + 4) + "---|",
-    ]
+    header = ["network", "kept", "method", "images", "draws", "before", *STEPS.values(), "bar"]
+    header += ["choosing s", "refitting s", "distilling s", "settings"]
+    rows = []
     order = sorted(cells, key=lambda key: (list(TITLES).index(key[0]), -key[1], key[2] != OURS, key[2:]))
     for network, macs, method, images, settings in order:
         same = cells[network, macs, method, images, settings]
@@ -99,8 +98,8 @@ def tabulate(tested: Lines) -> list[str]:
             "" if bar is None else f"{bar}",
         ]
         texts = [TITLES[network], _name_share(network, macs), method, str(images), str(len(same)), *figures]
-        rows.append(f"| {' | '.join([*texts, *(f'{each:.0f}' for each in seconds.values()), settings])} |")
-    return rows
+        rows.append([*texts, *(f"{each:.0f}" for each in seconds.values()), settings])
+    return format_table(header, rows, numbers=range(3, len(header) - 1))
 
 
 def draw(lines: Lines) -> bytes:

@@ -27,14 +27,18 @@ import torch
 from torch import Tensor, nn
 
 import critical_neurons as cn
+from critical_neurons.core.markdown import replace_table
 from critical_neurons.io.data import Look, load_batch
 from critical_neurons.removal.metrics import measure_accuracy
 from storing import SEED, store_line
 
 RESULTS = Path(__file__).parent / "results" / "exact.jsonl"
 PAGE = Path(__file__).parent.parent / "docs" / "exact.md"
-HEAD = "| network | test accuracy | search | objective, unpruned | best | bound | gap | seconds |"
-JUDGED_HEAD = "| network | incumbent | its loss | best | bound | gap of the incumbent | gap | processor seconds |"
+HEADER = ("network", "test accuracy", "search", "objective, unpruned", "best", "bound", "gap", "seconds")
+JUDGED_HEADER = (
+    *("network", "incumbent", "its loss", "best", "bound", "gap of the incumbent", "gap"),
+    "processor seconds",
+)
 EPOCHS = 12
 BUDGET = {"units": 0.5}
 SEARCHED = 1000
@@ -162,8 +166,9 @@ def judge(
 def write_tables() -> None:
     """The newest line of every network and search, and of every network and incumbent, in place of the old tables."""
     records = [json.loads(line) for line in RESULTS.read_text().splitlines()]
-    write_table(HEAD, [lay_out(*item) for item in find_newest(records, "search")])
-    write_table(JUDGED_HEAD, [lay_out_judged(*item) for item in find_newest(records, "incumbent")])
+    page = replace_table(PAGE.read_text(), HEADER, [lay_out(*item) for item in find_newest(records, "search")])
+    judged = [lay_out_judged(*item) for item in find_newest(records, "incumbent")]
+    PAGE.write_text(replace_table(page, JUDGED_HEADER, judged))
 
 
 def find_newest(records: list[dict[str, Any]], key: str) -> list[tuple[str, dict[str, Any]]]:
@@ -172,32 +177,24 @@ def find_newest(records: list[dict[str, Any]], key: str) -> list[tuple[str, dict
     return [(case.removeprefix("exact "), record) for (case, _), record in ordered]
 
 
-def lay_out(case: str, record: dict[str, Any]) -> str:
-    return (
-        f"| {case} | {record['test_accuracy']:.1%} | {record['search']} | {record['unpruned']:.4f} "
-        f"| {record['objective']:.4f} | {record['bound']:.4f} | {record['gap']:.2g} | {tell_seconds(record)} |"
-    )
+def lay_out(case: str, record: dict[str, Any]) -> list[str]:
+    found = (f"{record[name]:.4f}" for name in ("unpruned", "objective", "bound"))
+    accuracy, gap = f"{record['test_accuracy']:.1%}", f"{record['gap']:.2g}"
+    return [case, accuracy, record["search"], *found, gap, tell_seconds(record)]
 
 
-def lay_out_judged(case: str, record: dict[str, Any]) -> str:
+def lay_out_judged(case: str, record: dict[str, Any]) -> list[str]:
     given, gap = (
         "" if record[name] is None else format(record[name], form)
         for name, form in (("given", ".4f"), ("given_gap", ".2g"))
     )
-    return (
-        f"| {case} | {record['incumbent']} | {given} | {record['objective']:.4f} | {record['bound']:.4f} | {gap} "
-        f"| {record['gap']:.2g} | {tell_seconds(record, 'processor_seconds')} |"
-    )
+    found = (f"{record[name]:.4f}" for name in ("objective", "bound"))
+    seconds = tell_seconds(record, "processor_seconds")
+    return [case, record["incumbent"], given, *found, gap, f"{record['gap']:.2g}", seconds]
 
 
 def tell_seconds(record: dict[str, Any], clock: str = "seconds") -> str:
     return f"{record[clock]:.1f}{'' if record['status'] == 'optimal' else ', stopped'}"
-
-
-def write_table(head: str, rows: list[str]) -> None:
-    before, _, after = PAGE.read_text().partition(head)
-    rest = after[after.index("\n\n") :]
-    PAGE.write_text("\n".join([before + head, "|---" * (head.count("|") - 1) + "|", *rows]) + rest)
 
 
 if __name__ == "__main__":

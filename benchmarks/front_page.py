@@ -15,6 +15,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from critical_neurons.core.files import make_folder, write_atomically
+from critical_neurons.core.markdown import format_table
 from critical_neurons_reproduction.store import Store
 from quality_page import CALIBRATION, OURS, RANDOM, UNIFORM, Measured, collect
 
@@ -55,7 +56,7 @@ def tabulate(measured: Sequence[Measured]) -> str:
     by_macs = [each for each in measured if each.place.measure == "macs" and each.place.data in TABULATED]
     shares = sorted({each.place.share for each in by_macs}, reverse=True)
     header = ["network", "accuracy", *(f"lost at {100 * share:.0f} % (best other)" for share in shares)]
-    lines = [header, ["---"] * len(header)]
+    rows = []
     for case in dict.fromkeys(each.place.case for each in by_macs):
         cells = {each.place.share: each for each in by_macs if each.place.case == case and each.part == "test"}
         first = cells[shares[0]]
@@ -63,8 +64,8 @@ def tabulate(measured: Sequence[Measured]) -> str:
         for share in shares:
             ours = fmean(cells[share].lose(OURS, COMPENSATE))
             row.append(f"{ours:.2f} ({cells[share].compare(COMPENSATE).lost:.2f})")
-        lines.append(row)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+        rows.append(row)
+    return "\n".join(format_table(header, rows)) + "\n"
 
 
 def choose(measured: Sequence[Measured], case: tuple[str, str]) -> list[Measured]:

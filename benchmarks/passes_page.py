@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from critical_neurons.core.markdown import format_table
+
 RESULTS = Path(__file__).parent / "results" / "passes.jsonl"
 PARTS = (
     "structure",
@@ -60,8 +62,4 @@ def list_rows() -> list[str]:
     ]
     followed = [line for line in lines if "parts" in line]
     parts = [[line["name"], *(str(line["parts"].get(part, "")) for part in PARTS)] for line in followed]
-    return [*_draw(HEADER, rows), "", *_draw(("processor seconds of", *PARTS), parts)]
-
-
-def _draw(header: tuple[str, ...], rows: list[list[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
+    return [*format_table(HEADER, rows), "", *format_table(("processor seconds of", *PARTS), parts)]

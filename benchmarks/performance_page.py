@@ -15,6 +15,7 @@ from matplotlib.figure import Figure as Picture
 
 from critical_neurons.api.score_task import SCORE_DECIMALS
 from critical_neurons.core.files import make_folder, write_atomically
+from critical_neurons.core.markdown import format_table
 from critical_neurons.solvers.lp_engine import FEASIBILITY
 from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE
 from critical_neurons_reproduction.experiments.cells import NETWORKS
@@ -463,5 +464,4 @@ def _say_growth(series: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return "\n".join(format_table(header, rows)) + "\n"

@@ -14,6 +14,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure as Picture
 
 from critical_neurons.core.files import make_folder, write_atomically
+from critical_neurons.core.markdown import format_table
 from critical_neurons_reproduction.experiments.cells import DATA, NETWORKS
 from critical_neurons_reproduction.result_tables import summarise
 from critical_neurons_reproduction.store import Record
@@ -488,5 +489,4 @@ def _name_picture(place: Place) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return "\n".join(format_table(header, rows)) + "\n"

@@ -21,13 +21,14 @@ import torch
 from torch import Tensor, nn
 
 import critical_neurons as cn
+from critical_neurons.core.markdown import format_table, replace_table
 
 INPUTS = 5
 SETTINGS_AT_MOST = 2.0
 """The sum of all settings, each in [0, 1]."""
 PENALTY = 2e-5
 PAGE = Path(__file__).parents[2] / "docs" / "embedding.md"
-HEAD = "| network | hidden units | error | optimum | true cost there | nodes | seconds of SCIP |"
+HEADER = ("network", "hidden units", "error", "optimum", "true cost there", "nodes", "seconds of SCIP")
 
 
 def measure(settings: Tensor) -> Tensor:
@@ -104,20 +105,21 @@ def judge(model: nn.Sequential, seconds: float) -> dict[str, Any]:
     return {"units": units, "error": error, **optimise(model, seconds)}
 
 
-def lay_out(records: list[dict[str, Any]]) -> list[str]:
+def lay_out(records: list[dict[str, Any]]) -> list[tuple[object, ...]]:
     newest = {record["network"]: record for record in records}
     return [
-        f"| {name} | {each['units']} | {each['error']:.4f} | {each['optimum']:.5f} | {each['true_cost']:.4f} "
-        f"| {each['nodes']:,} | {each['seconds']:.1f}{'' if each['status'] == 'optimal' else ', stopped'} |"
+        (
+            *(name, each["units"], f"{each['error']:.4f}", f"{each['optimum']:.5f}", f"{each['true_cost']:.4f}"),
+            f"{each['nodes']:,}",
+            f"{each['seconds']:.1f}{'' if each['status'] == 'optimal' else ', stopped'}",
+        )
         for name, each in newest.items()
     ]
 
 
 def write_page(results: Path) -> None:
     records = [json.loads(line) for line in results.read_text().splitlines()]
-    before, _, after = PAGE.read_text().partition(HEAD)
-    rest = after[after.index("\n\n") :]
-    PAGE.write_text("\n".join([before + HEAD, "|---" * (HEAD.count("|") - 1) + "|", *lay_out(records)]) + rest)
+    PAGE.write_text(replace_table(PAGE.read_text(), HEADER, lay_out(records)))
 
 
 def main() -> None:
@@ -138,7 +140,7 @@ def main() -> None:
             line = {"date": time.strftime("%Y-%m-%d"), **records[-1]}
             with arguments.store.open("a") as file:
                 file.write(json.dumps(line) + "\n")
-    print("\n".join([HEAD, *lay_out(records)]))
+    print("\n".join(format_table(HEADER, lay_out(records))))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from critical_neurons.core.markdown import format_row
+
 ROOT = Path(__file__).parents[2]
 SAME_OPTIMUM = 1e-4
 """Of two programs that SCIP solves to its own tolerances."""
@@ -40,4 +42,4 @@ def test_the_optimum_stays_where_nothing_is_lost(embed):
 def test_the_page_is_that_of_the_results(embed):
     records = map(json.loads, (ROOT / "benchmarks" / "results" / "embedding.jsonl").read_text().splitlines())
     page = embed.PAGE.read_text()
-    assert all(row in page for row in embed.lay_out(list(records)))
+    assert all(format_row(row) in page for row in embed.lay_out(list(records)))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import TypeAlias
 
+from critical_neurons.core.markdown import format_table
 from critical_neurons.errors import InvalidSettingError
 
 Labels: TypeAlias = tuple[str, ...]
@@ -116,9 +117,9 @@ class Table:
 
     def to_markdown(self) -> str:
         header, *rows = self._lay_out()
-        lines = [header, ["---"] * len(self.headings) + ["---:"] * (len(header) - len(self.headings)), *rows]
-        table = "\n".join(f"| {' | '.join(map(_escape_markdown, line))} |" for line in lines)
-        return "\n\n".join([f"**{self.title}**", table, *self.notes]) + "\n"
+        escaped = [list(map(_escape_markdown, line)) for line in (header, *rows)]
+        table = format_table(escaped[0], escaped[1:], numbers=range(len(self.headings), len(header)))
+        return "\n\n".join([f"**{self.title}**", "\n".join(table), *self.notes]) + "\n"
 
     def to_latex(self) -> str:
         """A `table` for the package booktabs."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Sequence
 
 from torch import nn
 
 from critical_neurons.core.comparison import Comparison
+from critical_neurons.core.markdown import format_table
 from critical_neurons.core.plan import Plan
 from critical_neurons.core.span import WHOLE
 from critical_neurons.errors import InvalidSettingError
@@ -92,9 +94,8 @@ def _describe_layers(plan: Plan) -> str:
     return f"{text}\n{_table(('layer', 'channels before', 'after'), rows)}" if rows else text
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[str, str, str]] | list[tuple[str, str, str, str]]) -> str:
-    lines = [header, ["---"] * len(header), *([_escape(cell) for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(format_table(header, (map(_escape, row) for row in rows))) + "\n"
 
 
 def _escape(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import product
 
+from critical_neurons.core.markdown import format_table
 from critical_neurons_reproduction.result_tables import MISSING, Figure, Row, Table
 
 LEGEND = """\
@@ -57,7 +58,7 @@ def sum_up(tables: Mapping[str, Table]) -> str:
 
     Rows of VGG-16 in one of two ways are left out where nothing of them was run: the other has them.
     """
-    lines = [_line(["table", "row", "paper", "ours, balanced", "ours, authors' objective"]), _line(["---"] * 5)]
+    rows = []
     reasons, lacking, references = [], [], set()
     for name, columns in ACCURACY.items():
         theirs = {row.labels: row for row in tables[f"{name}-authors"].rows} if f"{name}-authors" in tables else {}
@@ -76,12 +77,13 @@ def sum_up(tables: Mapping[str, Table]) -> str:
                 continue
             references.add((name, paper, ours))
             title = NAMES.get(name, ", ".join(label for label in row.labels if label)).format(*row.labels)
-            lines.append(_line([name, title if len(columns) == 1 else f"{title}: {column}", paper, *marked]))
+            rows.append([name, title if len(columns) == 1 else f"{title}: {column}", paper, *marked])
             if not any(ABOVE in each for each in marked):
                 why = explain(row, column, share, chosen.get(row.labels[:2]))
                 reasons.append(f"- {name}, {title}{'' if len(columns) == 1 else f', {column}'}: {why}")
     said = [NOT_RUN[name] for name in dict.fromkeys(lacking)]
     told = ["Rows without ✓, and why:\n", *reasons, ""] if reasons else []
+    lines = format_table(("table", "row", "paper", "ours, balanced", "ours, authors' objective"), rows)
     return "\n".join([*lines, "", LEGEND, *told, *(f"{each}\n" for each in said)]) + "\n"
 
 
@@ -136,7 +138,3 @@ def _reaches(ours: Figure | None, paper: Figure | None) -> bool:
         return True
     slack = max(paper.deviation or 0.0, (ours and ours.deviation) or 0.0)
     return ours is not None and ours.mean >= paper.mean - slack
-
-
-def _line(texts: list[str]) -> str:
-    return f"| {' | '.join(texts)} |"

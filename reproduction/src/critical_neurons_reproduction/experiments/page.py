@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from critical_neurons.core.files import write_atomically
+from critical_neurons.core.markdown import format_table
 from critical_neurons_reproduction.experiments.cells import SHARE_SLACK, Settings
 from critical_neurons_reproduction.experiments.overview import sum_up
 from critical_neurons_reproduction.experiments.table_layouts import FIGURES, LAYOUTS, build_tables, find_records
@@ -234,12 +235,12 @@ def _describe_solving(records: Sequence[Record]) -> str:
         groups.setdefault(_name_group(record.cell), []).append(record)
     if not groups:
         return ""
-    lines = [_line(SOLVING), _line(["---"] * len(SOLVING))]
+    rows = []
     for name, mine in groups.items():
         seconds = f"{fmean(record.result['seconds'] for record in mine):.0f}"
         schedule = _join(record.cell.schedule or "the paper's" for record in mine)
-        lines.append(_line([f"{name} ({len(mine)})", *_describe_programs(mine), seconds, schedule]))
-    return "\n".join(lines) + "\n"
+        rows.append([f"{name} ({len(mine)})", *_describe_programs(mine), seconds, schedule])
+    return "\n".join(format_table(SOLVING, rows)) + "\n"
 
 
 def _describe_programs(records: Sequence[Record]) -> list[str]:
@@ -280,7 +281,3 @@ def _name_group(cell: Cell) -> str:
 
 def _join(texts: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(texts))
-
-
-def _line(texts: Iterable[str]) -> str:
-    return f"| {' | '.join(texts)} |"
