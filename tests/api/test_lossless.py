@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
+from critical_neurons.core.deadline import TimeIsUp
 from critical_neurons.core.stability import Stability, State
 from critical_neurons.errors import (
     InvalidFileError,
@@ -279,3 +280,19 @@ def test_bad_input(arguments, message):
 def test_networks_that_cannot_be_read():
     with pytest.raises(UnreadableModelError, match="GELU"):
         cn.lossless(nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)), UNIT_BOX)
+
+
+def test_substitution_is_given_up_when_the_time_is_over(monkeypatch):
+    def give_up():
+        raise TimeIsUp
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
+    monkeypatch.setattr("critical_neurons.formulations.bound_propagation.backward.check_time", give_up)
+    found = cn.lossless(model, UNIT_BOX, time_limit=5.0)
+    assert "backward" not in found.stability.count_methods()
+    inputs = torch.rand(20, 3)
+    assert torch.allclose(found.model(inputs), model(inputs), atol=1e-5)
+    network = cn.read_network(model, inputs)
+    with pytest.raises(TimeIsUp):
+        cn.bound_network(network, inputs.double().numpy(), radius=0.1, method="backward")

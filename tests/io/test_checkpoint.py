@@ -385,3 +385,25 @@ class TestRefusals:
 def test_exports_are_told_by_their_ending(tmp_path):
     with pytest.raises(InvalidSettingError, match=r"model\.h5: its ending says the format\. Accepted: \.onnx, \.pt2"):
         cn.export(build(), tmp_path / "model.h5", INPUTS)
+
+
+class Joined(nn.Module):
+    """Two layers of three channels beside each other, read by a convolution of two groups."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.other = nn.Conv2d(2, 3, 1), nn.Conv2d(2, 3, 1)
+        self.branch, self.grouped, self.last = nn.Conv2d(6, 6, 1), nn.Conv2d(6, 4, 1, groups=2), nn.Conv2d(4, 3, 1)
+
+    def forward(self, x):
+        joined = torch.cat([self.one(x), self.other(x)], 1).relu()
+        return self.last(self.grouped(joined + self.branch(joined)).relu())
+
+
+def test_a_layer_may_be_one_block_of_its_group(tmp_path):
+    inputs = torch.rand(8, 2, 3, 3)
+    plan = cn.plan(cn.search(Joined(), inputs, units=0.5, effort="quick"))
+    smaller = cn.prune(Joined(), plan, inputs)
+    cn.save(smaller, tmp_path / "smaller", plan=plan)
+    assert torch.equal(cn.load(tmp_path / "smaller", Joined)(inputs), smaller(inputs))

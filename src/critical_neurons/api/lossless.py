@@ -92,14 +92,14 @@ def lossless(
     no difference there. The given model is not changed.
 
     * `box`: a pair (lower, upper) of numbers, or of arrays of the shape of one input. With numbers, `inputs`
-    determine
-      the shape.
+      determine the shape.
     * `inputs`: data points, which must lie in the box; units that are on at one and off at another need no proof.
       With a `radius` there is a small box around each of them, intersected with `box` if that is given.
     * Units that are always off are removed. Always active units whose weights are linear combinations of others are
       folded into the next layers, as are units equal to a multiple of another. With `collapse`, a linear layer whose
       units are all active is merged with the next.
-    * `time_limit`: seconds for proofs; units undecided by then, or at Ctrl-C, stay. `workers` share the programs.
+    * `time_limit`: seconds for proofs; units undecided by then, or at Ctrl-C, stay. `workers` share the programs. To
+      build and check a large network takes seconds more.
     * `record`: a file in which proofs are stored as they come, and from which those of an earlier call are read.
 
     >>> found = cn.lossless(model, (0.0, 1.0), inputs=inputs, time_limit=5)

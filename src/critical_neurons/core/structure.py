@@ -36,8 +36,8 @@ SIZE = -1
 class Layer:
     """A linear layer, convolution or embedding, and the unit of each output channel.
 
-    If there is a `reason`, no channel can be removed. The units form `blocks` equal blocks, as in grouped
-    convolutions, and each block must lose equally many. `stays`: why some channels must stay, if others need not.
+    If there is a `reason`, no channel can be removed. The units of its group form `blocks` equal blocks, as in
+    grouped convolutions, and each must lose equally many. `stays`: why some channels must stay, if others need not.
     """
 
     name: str
@@ -257,8 +257,8 @@ class Structure:
         """Raise a ValueError unless all units are within the groups and every group has a layer."""
         if any(len(wiring.constants) != len(wiring.inputs) for wiring in self.wirings):
             raise ValueError("a module with another number of constants than of inputs")
-        if any(layer.units.ndim != 1 or layer.size % layer.blocks for layer in self.layers):
-            raise ValueError("a layer whose units do not fall into its blocks")
+        if any(layer.units.ndim != 1 for layer in self.layers):
+            raise ValueError("a layer whose units are no list")
         arrays = [layer.units for layer in self.layers] + [each.units for each in self.slices]
         arrays += [axis for wiring in self.wirings for axis in (wiring.inputs, wiring.outputs)]
         arrays += [axis for product in (*self.params, *self.macs, *self.latency) for axis in product.axes]
@@ -269,6 +269,8 @@ class Structure:
             covered[layer.units] = True
         if not covered[:-1].all():
             raise ValueError("a unit of no layer")
+        if any(len(group.units) % group.blocks for group in self.groups):
+            raise ValueError("a group whose units do not fall into its blocks")
 
 
 def spread(per_unit: Floats) -> Floats:

@@ -143,13 +143,17 @@ class Folding:
         norms = np.linalg.norm(whole, axis=1)
         channels, whole, norms = channels[norms > 0], whole[norms > 0], norms[norms > 0]
         directions = whole / norms[:, None]
+        weights = np.random.default_rng(0).uniform(-1.0, 1.0, whole.shape[1])
+        marks, apart = directions @ weights, SAME * np.abs(weights).sum()
         count = 0
         gone = np.zeros(len(channels), dtype=bool)
         for first in range(len(channels)):
             if gone[first]:
                 continue
-            same = np.abs(directions[first + 1 :] - directions[first]).max(axis=1) <= SAME
-            for second in first + 1 + np.flatnonzero(same & ~gone[first + 1 :]):
+            near = np.abs(marks[first + 1 :] - marks[first]) <= apart  # hardly any, and all that may be the same
+            for second in first + 1 + np.flatnonzero(near & ~gone[first + 1 :]):
+                if np.abs(directions[second] - directions[first]).max() > SAME:
+                    continue
                 share = np.array([norms[second] / norms[first]])
                 self._hand_over(link, int(channels[second]), channels[[first]], share, 0.0)
                 gone[second] = True

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from critical_neurons.core.bounds import Interval
+from critical_neurons.core.deadline import TimeIsUp, until
 from critical_neurons.core.network import Network, Relu
 from critical_neurons.core.stability import Method, State, UnitStability
 from critical_neurons.core.structure import Bools, Floats, Ints
@@ -146,7 +147,13 @@ class Decision:
     def _substitute(self, index: int, values: dict[int, Interval]) -> Interval:
         below = sum(int(np.prod(op.shape)) for op in self._network.ops[: index + 1])
         self._work += 2 * values[index].lower.size * below
-        return values[index] if self._work > MOST_WORK else self._backward.tighten(index, values)
+        if self._work > MOST_WORK:
+            return values[index]
+        try:
+            with until(self._deadline):
+                return self._backward.tighten(index, values)
+        except TimeIsUp:
+            return values[index]
 
     def _doubtful(self, ends: _Ends, sign: float) -> Bools:
         """Elements (boxes, elements) whose sign still has to be proved for their unit to be off (+1) or on (-1)."""

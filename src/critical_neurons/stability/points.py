@@ -63,6 +63,8 @@ class Points:
     def climb(self, index: int, samples: Ints, elements: Ints, signs: Floats, end: float) -> None:
         """Look for points at which sign · element of value `index` is large, one for each box, element and sign."""
         for first in range(0, len(elements), self._chunk):
+            if time.monotonic() >= end:
+                return
             part = slice(first, first + self._chunk)
             self._climb(index, samples[part], elements[part], signs[part], end)
 

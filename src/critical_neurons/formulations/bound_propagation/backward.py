@@ -21,6 +21,7 @@ import numpy as np
 from scipy import sparse
 
 from critical_neurons.core.bounds import Interval
+from critical_neurons.core.deadline import check_time
 from critical_neurons.core.network import (
     NO_POSITION,
     Affine,
@@ -127,6 +128,7 @@ class Backward:
 
     def _pull(self, at: int, adjoint: Floats, run: _Pass, values: dict[int, Interval]) -> None:
         """One step: express adjoint · value, or an upper bound of it, by the sources of the value."""
+        check_time()
         op = self._network.ops[at]
         if at in values and values[at].lower is values[at].upper:
             run.total[:] += _dot(adjoint, values[at].lower[run.sample])
