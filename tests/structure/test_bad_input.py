@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from critical_neurons.errors import InvalidInputError, InvalidSettingError, UnreadableModelError
+import critical_neurons as cn
+from critical_neurons.errors import CriticalNeuronsError, InvalidInputError, InvalidSettingError, UnreadableModelError
 from critical_neurons.structure import find_structure
 from tests.structure.checks import inspect_twice, train_looks
 from tests.structure.idioms import ROWS, Written
@@ -169,6 +170,67 @@ def test_buffers_that_change_while_running():
         model.calls.zero_()
     assert inspect_twice(model, ROWS).unit_count == 6
     assert model.calls == 0
+
+
+class Drifting(Counting):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.calls
+
+
+def test_outputs_that_change_with_buffers():
+    with pytest.raises(UnreadableModelError, match=r"Drifting: it changes itself while it runs \(calls, mean\)"):
+        find_structure(Drifting().double(), ROWS)
+
+
+def test_exported():
+    exported = torch.export.export(build(), (ROWS.float(),)).module()
+    with pytest.raises(UnreadableModelError, match=r"a program of torch\.export .*Give the nn\.Module"):
+        find_structure(exported, ROWS.float())
+
+
+def make_meta():
+    return build().to("meta")
+
+
+def make_quantised():
+    return torch.ao.quantization.quantize_dynamic(build(), {nn.Linear})
+
+
+def make_scripted():
+    return nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(4, 6), nn.ReLU())), nn.Linear(6, 2))
+
+
+VERBS = {
+    "search": lambda model, inputs: cn.search(model, inputs, units=0.5, effort="quick"),
+    "compress": lambda model, inputs: cn.compress(model, inputs, LABELS, units=0.5, effort="quick", onnx=False),
+    "score": lambda model, inputs: cn.score(model, inputs, LABELS, formulation="linearised"),
+}
+LABELS = [0, 1] * 4
+REFUSED = {
+    "meta": (make_meta, "on the meta device.*Load the weights first"),
+    "quantised": (make_quantised, "a quantised module.*as it was before"),
+    "scripted inside": (make_scripted, "0: a TorchScript module.*Give the nn.Module"),
+    "other inputs": (lambda: nn.Linear(5, 2), "does not run on.*Give inputs as the model takes them"),
+    "remembering": (Remembering, "a second run on the same inputs gives outputs of other shapes"),
+    "drifting": (Drifting, "it changes itself while it runs|gives other logits than the model"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("case", REFUSED)
+def test_every_verb_says_so(case, verb):
+    make, said = REFUSED[case]
+    with pytest.raises(CriticalNeuronsError, match=said):
+        VERBS[verb](make(), torch.rand(8, 4))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_verb_changes_buffers(verb):
+    model = Counting()
+    VERBS[verb](model, torch.rand(8, 4))
+    assert model.calls == 0
+    assert not model.mean.any()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

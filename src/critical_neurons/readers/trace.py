@@ -24,7 +24,7 @@ from critical_neurons.readers.isolation import isolated
 from critical_neurons.readers.registry import NO_PROGRAM, SPAN_ADVICE, find_module_reader, overrides_readable
 from critical_neurons.readers.subgraph import Cut, cut_out
 from critical_neurons.removal.copies import copy_whole
-from critical_neurons.structure import OUTPUT, find_structure, fingerprint, unwrap
+from critical_neurons.structure import OUTPUT, check_model, find_structure, fingerprint, unwrap
 
 READING_TOLERANCE = 1e-9
 """Largest relative difference between the logits of the model and of the network read from it."""
@@ -72,7 +72,8 @@ def read_network(
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise InvalidInputError(
-                f"the model does not run on inputs of shape {tuple(example.shape)}: {first_line(error)}"
+                f"the model does not run on inputs of shape {tuple(example.shape)}: {first_line(error)}. Give inputs "
+                "as the model takes them."
             ) from error
     reason = OUTPUT if stop is None else "it feeds what follows the span"
     ops, outgoing = walk.collector.keep_reachable(walk.last), walk.collector.channels[walk.last]
@@ -103,21 +104,14 @@ def copy_for_reading(model: nn.Module) -> nn.Module:
 
 
 def check_weights(model: nn.Module, span: Span) -> None:
-    if not isinstance(model, nn.Module):
-        raise UnreadableModelError(f"model: found {type(model).__name__}, expected a torch.nn.Module.")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise UnreadableModelError("model: a TorchScript module cannot be read. Give the nn.Module it was made from.")
-    for name, module in model.named_modules() if span.whole else ():  # hooked weights may not be copyable
+    check_model(model)
+    for name, module in model.named_modules() if span.whole else ():  # hooked weights may not even be copied
         refuse_hooked_weights(name, module)
     for name, values in [*model.named_parameters(), *model.named_buffers()]:
-        if isinstance(values, nn.UninitializedParameter | nn.UninitializedBuffer):
-            raise UnreadableModelError(f"{name}: not initialised yet. Run the model once on an input first.")
         if values.dtype in (torch.float16, torch.bfloat16):
             raise UnreadableModelError(
                 f"{name}: half precision ({values.dtype}) is not read. Convert the model with model.float() first."
             )
-        if values.is_complex() or values.is_quantized:
-            raise UnreadableModelError(f"{name}: {values.dtype} weights are not read; float32 and float64 are.")
         if values.is_floating_point() and not torch.isfinite(values.detach()).all():
             raise InvalidInputError(f"{name}: the model has NaN or infinite weights.")
 

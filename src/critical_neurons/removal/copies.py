@@ -35,7 +35,9 @@ def _copy_common(model: nn.Module) -> dict[int, object]:
             elif not key.startswith("_") and not isinstance(value, int | str | float | None):
                 copies |= {id(each): each.detach().clone() for each in _find_results(value)}
         for buffer in module._buffers.values():
-            if buffer is not None and _is_plain(buffer) and buffer.data_ptr() not in memories:
+            if buffer is not None and buffer.grad_fn is not None:  # written to in a run with gradients
+                copies[id(buffer)] = buffer.detach().clone()
+            elif buffer is not None and _is_plain(buffer) and buffer.data_ptr() not in memories:
                 memories.add(buffer.data_ptr())
                 copies[id(buffer)] = buffer.clone()
     return copies

@@ -149,8 +149,11 @@ def _choose_loop(call: Callable[[], object]) -> int:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every module is back in its mode."""
+    """Evaluation mode without gradients; afterwards every module is back in its mode, and buffers are as they were: a
+    forward may count its calls in them."""
     modes = {module: module.training for module in model.modules()}
+    buffers = [(module._buffers, name, values) for module in modes for name, values in module._buffers.items()]
+    saved = [None if values is None else values.detach().clone() for _, _, values in buffers]
     model.eval()
     try:
         with torch.no_grad():
@@ -158,6 +161,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes.items():
             module.training = training
+        for (own, name, values), before in zip(buffers, saved, strict=True):
+            own[name] = values
+            if values is not None and before is not None and not torch.equal(values, before):
+                with torch.no_grad():
+                    values.copy_(before)
 
 
 @contextmanager

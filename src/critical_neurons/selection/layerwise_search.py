@@ -8,7 +8,6 @@ every consumer are those of the smaller network, and the choice in every group c
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from critical_neurons.core.scores import LayerChoice
 from critical_neurons.core.structure import Bools, Group, Ints, Structure, Wiring
+from critical_neurons.removal.copies import copy_whole
 from critical_neurons.removal.refit.behind import list_stops
 from critical_neurons.removal.refit.im2col import Weighted, from_matrix, to_matrix
 from critical_neurons.removal.refit.ridge import add_ridge
@@ -107,7 +107,7 @@ class LayerwiseSearch:
 
     def carry_out(self, stays: Bools) -> View:
         """The draft with only these units; `stays` has a last entry for NO_UNIT."""
-        draft = copy.deepcopy(self._model)
+        draft = copy_whole(self._model)
         stops = list_stops(self._structure, stays, masked=True)
         squares, missing = dict(self.whole.squares), dict(self.whole.missing)
 
@@ -150,7 +150,7 @@ class LayerwiseSearch:
         count = passes * len(self._shuffled) // (len(TRIED_SHARES) * len(groups))
         rows = self._shuffled[: min(max(count, LEAST_TRIED), MOST_TRIED)]
         trials = [self._try(*each, share) for each in zip(groups, found, strict=True) for share in TRIED_SHARES]
-        draft, losses = copy.deepcopy(self._model), np.zeros(len(trials))
+        draft, losses = copy_whole(self._model), np.zeros(len(trials))
         batches = torch.split(rows, self._batch)
         for done, some in enumerate(batches):
             progress(done, len(batches))
@@ -179,7 +179,7 @@ class LayerwiseSearch:
     def measure(self, stays: Bools) -> float:
         """The loss on some inputs with only these units, consumers refitted with the original model's moments."""
         losing = [wiring for wiring in self._consumers if not stays[wiring.inputs].all()]
-        draft = copy.deepcopy(self._model)
+        draft = copy_whole(self._model)
         with self._put(draft, {wiring.module: self._fit(wiring, stays) for wiring in losing}):
             return self._compare(draft, self._shuffled[:MOST_MEASURED])[0]
 

@@ -8,11 +8,12 @@ from critical_neurons.structure import products as _products  # noqa: F401  so d
 from critical_neurons.structure import weights as _weights  # noqa: F401  so does this
 from critical_neurons.structure.find import convert_to_double, find_structure, join_rows
 from critical_neurons.structure.run import OUTPUT
-from critical_neurons.structure.source import copy_model, fingerprint, unwrap
+from critical_neurons.structure.source import check_model, copy_model, fingerprint, unwrap
 from critical_neurons.structure.within_span import select_span
 
 __all__ = [
     "OUTPUT",
+    "check_model",
     "convert_to_double",
     "copy_model",
     "find_structure",

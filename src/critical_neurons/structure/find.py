@@ -13,12 +13,13 @@ from critical_neurons.core.structure import NO_UNIT, Fingerprint, Group, Structu
 from critical_neurons.errors import (
     InvalidInputError,
     InvalidSettingError,
+    PruningError,
     UnreadableModelError,
     first_line,
 )
 from critical_neurons.removal.copies import copy_whole
 from critical_neurons.removal.parametrised import open_attention
-from critical_neurons.removal.remove import FAILURES, run_evenly
+from critical_neurons.removal.remove import FAILURES, compare_outputs, run_evenly
 from critical_neurons.removal.rows import (
     Inputs,
     as_whole,
@@ -148,23 +149,41 @@ def _run_labelled(
 ) -> LabelledRun:
     """`model` is run, and run once more: one that remembers what it was given has no structure to rely on."""
     run = LabelledRun(open_attention(model), follows=follows, split=split)
+    before = {name: values.clone() for name, values in model.named_buffers()}
     given = map_inputs(rows, Tensor.clone)  # a forward may work on them in place
     with seeded(0, model), _failing_clearly(rows):
         outputs = list(find_tensors(run.run(*split_arguments(given), count_rows(rows))))
-    first = [tuple(values.shape) for values in outputs]
-    if not first:
-        name = type(model).__name__
+    name = type(model).__name__
+    if not outputs:
         raise UnreadableModelError(f"{name}: its outputs hold no tensor. Return tensors, in any nesting.")
     try:
-        second = [tuple(values.shape) for values in run_evenly(model, rows)]
+        second = run_evenly(model, rows)
     except FAILURES:
         second = []
-    if first != second:
+    if [values.shape for values in outputs] != [values.shape for values in second]:
         raise UnreadableModelError(
-            f"{type(model).__name__}: a second run on the same inputs gives outputs of other shapes, or none. Make "
-            "the forward depend on nothing but its inputs."
+            f"{name}: a second run on the same inputs gives outputs of other shapes, or none. Make the forward "
+            "depend on nothing but its inputs."
+        )
+    changed = [key for key, values in model.named_buffers() if not _is_same(values, before[key])]
+    if changed and not _agree(outputs, second) and not _agree(run_evenly(model, rows), run_evenly(model, rows)):
+        raise UnreadableModelError(
+            f"{name}: it changes itself while it runs ({', '.join(changed)}), and its outputs with it, so that no "
+            "two runs give the same. Make the forward write to its buffers in training mode alone."
         )
     return run
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def _agree(first: list[Tensor], second: list[Tensor]) -> bool:
+    try:
+        compare_outputs(first, second)
+    except PruningError:
+        return False
+    return True
 
 
 def convert_to_double(model: nn.Module, rows: Inputs) -> tuple[nn.Module, Inputs]:

@@ -33,9 +33,15 @@ def check_model(model: nn.Module) -> None:
             raise UnreadableModelError(
                 f"{where}: a TorchScript module cannot be read. Give the nn.Module it was made from."
             )
+        if isinstance(module, torch.fx.GraphModule) and "eval" in vars(module):  # torch.export puts one there
+            raise UnreadableModelError(
+                f"{where}: a program of torch.export has its sizes written into it. Give the nn.Module it was made "
+                "from."
+            )
         if ".quantized." in type(module).__module__:
             raise UnreadableModelError(
-                f"{where}: a quantised module cannot be read. Give the model as it was before."
+                f"{where}: a quantised module cannot be read. Give the model as it was before, and quantise the "
+                "smaller one."
             )
         forward = None if hasattr(module, "_orig_mod") else vars(module).get("forward")
         if hasattr(forward, "_torchdynamo_orig_callable"):  # of a copy it would run the weights of this one
