@@ -1,4 +1,4 @@
-"""Structure: nn.Module and an example to what can be removed from it."""
+"""Structure: what can be removed from any nn.Module, found by one run on an example."""
 
 from critical_neurons.structure import arithmetic as _arithmetic  # noqa: F401  registers rules
 from critical_neurons.structure import channels as _channels  # noqa: F401  so does this

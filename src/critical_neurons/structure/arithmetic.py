@@ -1,4 +1,4 @@
-"""Rules for what is computed element by element, along axes, or in windows of positions."""
+"""Arithmetic: rules for elementwise functions, reductions along axes, and windows of positions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from critical_neurons.structure.run import LabelledRun
 
 AFFINE = frozenset({"add", "sub", "mul", "div", "neg", "rsub", "lerp", "addcmul", "_to_copy"})
-"""Functions that do not make a unit active: before the first other one a unit is removed whole."""
+"""Affine functions: a unit is removed before the first other function behind it."""
 
 
 @rule("pointwise", "where", "masked_fill", "_prelu_kernel", "prelu", "rrelu_with_noise", "hardswish", "threshold")
 def combine(run: LabelledRun, call: Call) -> Tags:
-    """Labels that meet become one. What has size 1 along the axes on which the others' labels change does not meet
-    them; what cannot shrink and does meet them keeps them."""
+    """Labels at the same place are united. An operand of size 1 along the axes on which the others' labels vary is
+    broadcast and not united; an operand that cannot shrink makes the labels it meets stay."""
     shape = call.output.shape
     ndim = len(shape)
     operands = [(values, run.tag(values)) for values in call.tensors]
@@ -40,7 +40,7 @@ def combine(run: LabelledRun, call: Call) -> Tags:
         return [blank(ndim, constant=constant)]
     axes = {axis for labels in leading for axis, size in enumerate(labels.shape) if size > 1}
     narrow = _find_narrow(operands, axes, shape)
-    if narrow:  # one for all channels of a head: these go together
+    if narrow:  # one value for all channels of a head, which are therefore removed together
         tags = [_tie(run, tag, [axis - ndim for axis in axes - narrow]) for tag in tags]
         operands, axes = [(values, tag) for (values, _), tag in zip(operands, tags, strict=True)], narrow
     tied: set[int] = set()
@@ -59,13 +59,13 @@ def combine(run: LabelledRun, call: Call) -> Tags:
         return keep_all(run, call)
     if tied and tied == axes:
         return keep_all(run, call, f"{call.name} joins it with what has other channels")
-    for axis in tied:  # what has other channels along another axis: along this one nothing shrinks
+    for axis in tied:  # an operand with its own channels along another axis: this axis cannot shrink
         result = run.labels.unite_along(result, axis)
     return [Tag(compact(result), *_rest(call, tags, shape), constant)]
 
 
 def _find_narrow(operands: list[tuple[Tensor, Tag]], axes: set[int], shape: torch.Size) -> set[int]:
-    """Of the axes along which labels change, those along which the labels of a value of size 1 along others do."""
+    """The axes of an operand whose labels vary along some of the axes and that is broadcast along the others."""
     for values, tag in operands:
         sizes = (1,) * (len(shape) - values.ndim) + tuple(values.shape)
         own = {axis + len(shape) - values.ndim for axis in tag.varying}
@@ -92,7 +92,7 @@ def _meet(run: LabelledRun, call: Call, one: Tensor, other: Tensor) -> Tensor:
 
 
 def _rest(call: Call, tags: list[Tag], shape: torch.Size) -> tuple[Tensor | None, bool]:
-    """What is left of an element without its unit, and whether it is active then."""
+    """The value of an element whose unit is removed, and whether an activation function was applied."""
     units = [tag for tag in tags if not tag.constant and tag.labelled]
     if not units:
         return None, False
@@ -111,7 +111,7 @@ def _rest(call: Call, tags: list[Tag], shape: torch.Size) -> tuple[Tensor | None
         if tag.constant:
             arguments.append(value.double() if value.is_floating_point() else value)
         elif not tag.labelled:
-            return None, True  # what is left would differ from input to input
+            return None, True  # the remaining value would depend on the input
         else:
             arguments.append(torch.zeros_like(tag.labels) if tag.rest is None else tag.rest)
     try:
@@ -134,13 +134,13 @@ def _adds_constant(call: Call, tags: list[Tag]) -> bool:
 
 @rule("log_sigmoid_forward")
 def combine_twice(run: LabelledRun, call: Call) -> Tags:
-    """The second output is for gradients alone."""
+    """The second output is only for gradients."""
     return [*combine(run, call), None]
 
 
 @rule("index_put")
 def put(run: LabelledRun, call: Call) -> Tags:
-    """A number written where a mask says so, as in `x[x < 0] = 0`, works element by element."""
+    """Writing a number by a mask, as in `x[x < 0] = 0`, is elementwise."""
     values, indices, written = call.args[:3]
     masked = len(indices) == 1 and indices[0].dtype == torch.bool and indices[0].shape == values.shape
     if not masked or written.numel() != 1:
@@ -152,7 +152,7 @@ def put(run: LabelledRun, call: Call) -> Tags:
 
 @rule("index_add", "index_copy", "scatter", "scatter_add", "scatter_reduce", "index_reduce")
 def scatter(run: LabelledRun, call: Call) -> Tags:
-    """Rows of one tensor written or added to another, as messages along the edges of a graph."""
+    """Rows of one tensor written or added to another, such as messages along the edges of a graph."""
     values, axis, index, source = call.args[0], call.args[1] % max(call.args[0].ndim, 1), *call.args[2:4]
     if not isinstance(source, Tensor) or source.ndim != values.ndim or run.tag(index).labelled:
         return keep_all(run, call)
@@ -164,7 +164,8 @@ def scatter(run: LabelledRun, call: Call) -> Tags:
 
 @rule("glu")
 def gate(run: LabelledRun, call: Call) -> Tags:
-    """One half of the channels times a function of the other: what meets goes together."""
+    """One half of the channels times a function of the other half: the two channels of a pair are removed
+    together."""
     values: Tensor = call.args[0]
     tag, axis = run.tag(values), call.argument("dim", -1) % values.ndim
     labels = tag.labels
@@ -179,7 +180,8 @@ def gate(run: LabelledRun, call: Call) -> Tags:
     *("softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum", "cumprod", "sort", "topk", "logcumsumexp"),
 )
 def reduce(run: LabelledRun, call: Call) -> Tags:
-    """Along axes on which labels do not change they stay. Along others all that is joined goes together, or stays."""
+    """Labels are unchanged if they are constant along the reduced axes. Otherwise the reduced ones are united or
+    stay."""
     values: Tensor = call.args[0]
     tag = run.tag(values)
     if len(call.tensors) > 1:  # max and min of two tensors work element by element
@@ -190,7 +192,7 @@ def reduce(run: LabelledRun, call: Call) -> Tags:
     joined = axes & set(tag.varying)
     labels, rest = tag.labels, None
     if joined and set(tag.varying) <= axes:
-        if call.name == "mean" and not tag.constant:  # as attention gives its weights along, often in vain
+        if call.name == "mean" and not tag.constant:  # attention returns mean weights, which are often unused
             return [run.keep_if_used(labels, f"{call.name} runs over its channels", call.output)]
         if call.name not in SUMS or tag.rest is not None:
             kept = keep_all(run, call, f"{call.name} runs over its channels")
@@ -209,7 +211,7 @@ def reduce(run: LabelledRun, call: Call) -> Tags:
 
 
 SUMS = frozenset({"sum", "norm", "linalg_vector_norm"})
-"""A zero among many changes nothing."""
+"""Reductions that zeros do not change."""
 
 
 @rule(
@@ -231,14 +233,14 @@ SUMS = frozenset({"sum", "norm", "linalg_vector_norm"})
     "mkldnn_adaptive_avg_pool2d",
 )
 def pool(run: LabelledRun, call: Call) -> Tags:
-    """Windows of positions, channel by channel."""
+    """Pooling: windows of positions, channel by channel."""
     values: Tensor = call.args[0]
     tag = run.tag(values)
     for other in call.tensors[1:]:
         labels = run.tag(other).labels
         if "unpool" in call.name:
             run.labels.unite(tag.labels, labels)
-        else:  # where a grid says to look
+        else:  # a sampling grid
             run.keep(labels, f"it is read by {call.name}")
     shrunk = {axis for axis in tag.varying if axis >= _first_position(call)}
     labels = tag.labels
@@ -258,7 +260,7 @@ def _first_position(call: Call) -> int:
 
 
 def _keeps_constants(call: Call) -> bool:
-    """Whether it gives what it reads where that is the same at all positions."""
+    """Whether a channel that is constant over positions keeps its value."""
     if "unpool" in call.name or "grid" in call.name or call.argument("divisor_override") is not None:
         return False
     padding = call.argument("padding", 0)

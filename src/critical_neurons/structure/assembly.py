@@ -1,4 +1,4 @@
-"""Assembly: what a labelled run noted down to a structure."""
+"""Assembly: the records of a labelled run to a structure."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SCATTERED = "a parameter that is used with it has it along more than one axis"
 
 
 def assemble(run: LabelledRun, print_of: Fingerprint, ignore: Collection[str], notes: tuple[str, ...]) -> Structure:
-    """The structure that the labels say. `ignore`: layers that lose nothing."""
+    """The structure described by the labels. `ignore`: layers that lose nothing."""
     layers = _list_layers(run.multiplications)
     for each in layers:
         if each.name in ignore:
             run.labels.keep(each.outputs, IGNORED)
-    while True:  # what is found out about classes may join more of them
+    while True:  # each check may unite further labels
         classes = run.labels.resolve()
         if _keep_weights_used_twice(run, classes):
             continue
@@ -46,7 +46,7 @@ def assemble(run: LabelledRun, print_of: Fingerprint, ignore: Collection[str], n
 
 
 def _list_layers(multiplications: Sequence[Multiplication]) -> list[Multiplication]:
-    """One for every weight, in the order of their first use."""
+    """The first multiplication with every weight, in order."""
     first: dict[str, Multiplication] = {}
     for each in multiplications:
         if each.kernel:
@@ -55,7 +55,7 @@ def _list_layers(multiplications: Sequence[Multiplication]) -> list[Multiplicati
 
 
 def _number(layers: list[Multiplication], classes: Classes) -> Numbered:
-    """Units of layers that share some of them are numbered together, in the order of their appearance."""
+    """Number the units, group by group; layers that share units form one group."""
     count = classes.count
     owned = [classes.find(each.outputs) for each in layers]
     ends = [(at, unit) for at, units in enumerate(owned) for unit in np.unique(units[units != NONE]).tolist()]
@@ -73,7 +73,7 @@ def _number(layers: list[Multiplication], classes: Classes) -> Numbered:
         if len(units) == 0:
             continue
         distinct, position = np.unique(units, return_index=True)
-        if len(distinct) == 1:  # one unit: a layer is never emptied
+        if len(distinct) == 1:  # a single unit must stay: a layer is never emptied
             continue
         number[distinct[np.argsort(position)]] = np.arange(first, first + len(distinct))
         group[members] = len(sizes)
@@ -83,8 +83,9 @@ def _number(layers: list[Multiplication], classes: Classes) -> Numbered:
 
 
 def _deal_blocks(run: LabelledRun, numbered: Numbered, classes: Classes) -> bool:
-    """Grouped convolutions: as many of every block, where the blocks are those of a whole group in its order;
-    otherwise channels at the same place of all blocks become one. Whether any did, or must stay."""
+    """Grouped convolutions must lose equally many channels in every block. If the blocks are those of a whole group
+    in order, the group gets blocks; otherwise channels at the same place of all blocks are united. Returns whether
+    labels were united or must stay."""
     starts = np.cumsum([0, *numbered.sizes])
     for dealt in run.blocks:
         units = numbered.find(classes, dealt)
@@ -111,8 +112,8 @@ def _deal_blocks(run: LabelledRun, numbered: Numbered, classes: Classes) -> bool
 
 
 def _keep_one_each(run: LabelledRun, numbered: Numbered, classes: Classes) -> bool:
-    """A group keeps a unit of every block. A layer that gives or reads only some of them could lose all that it has:
-    its first stays. Whether there is such a layer."""
+    """A group keeps one unit per block. A layer that has only some of its units could lose all of them, so its first
+    one must stay. Returns whether there is such a layer."""
     blocks: list[set[int]] = []
     for place, first in enumerate(np.cumsum([0, *numbered.sizes])[:-1].tolist()):
         units = np.arange(first, first + numbered.sizes[place]).reshape(numbered.blocks.get(place, 1), -1)
@@ -130,7 +131,7 @@ def _keep_one_each(run: LabelledRun, numbered: Numbered, classes: Classes) -> bo
 
 
 def _keep_scattered(run: LabelledRun, numbered: Numbered, classes: Classes) -> bool:
-    """Parameters that are added or multiplied can be sliced along one axis. Whether any could not."""
+    """Elementwise parameters can be sliced along one axis only. Returns whether any would need more."""
     for labels in run.parameters.elements.values():
         if len(find_axes(numbered.find(classes, labels))) > 1:
             run.labels.keep(labels, SCATTERED)
@@ -139,7 +140,7 @@ def _keep_scattered(run: LabelledRun, numbered: Numbered, classes: Classes) -> b
 
 
 def _keep_weights_used_twice(run: LabelledRun, classes: Classes) -> bool:
-    """A weight that is also computed with in another way cannot be sliced. Whether there is a new one."""
+    """A weight that is also used in another way cannot be sliced. Returns whether there is a new one."""
     for (tensor, _), labels in run.parameters.axes.items():
         twice = tensor in run.parameters.elements and run.parameters.named[tensor].ndim > 1
         if twice and (classes.find(labels) != NONE).any():

@@ -1,4 +1,4 @@
-"""Rules for normalisation: channel by channel, or over several."""
+"""Channels: rules for normalisation of channels, groups of channels or whole axes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 WIDTHS = ("dim", "size", "width", "channels")
-"""What names of widths hold, not those of counts."""
+"""Parts of the names of widths, as opposed to counts."""
 
 MEETS = "it is read along with what cannot shrink"
 
 
 def read_axis(run: LabelledRun, values: Tensor, axis: int, what: str) -> Tensor:
-    """One label for every index of an axis: all labels there become one; beside what cannot shrink they stay."""
+    """One label per index of an axis: labels at one index are united, and stay if one of them cannot shrink."""
     labels = along(run.tag(values).labels, axis, values.shape[axis])
     first = run.labels.unite_along(labels, 1)[:, 0]
     mixed = (labels == NONE).any(1) & (first >= 0)
@@ -33,7 +33,7 @@ def read_axis(run: LabelledRun, values: Tensor, axis: int, what: str) -> Tensor:
 
 
 def pair(run: LabelledRun, one: Tensor, other: Tensor) -> None:
-    """Labels at the same place become one, or stay where what is beside them cannot shrink."""
+    """Unite labels at the same place; they stay if the other one cannot shrink."""
     run.labels.unite(one, other)
     alone = meets_none(one, other)
     if bool(alone.any()):
@@ -48,8 +48,8 @@ def link(run: LabelledRun, labels: Tensor, *vectors: Tensor | None) -> None:
 
 
 def note_size(run: LabelledRun, name: str, labels: Tensor) -> None:
-    """A whole number that the running module keeps: how many of the labels there are, once for every row in a module
-    that deals rows onto channels."""
+    """Record an integer attribute of the running module that is the number of these labels, possibly times the number
+    of rows."""
     place, module = run.module
     size = getattr(module, name, None)
     if not isinstance(size, int) or isinstance(size, bool) or size == 0 or len(labels) not in (size, size * run.rows):
@@ -61,8 +61,8 @@ def note_size(run: LabelledRun, name: str, labels: Tensor) -> None:
 
 
 def note_used_size(run: LabelledRun, labels: Tensor, axis: int) -> None:
-    """Whole numbers of the running module that are as large as an axis, and named in the code that is running. Where
-    several are, those that sound like a number of heads: a width of heads may be as large."""
+    """Record integer attributes of the running module that equal the size of an axis and are named in the running
+    code. Of several, those named like a number of heads, since the width of a head may be as large."""
     place, module = run.module
     size = labels.shape[axis]
     numbers = {name: value for name, value in vars(module).items() if type(value) is int and value > 1}
@@ -73,7 +73,7 @@ def note_used_size(run: LabelledRun, labels: Tensor, axis: int) -> None:
     likely = [name for name in names if "head" in name and not any(part in name for part in WIDTHS)]
     for name in likely if len(names) > 1 and likely else names:
         first = labels.narrow(axis, 0, numbers[name])
-        if torch.equal(torch.cat([first] * (size // numbers[name]), axis), labels):  # rows may be dealt onto it
+        if torch.equal(torch.cat([first] * (size // numbers[name]), axis), labels):  # the batch may be folded into it
             run.used_sizes.append((f"{place}.{name}" if place else name, first, axis))
 
 
@@ -95,7 +95,7 @@ def normalise_channels(run: LabelledRun, call: Call) -> Tags:
 
 
 def _record(run: LabelledRun, labels: Tensor) -> None:
-    """A batch norm stands among the products, in the order of the calls: refitting moves its statistics along."""
+    """Record a batch norm among the multiplications, since refitting adjusts its statistics."""
     name, module = run.module
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         constants = torch.zeros(len(labels))
@@ -104,7 +104,7 @@ def _record(run: LabelledRun, labels: Tensor) -> None:
 
 
 def _normalise(rest: Tensor | None, vectors: list[Tensor | None], eps: float, ndim: int) -> Tensor | None:
-    """What a batch norm makes of what is left without the unit."""
+    """The output of a batch norm for a removed unit."""
     weight, bias, mean, variance = (
         None if vector is None else spread_along(vector.detach().double().cpu(), 1, ndim) for vector in vectors
     )
@@ -118,7 +118,7 @@ def _normalise(rest: Tensor | None, vectors: list[Tensor | None], eps: float, nd
 
 @rule("native_group_norm", "group_norm")
 def normalise_groups(run: LabelledRun, call: Call) -> Tags:
-    """Statistics of a group of channels: a group goes as a whole."""
+    """Group norm: a group of channels is removed as a whole."""
     values: Tensor = call.args[0]
     groups = int(call.argument("group", call.argument("num_groups")))
     labels = read_axis(run, values, 1, "a group norm reads it with what cannot shrink")
@@ -135,7 +135,7 @@ def normalise_groups(run: LabelledRun, call: Call) -> Tags:
 
 @rule("native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm")
 def normalise_all(run: LabelledRun, call: Call) -> Tags:
-    """Statistics of the last axes: what changes along them stays."""
+    """Layer norm: labels that vary along the normalised axes must stay."""
     values: Tensor = call.args[0]
     tag = run.tag(values)
     first = values.ndim - len(call.argument("normalized_shape"))
@@ -145,6 +145,6 @@ def normalise_all(run: LabelledRun, call: Call) -> Tags:
     if len(inside) == len(tag.varying) or not run.whole_heads or not run.labels.are_apart(tag.labels.flatten(first)):
         return keep_all(run, call, "a layer norm runs over its channels")
     labels = tag.labels
-    for axis in inside:  # a head at a time: it goes as a whole
+    for axis in inside:  # a norm per head: a head is removed as a whole
         labels = run.labels.unite_along(labels, axis)
     return [Tag(labels, None, tag.active), None, None]

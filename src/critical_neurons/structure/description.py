@@ -1,4 +1,4 @@
-"""Description: classes of labels that are numbered to the structure that says so."""
+"""Description: numbered classes of labels to a `Structure`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ SINGLE = "all of its channels can only be removed together"
 
 @dataclass(frozen=True, eq=False)
 class Numbered:
-    """Number of every class, sizes of groups, group of every layer (NONE: nothing to remove), and its blocks."""
+    """The unit of every class, the sizes of groups, the group of every layer (NONE if nothing can go), and blocks by
+    group."""
 
     number: Ints
     sizes: tuple[int, ...]
@@ -41,7 +42,7 @@ class Numbered:
 
 
 def find_axes(units: Ints) -> list[int]:
-    """Axes along which units change."""
+    """Axes along which units vary."""
     return [axis for axis in range(units.ndim) if (units != units.take([0], axis=axis)).any()]
 
 
@@ -94,12 +95,12 @@ def describe(
 
 
 def _list_used_sizes(run: LabelledRun, numbered: Numbered, classes: Classes) -> list[Slice]:
-    """Numbers that modules keep and that shrink with one axis, the same wherever they are used."""
+    """Integer attributes of modules that shrink with one axis, consistently wherever they are used."""
     found: dict[str, list[Ints]] = {}
     for name, labels, axis in run.used_sizes:
         units = numbered.find(classes, labels)
         if find_axes(units) != [axis] and (units != NO_UNIT).any():
-            continue  # another axis shrinks in its place
+            continue  # another axis shrinks instead
         found.setdefault(name, []).append(units.swapaxes(0, axis).reshape(units.shape[axis], -1)[:, 0])
     return [
         Slice(name, SIZE, several[0])
@@ -111,7 +112,7 @@ def _list_used_sizes(run: LabelledRun, numbered: Numbered, classes: Classes) -> 
 
 
 def _list_wirings(run: LabelledRun, numbered: Numbered, classes: Classes) -> list[Wiring]:
-    """In the order of the calls. A module that is called again is not alone."""
+    """In the order of calls. A module that is called more than once is not `alone`."""
     calls: dict[str, list[Multiplication]] = {}
     for each in run.multiplications:
         if each.kernel == 0 or _is_weighted(run, each):

@@ -1,4 +1,4 @@
-"""Finding a structure: one labelled run of a copy of the model, and a trial removal that tests what it says."""
+"""Find a structure: one labelled run of a copy of the model, tested by a trial removal."""
 
 from __future__ import annotations
 
@@ -35,23 +35,24 @@ from critical_neurons.removal.seeding import seeded
 from critical_neurons.structure.assembly import assemble
 from critical_neurons.structure.run import NOTHING, LabelledRun
 from critical_neurons.structure.source import check_model, copy_model, fingerprint, unwrap
-from critical_neurons.structure.trial import Trial, find_line
+from critical_neurons.structure.trial import Trial
+from critical_neurons.structure.user_code import find_failing_line
 
 EXAMPLE_ROWS = 2
-"""More than one, so that a forward that touches the batch axis shows."""
+"""More than one, to detect a forward pass that changes the batch axis."""
 
 MOST_ROWS = 4096
-"""A model that does not run on a few rows is run on all, up to this many."""
+"""If a model does not run on a few rows, it is run on all, up to this many."""
 
 
 @torch.inference_mode(False)  # there a labelled run sees other calls
 @torch.no_grad()
 def find_structure(model: nn.Module, inputs: Inputs, *, ignore: Collection[str] = ()) -> Structure:
-    """What can be removed from the model, found by running a copy of it on a few rows of the inputs.
+    """What can be removed from the model, found by running a copy on a few rows of the inputs.
 
-    Layers in `ignore` lose nothing. What the labelled run says is tried: some units of every group are removed, and
-    the smaller model is compared with the masked one. Groups that do not pass, as when a size is written into the
-    forward, stay, with the reason.
+    Layers in `ignore` lose nothing. The result of the labelled run is tested: some units of every group are removed,
+    and the smaller model is compared with the masked one. Groups that fail, for instance because a size is written
+    into the forward pass, must stay, with the reason.
     """
     source = unwrap(model)
     check_model(source)
@@ -65,7 +66,7 @@ def find_structure(model: nn.Module, inputs: Inputs, *, ignore: Collection[str] 
     except InvalidInputError:
         if not EXAMPLE_ROWS < count <= MOST_ROWS:
             raise
-        rows = as_whole(inputs)  # their rows may belong together, as the nodes of a graph
+        rows = as_whole(inputs)  # rows may be inseparable, as the nodes of a graph
         run = _run_labelled(copy_model(source), rows)
     _check_ignored(run, ignore)
     print_of = fingerprint(source)
@@ -75,7 +76,7 @@ def find_structure(model: nn.Module, inputs: Inputs, *, ignore: Collection[str] 
         structure, failed, heads = _settle(run, trial, print_of, ignore)
         if not heads:
             break
-        split |= heads  # there a head is not taken out whole
+        split |= heads  # where whole heads cannot be removed
         run = _run_labelled(copy_model(source), rows, split=split)
     if failed and run.filled:
         wary = _run_labelled(copy_model(source), rows, follows=False, split=split)
@@ -85,8 +86,8 @@ def find_structure(model: nn.Module, inputs: Inputs, *, ignore: Collection[str] 
 
 
 def join_rows(model: nn.Module, inputs: Inputs) -> Inputs:
-    """The inputs, of the model's type and device, as one row where it does not run on a few of them: then they belong
-    together. `model` is a copy."""
+    """The inputs, of the model's type and device; as one row if the model does not run on a few of them. `model` is a
+    copy."""
     count = count_rows(inputs)
     few = take_rows(inputs, torch.arange(min(EXAMPLE_ROWS, count)))
     try:
@@ -102,7 +103,7 @@ def join_rows(model: nn.Module, inputs: Inputs) -> Inputs:
 def _settle(
     run: LabelledRun, trial: Trial, print_of: Fingerprint, ignore: Collection[str]
 ) -> tuple[Structure, bool, dict[str, str]]:
-    """The structure that passes the trial, whether anything failed on the way, and the modules whose heads did, with
+    """The structure that passes the trial, whether anything failed before, and the modules whose heads failed, with
     the reason."""
     structure, failed = assemble(run, print_of, ignore, ()), False
     while failing := trial.find_failing(structure):
@@ -118,7 +119,7 @@ def _settle(
 
 
 def _find_heads(run: LabelledRun, group: Group) -> list[str]:
-    """The modules with heads among the units of the group, and those of the same class: they are written alike."""
+    """The modules with heads in the group, and all of the same class, which have the same code."""
     if not run.heads:
         return []
     classes = run.labels.resolve()
@@ -147,10 +148,10 @@ def _check_ignored(run: LabelledRun, ignore: Collection[str]) -> None:
 def _run_labelled(
     model: nn.Module, rows: Inputs, *, follows: bool = True, split: Mapping[str, str] = NOTHING
 ) -> LabelledRun:
-    """`model` is run, and run once more: one that remembers what it was given has no structure to rely on."""
+    """Run the model, and once more: a model that remembers earlier inputs has no reliable structure."""
     run = LabelledRun(open_attention(model), follows=follows, split=split)
     before = {name: values.clone() for name, values in model.named_buffers()}
-    given = map_inputs(rows, Tensor.clone)  # a forward may work on them in place
+    given = map_inputs(rows, Tensor.clone)  # a forward pass may change them in place
     with seeded(0, model), _failing_clearly(rows):
         outputs = list(find_tensors(run.run(*split_arguments(given), count_rows(rows))))
     name = type(model).__name__
@@ -187,7 +188,7 @@ def _agree(first: list[Tensor], second: list[Tensor]) -> bool:
 
 
 def convert_to_double(model: nn.Module, rows: Inputs) -> tuple[nn.Module, Inputs]:
-    """Model and inputs in double precision, if the model runs in it: a forward may make numbers of its own type."""
+    """Model and inputs in double precision, if the model runs in it; a forward pass may create other types."""
 
     def convert(values: Tensor) -> Tensor:
         return values.double() if values.is_floating_point() else values
@@ -208,6 +209,6 @@ def _failing_clearly(rows: Inputs) -> Iterator[None]:
     except FAILURES as error:
         shapes = ", ".join(str(tuple(values.shape)) for values in find_tensors(rows))
         raise InvalidInputError(
-            f"inputs: the model does not run on {shapes}: {first_line(error)}{find_line(error)}. Give inputs as the "
-            "model takes them: a tensor, a tuple or a dict of tensors."
+            f"inputs: the model does not run on {shapes}: {first_line(error)}{find_failing_line(error)}. Give inputs "
+            "as the model takes them: a tensor, a tuple or a dict of tensors."
         ) from error

@@ -1,4 +1,4 @@
-"""Rules for calls that move elements about: the same call on the labels."""
+"""Moving: rules for calls that move elements, which are applied to the labels as well."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def drop(run: LabelledRun, call: Call) -> Tags:
 @rule("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like", "bernoulli")
 @rule("normal", "uniform", "exponential", "log_normal", "cauchy", "geometric", "random")
 def make_like(run: LabelledRun, call: Call) -> Tags:
-    """What is made in the shape of a value shrinks with it."""
+    """A tensor made in the shape of another shrinks with it."""
     labels = run.tag(call.tensors[0]).labels
     for other in call.tensors[1:]:
         pair(run, labels, run.tag(other).labels)
@@ -41,7 +41,7 @@ def make_like(run: LabelledRun, call: Call) -> Tags:
 
 @rule("copy")
 def overwrite(run: LabelledRun, call: Call) -> Tags:
-    """What is written must be as long as what it is written over."""
+    """Source and target must keep the same size."""
     target, source = call.args[:2]
     tag = run.tag(source)
     labels = tag.labels.expand(source.shape).expand(target.shape)
@@ -51,13 +51,13 @@ def overwrite(run: LabelledRun, call: Call) -> Tags:
 
 @rule("_local_scalar_dense", "_is_all_true", "_is_any_true", "equal", "is_nonzero")
 def decide(run: LabelledRun, call: Call) -> Tags:
-    """A value that the forward looks at: the same whether units are masked or gone."""
+    """A value that controls the forward pass: the same for masked and removed units."""
     return [blank(0)]
 
 
 @rule("tril", "triu")
 def cut(run: LabelledRun, call: Call) -> Tags:
-    """Which elements are cut off depends on the number of a row and of a column."""
+    """Which elements are zeroed depends on row and column numbers, so these axes cannot shrink."""
     values: Tensor = call.args[0]
     tag = run.tag(values)
     if any(axis >= values.ndim - 2 for axis in tag.varying):
@@ -67,10 +67,10 @@ def cut(run: LabelledRun, call: Call) -> Tags:
 
 @rule("cat", "stack", "concatenate", "_cat")
 def join(run: LabelledRun, call: Call) -> Tags:
-    """Piece by piece along an axis; along others no larger than labels change."""
+    """Concatenate labels along an axis; along others they stay compact."""
     parts = [
         part for part in call.args[0] if part.ndim == call.args[0][-1].ndim
-    ]  # an old kind of empty one has 1 axis
+    ]  # torch allows empty tensors with 1 axis
     tags = [run.tag(part) for part in parts]
     axis, ndim = call.argument("dim", 0), parts[0].ndim
     axis = axis % (ndim + 1 if call.name == "stack" else ndim)
@@ -105,7 +105,7 @@ def move(run: LabelledRun, call: Call) -> Tags:
 
 
 def _note_sizes(run: LabelledRun, call: Call, tag: Tag) -> Tag:
-    """Sizes that the forward asks for may be numbers that a module keeps."""
+    """Sizes in the call may come from attributes of a module."""
     moved = _move(run, call, tag)
     for axis in moved.varying:
         note_used_size(run, moved.labels, axis)
@@ -116,7 +116,7 @@ def _move(run: LabelledRun, call: Call, tag: Tag) -> Tag:
     values: Tensor = call.args[0]
     shape, output = list(values.shape), list(call.output.shape)
     if call.name in RESHAPES and shape[:1] == output[:1] and tag.labels.shape[0] == 1:
-        shape[0] = output[0] = 1  # rows are alike
+        shape[0] = output[0] = 1  # all rows have the same labels
 
     def move_it(read: Tensor) -> Tensor:
         full = read.narrow(0, 0, 1) if read.ndim and shape and read.shape[0] != shape[0] == 1 else read
@@ -128,7 +128,7 @@ def _move(run: LabelledRun, call: Call, tag: Tag) -> Tag:
     rest = None if tag.rest is None else compact(move_it(tag.rest))
     labels = compact(move_it(tag.labels))
     if call.name == "expand" and not tag.labelled and call.output.numel() > values.numel():
-        labels = run.fill(call.output.ndim).labels  # as many as the forward asks for
+        labels = run.fill(call.output.ndim).labels  # the size is given by the forward pass
     return Tag(labels, rest, tag.active, tag.constant)
 
 
@@ -137,7 +137,7 @@ RESHAPES = ("view", "_unsafe_view", "reshape", "_reshape_alias")
 
 @rule("pixel_shuffle", "channel_shuffle", "native_channel_shuffle")
 def shuffle(run: LabelledRun, call: Call) -> Tags:
-    """Channels are dealt onto positions, or groups of them among each other: what is dealt together goes together."""
+    """Channels are moved to positions or permuted between groups: those moved together are removed together."""
     values, count = call.args[:2]
     tag = run.tag(values)
     axis = values.ndim - 3 if call.name == "pixel_shuffle" else 1
@@ -157,7 +157,7 @@ def shuffle(run: LabelledRun, call: Call) -> Tags:
 
 @rule("im2col", "col2im")
 def slide(run: LabelledRun, call: Call) -> Tags:
-    """Windows of positions laid out behind their channel, and back."""
+    """im2col and its adjoint: the windows of a channel become channels, and back."""
     values: Tensor = call.args[0]
     tag, axis = run.tag(values), values.ndim - (3 if call.name == "im2col" else 2)
     if any(place != axis for place in tag.varying):
@@ -175,7 +175,7 @@ def slide(run: LabelledRun, call: Call) -> Tags:
 
 @rule("constant_pad_nd")
 def pad(run: LabelledRun, call: Call) -> Tags:
-    """Around positions a channel grows; beside channels there is then something that cannot shrink."""
+    """Padding of positions keeps channels; padding of channels adds ones that cannot shrink."""
     values, amounts = call.args[0], list(call.args[1])
     tag = run.tag(values)
     labels = tag.labels
@@ -188,7 +188,7 @@ def pad(run: LabelledRun, call: Call) -> Tags:
         sizes = [[*labels.shape[:axis], amount, *labels.shape[axis + 1 :]] for amount in (before, behind)]
         around = [blank(values.ndim).labels.expand(size) for size in sizes]
         labels = torch.cat([around[0], labels, around[1]], axis)
-    rest = None if any(amounts) else tag.rest  # what is left beside a padding is no constant
+    rest = None if any(amounts) else tag.rest  # with padding the remaining value is not constant
     return [Tag(compact(labels), rest, tag.active, tag.constant)]
 
 
@@ -197,10 +197,10 @@ def _read_rest(tag: Tag) -> Tensor:
 
 
 def _make_rectangular(run: LabelledRun, call: Call, tag: Tag) -> Tag:
-    """Channels that were dealt onto several axes: the last of these axes can shrink, the others cannot.
+    """If channels were split into several axes, only the last of these can shrink.
 
-    So groups of a channel shuffle lose the channels at the same place. As long as the axes stay in their order, both
-    may yet turn out to shrink: heads of an attention are told from their channels where they are multiplied.
+    So the groups of a channel shuffle lose the channels at the same place. While the axes stay in order, either may
+    still shrink: attention heads are distinguished from their channels where they are multiplied.
     """
     if len(tag.varying) < 2 or tag.constant:
         return tag
@@ -218,7 +218,7 @@ def _make_rectangular(run: LabelledRun, call: Call, tag: Tag) -> Tag:
 
 
 def _list_order(call: Call, ndim: int) -> list[int]:
-    """The axes in the order that they get."""
+    """The axes in their new order."""
     if call.name == "permute":
         return [axis % ndim for axis in call.args[1]]
     order = list(range(ndim))
@@ -228,8 +228,8 @@ def _list_order(call: Call, ndim: int) -> list[int]:
 
 
 def _merges(before: torch.Size, after: torch.Size, axes: tuple[int, ...]) -> bool:
-    """Whether a new shape joins some of these axes. Axes of both shapes are matched up, as few of them as possible at
-    a time."""
+    """Whether a reshape merges some of these axes. Axes of both shapes are matched in the smallest possible
+    groups."""
     one = other = 0
     while one < len(before):
         start, left, right = one, before[one], after[other] if other < len(after) else 1

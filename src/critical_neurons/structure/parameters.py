@@ -1,4 +1,4 @@
-"""Parameters: which axis of which parameter a tensor that a model computes with is, seen through views and copies."""
+"""Parameters: which axis of which parameter a tensor in a call belongs to, through views and copies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from critical_neurons.structure.labels import Labels
 from critical_neurons.structure.tags import Tag, blank
 
 MOST_ELEMENTS = 2**22
-"""Parameters with more elements are sliced as weights alone, not element by element: no bias or scale is so large."""
+"""Larger parameters are only sliced as weights, not elementwise: no bias or scale is as large."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class _Memory:
-    """A parameter or buffer, or a copy of a view of one in another type or layout, and what its axes stand for."""
+    """A parameter or buffer, or a converted copy of a view of one, and the parameter axes of its axes."""
 
     name: str
     values: Tensor
@@ -41,9 +41,9 @@ class _Memory:
 
 
 class Parameters:
-    """All parameters and buffers of a model, by name; of one that has several names, by the first.
+    """All parameters and buffers of a model, by their first name.
 
-    A weight has labels for the indices of an axis, what is added or multiplied has labels for its elements.
+    A weight has labels for the indices of each axis, an elementwise parameter for its elements.
     """
 
     def __init__(self, model: nn.Module, labels: Labels) -> None:
@@ -52,7 +52,8 @@ class Parameters:
             f"{name}.{each.original}" if name else each.original: (name, each)
             for name, each in list_parametrised(model).items()
         }
-        """By the tensor of the same shape that a weight is computed from: the module it belongs to, and how."""
+        """Parametrised weights, by the name of the tensor of the same shape: their module, and how they are
+        computed."""
         self.named: dict[str, Tensor] = dict([*model.named_parameters(), *model.named_buffers()])
         self._memories: dict[int, list[_Memory]] = {}
         for name, values in self.named.items():
@@ -75,27 +76,27 @@ class Parameters:
         return self._find(view) is not None
 
     def add_copy(self, copied: Tensor, view: Tensor) -> None:
-        """The same numbers in another type or layout: as good as the parameter itself."""
+        """Register a converted copy, which is treated like the parameter."""
         source = self._find(view)
         assert source is not None
         axes = tuple(self.locate(view, axis) for axis in range(view.ndim))
         self._add(_Memory(source.name, copied, axes, view))
 
     def find_module(self, tensor: str) -> str | None:
-        """The module whose weight it is, or is computed from."""
+        """The module whose weight it is, or whose weight is computed from it."""
         if tensor in self.computed:
             return self.computed[tensor][0]
         owner, _, key = tensor.rpartition(".")
         return owner if key == "weight" else None
 
     def link_computed(self) -> None:
-        """What else a weight is computed from has slices for those of the weight."""
+        """Give the other tensors of a parametrised weight the slices of the weight."""
         for tensor, (name, each) in self.computed.items():
             prefix = f"{name}." if name else ""
             shared = {"weight norm": (each.dim,), "spectral norm": (0, 1), "mask": ()}[each.kind]
             for axis in shared:
                 labels = self.axes.get((tensor, axis))
-                if labels is not None and labels.ndim > 1:  # groups: one entry answers for all of them
+                if labels is not None and labels.ndim > 1:  # one entry serves all groups
                     self.axes[tensor, axis] = self._labels.unite_along(labels, 0).expand_as(labels)
             axes = [self._first_row(self.axes.get((tensor, axis))) for axis in range(2)]
             match each.kind:
@@ -117,12 +118,12 @@ class Parameters:
         return labels[0] if labels is not None and labels.ndim > 1 else labels
 
     def forget(self, values: Tensor) -> None:
-        """A copy that is written to is a copy no longer."""
+        """Forget a copy that is written to."""
         pointer = values.untyped_storage().data_ptr()
         self._memories[pointer] = [each for each in self._memories.get(pointer, ()) if each.copy_of is None]
 
     def locate(self, view: Tensor, axis: int) -> Axis | None:
-        """The axis of a parameter along which an axis of a view of it runs, None where that cannot be told."""
+        """The axis of a parameter that an axis of a view runs along; None if unknown."""
         source = self._find(view)
         if source is None:
             return None
@@ -152,7 +153,7 @@ class Parameters:
         return labels[..., at.first : at.first + at.size]
 
     def tag(self, view: Tensor) -> Tag:
-        """Of a view of a parameter that is computed with element by element."""
+        """The tag of a view of an elementwise parameter."""
         source = self._find(view)
         assert source is not None
         named = self.named[source.name]
@@ -174,7 +175,7 @@ class Parameters:
         return self.elements[name]
 
     def _tie_unseen(self, whole: Tensor, elements: Tensor, view: Tensor) -> None:
-        """A view of a part of a parameter starts and ends where it does: what lies beside it shrinks along."""
+        """Unite a view of a part of a parameter with the rest, so that all parts keep the same size."""
         seen = {stride: size for size, stride in zip(view.shape, view.stride(), strict=True) if stride and size > 1}
         count = 1
         for size in seen.values():
@@ -188,8 +189,8 @@ class Parameters:
 
 
 def tie_pieces(labels: Labels, of: Tensor, axis: int, width: int, first: int = 0) -> Tensor:
-    """A piece of an axis is taken: of equal pieces that it and the rest are made of, what stands at the same place
-    goes together. The labels of the axis, tied."""
+    """For a piece of an axis: divide the axis into equal pieces that fit it, and unite labels at the same place of
+    all pieces. Returns the labels of the axis."""
     size = of.shape[axis]
     width = gcd(size, width, first)
     dealt = torch.unflatten(of, axis, (size // width, width))

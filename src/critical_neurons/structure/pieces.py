@@ -1,4 +1,4 @@
-"""Rules for parts of an axis: slices, splits, and elements picked by their numbers."""
+"""Pieces: rules for parts of an axis: slices, splits, and elements selected by index."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @rule("slice", "select", "narrow", "split", "split_with_sizes", "unsafe_split", "chunk", "unbind", "unsafe_chunk")
 def take_pieces(run: LabelledRun, call: Call) -> Tags:
-    """Of pieces of an axis along which labels change, channels at the same place go together."""
+    """Channels at the same place of all pieces are removed together."""
     values: Tensor = call.args[0]
     tag, axis = run.tag(values), call.argument("dim", 0) % max(values.ndim, 1)
     if axis in tag.varying and not tag.constant:
@@ -36,7 +36,7 @@ def take_pieces(run: LabelledRun, call: Call) -> Tags:
 
 
 def _tie(run: LabelledRun, call: Call, labels: Tensor, axis: int) -> Tensor | None:
-    """The labels, tied so that the pieces are as long as each other whatever is removed; None where they are not."""
+    """Labels united so that all pieces keep the same size; None if they have different sizes."""
     size = labels.shape[axis]
     if call.name in ("select", "unbind"):
         return tie_pieces(run.labels, labels, axis, 1)
@@ -50,7 +50,7 @@ def _tie(run: LabelledRun, call: Call, labels: Tensor, axis: int) -> Tensor | No
         return labels
     if step == 1 and size % width == 0 and start % width == 0:
         return tie_pieces(run.labels, labels, axis, width)
-    if start < step and size % step == 0 and width == size // step:  # every second, as in rotary embeddings
+    if start < step and size % step == 0 and width == size // step:  # every second element, as in rotary embeddings
         dealt = torch.unflatten(labels, axis, (width, step))
         return run.labels.tie(dealt, axis + 1).flatten(axis, axis + 1)
     return None
@@ -68,7 +68,7 @@ def _tie(run: LabelledRun, call: Call, labels: Tensor, axis: int) -> Tensor | No
     "repeat_interleave",
 )
 def pick(run: LabelledRun, call: Call) -> Tags:
-    """Elements picked by their number. Along an axis on which labels change the numbers would be others."""
+    """Elements selected by index. Axes on which labels vary must stay, since removal would change the indices."""
     values: Tensor = call.args[0]
     tag = run.tag(values)
     for other in call.tensors[1:]:
@@ -86,7 +86,7 @@ def pick(run: LabelledRun, call: Call) -> Tags:
 
 
 def _picked_axes(call: Call, values: Tensor) -> set[int]:
-    """The axes along which a call picks elements by their numbers."""
+    """The axes along which a call selects elements by index."""
     every = set(range(values.ndim))
     if call.name == "index":
         axes: set[int] = set()

@@ -1,4 +1,4 @@
-"""Rules for products of two values: attention, and matrices that are both computed."""
+"""Products: rules for attention and other products of two computed values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def multiply_values(run: LabelledRun, call: Call, one: Tensor, other: Tensor) -> Tags:
-    """What is summed over goes together, what is not goes on."""
+    """Unite the labels of the summed axes; the others are those of the result."""
     first, second = _settle_heads(run, one), _settle_heads(run, other)
     if any(axis < one.ndim - 2 for tag in (first, second) for axis in tag.varying):
         return _multiply_each(run, call, first, second, one.shape[-1])
@@ -50,8 +50,8 @@ def multiply_values(run: LabelledRun, call: Call, one: Tensor, other: Tensor) ->
 
 
 def _settle_heads(run: LabelledRun, values: Tensor) -> Tag:
-    """Of channels on an axis of the matrices and on one that counts matrices, as heads do: heads go as a whole, or
-    else the channels at the same place of all heads."""
+    """If labels vary both along a matrix axis and along one that counts matrices, the latter are heads: unite either
+    all channels of a head, or the channels at the same place of all heads."""
     tag = run.tag(values)
     outside = [axis for axis in tag.varying if axis < values.ndim - 2]
     inside = [axis for axis in tag.varying if axis >= values.ndim - 2]
@@ -66,7 +66,7 @@ def _settle_heads(run: LabelledRun, values: Tensor) -> Tag:
 
 
 def _multiply_each(run: LabelledRun, call: Call, first: Tag, second: Tag, inner: int) -> Tags:
-    """A product of matrices for every head: without it there is none."""
+    """One matrix product per head, which is removed with its head."""
     ndim = call.output.ndim
     if any(axis >= ndim - 2 for tag in (first, second) for axis in tag.varying):
         for tag in (first, second):
@@ -80,7 +80,7 @@ def _multiply_each(run: LabelledRun, call: Call, first: Tag, second: Tag, inner:
 
 
 def _join_heads(run: LabelledRun, *several: Tensor) -> Tensor:
-    """Labels at the same place become one, or stay where what is beside them cannot shrink."""
+    """Unite the heads of several values; they stay if one of them cannot shrink."""
     found = several[0]
     for labels in several[1:]:
         pair(run, found, labels)
@@ -91,7 +91,7 @@ def _join_heads(run: LabelledRun, *several: Tensor) -> Tensor:
 
 @rule("mv", "dot", "vdot")
 def multiply_vector(run: LabelledRun, call: Call) -> Tags:
-    """A sum over all channels, weighted by a vector."""
+    """A weighted sum over all channels."""
     matrix, vector = call.args[:2]
     labels = read_axis(run, matrix, matrix.ndim - 1, MEETS)
     if matrix.ndim == 2 and 0 in run.tag(matrix).varying:
@@ -112,8 +112,8 @@ def multiply_vector(run: LabelledRun, call: Call) -> Tags:
     "scaled_dot_product_attention",
 )
 def attend(run: LabelledRun, call: Call) -> Tags:
-    """Attention in one call: the channels of the values go on; those of queries and keys set the scale, unless that
-    is given."""
+    """Fused attention: the result has the channels of the values. Those of queries and keys must stay unless the
+    scale is given, since it depends on their number."""
     query, key, value = call.args[:3]
     tags = [_settle_heads(run, each) for each in (query, key, value)]
     masks = call.tensors[3:]
@@ -143,7 +143,7 @@ def attend(run: LabelledRun, call: Call) -> Tags:
 
 
 def _read_masks(run: LabelledRun, masks: list[Tensor], ndim: int) -> list[Tensor]:
-    """The labels of masks that every head has its own of."""
+    """The labels of masks that differ between heads."""
     found = []
     for mask in masks:
         labels = run.tag(mask).labels

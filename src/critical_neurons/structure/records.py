@@ -1,4 +1,4 @@
-"""Records: what a labelled run notes down of products with weights, and of what it leaves as it is."""
+"""Records: multiplications with weights, costs and untouched modules seen in a labelled run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Multiplication:
-    """One call that multiplies with a weight: the labels of what it reads and of what it gives, and what removed
-    inputs leave. `name`: the module that owns the weight, or else the weight; `alone`: that module makes the call."""
+    """A multiplication with a weight: the labels of its inputs and outputs, and the constants that removed inputs
+    leave. `name`: the module that owns the weight, or else the weight; `alone`: that module makes the call."""
 
     tensor: str
     name: str
@@ -27,7 +27,7 @@ class Multiplication:
 
 @dataclass(frozen=True, eq=False)
 class Cost:
-    """Multiply-adds of a module for one input, and the labels along every axis that can shrink."""
+    """Multiply-adds of a module for one input, and the labels of every axis that can shrink."""
 
     module: str
     macs: int
@@ -36,7 +36,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class LeftAlone:
-    """A module that is listed, but loses nothing."""
+    """A module that is listed but loses nothing."""
 
     name: str
     kind: str

@@ -1,4 +1,4 @@
-"""Rules: what a call of torch does to the labels of what it reads. One table, by the name of the call."""
+"""Rules: what a call of torch does to labels, in one table by the name of the call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Call:
         return first
 
     def argument(self, name: str, default: Any = None) -> Any:
-        """By the name in the schema of the call."""
+        """An argument by its name in the schema of the call."""
         if name in self.kwargs:
             return self.kwargs[name]
         for place, argument in enumerate(self.func._schema.arguments):
@@ -64,7 +64,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def name_call(func: Any) -> str:
-    """`relu` for aten::relu, its overloads and its form that works in place."""
+    """`relu` for aten::relu, its overloads and its in-place form."""
     name: str = func._schema.name.partition("::")[2]
     return name.rstrip("_") if name.endswith("_") and not name.startswith("__") else name
 
@@ -81,7 +81,7 @@ def apply_rule(run: LabelledRun, func: Any, args: tuple[Any, ...], kwargs: Mappi
 
 
 def keep_all(run: LabelledRun, call: Call, why: str = "") -> Tags:
-    """Of a call that no rule covers: all units that reach it stay."""
+    """For a call without a rule: all units that reach it must stay."""
     for values in call.tensors:
         run.keep(run.tag(values).labels, why or f"it is read by {call.name}")
     constant = not any(run.is_value(values) for values in call.tensors)

@@ -1,13 +1,12 @@
-"""Labelled run: a model on one example, with a label beside every element that it computes.
+"""Labelled run: run a model on one example, with a label for every element that it computes.
 
-No tracing: control flow, closures, several inputs and any outputs just run. Below autograd torch has few kinds of
-calls, and a handful of rules (`rules`) says what each does to labels. What no rule covers keeps every unit that
-reaches it, and says so.
+Nothing is traced, so control flow, closures, several inputs and any outputs work. Below autograd torch has few kinds
+of calls, and a few rules (`rules`) say what each does to labels. Units that reach a call without a rule must stay,
+with that reason.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from critical_neurons.removal import attention
 from critical_neurons.removal.dispatch import DispatchMode
 from critical_neurons.removal.rows import find_tensors
 from critical_neurons.structure.labels import FILL, NONE, Labels
@@ -27,9 +25,10 @@ from critical_neurons.structure.parameters import Parameters
 from critical_neurons.structure.records import Cost, LeftAlone, Multiplication
 from critical_neurons.structure.rules import apply_rule, list_outputs, name_call
 from critical_neurons.structure.tags import Tag, blank, compact
+from critical_neurons.structure.user_code import find_running_line, list_names
 
 OPAQUE: tuple[type[nn.Module], ...] = (nn.RNNBase, nn.RNNCellBase)
-"""Modules whose weights belong together in ways that no slice of one axis takes apart: all around them stays."""
+"""Modules whose weights cannot be sliced along one axis: everything they read stays."""
 
 MADE_OF_A_SHAPE = frozenset(
     f"{prefix}{name}"
@@ -37,18 +36,16 @@ MADE_OF_A_SHAPE = frozenset(
     for name in ("zeros", "ones", "full", "empty", "empty_strided", "rand", "randn", "scalar_tensor")
 )
 COPIES = frozenset({"_to_copy", "clone"})
-"""Calls that give the same numbers in another type or layout."""
+"""Calls that return the same values in another type or layout."""
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 OUTPUT = "it gives the network's output"
-OWN = os.path.dirname(os.path.dirname(__file__))
-TORCH = os.path.dirname(torch.__file__)
 
 
 class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
-    """`model` is a copy: it is run, and its hooks are used. `follows`: whether what a forward makes out of a shape is
-    taken to shrink along with what it meets. `split`: modules whose attention cannot lose whole heads, and why."""
+    """`model` is a copy, which is run with hooks. `follows`: whether tensors made from a shape are assumed to shrink
+    with what they are combined with. `split`: modules whose attention cannot lose whole heads, and why."""
 
     def __init__(self, model: nn.Module, *, follows: bool = True, split: Mapping[str, str] = NOTHING) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -59,13 +56,13 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
         self.left_alone: list[LeftAlone] = []
         self.sizes: dict[str, Tensor] = {}
         self.used_sizes: list[tuple[str, Tensor, int]] = []
-        """Numbers that modules keep, the labels of what is given such a size, and along which axis."""
+        """Integer attributes of modules, the labels of a tensor with such a size, and the axis."""
         self.heads: dict[str, list[Tensor]] = {}
-        """By module: labels that are one for all channels of a head of an attention."""
+        """By module: labels shared by all channels of an attention head."""
         self._owed = WeakTensorKeyDictionary()
-        """Values that are no longer right once units have gone: these stay if such a value is used."""
+        """Values that would be wrong after a removal, with the labels that must stay if such a value is used."""
         self.blocks: list[Tensor] = []
-        """(blocks, size): labels of which every block must lose as many."""
+        """(blocks, size): labels of which every block must lose equally many."""
         self.rows = 1
         self.follows, self.filled = follows, False
         self._split = split
@@ -75,7 +72,7 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
         self._entry: CodeType | None = None
 
     def run(self, args: Sequence[Any], kwargs: dict[str, Any], rows: int) -> Any:
-        """What the model gives; `rows` is the size of the batch axis."""
+        """The model's outputs; `rows` is the size of the batch axis."""
         self.rows, self._entry = rows, sys._getframe().f_code
         for values in tree_leaves((args, kwargs)):
             if isinstance(values, Tensor):
@@ -91,7 +88,7 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        reshaped = args[0].detach() if torch.Tag.inplace_view in func.tags else None  # keeps the shape it had
+        reshaped = args[0].detach() if torch.Tag.inplace_view in func.tags else None  # keeps the old shape
         outputs = func(*args, **kwargs)
         if self._opaque:
             return outputs
@@ -102,7 +99,7 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
         return outputs
 
     def tag(self, values: Tensor) -> Tag:
-        """The tag of a value, of a view of a parameter, or of what came from nowhere."""
+        """The tag of a value, of a view of a parameter, or of an unknown tensor."""
         owed = self._owed.pop(values, None)  # type: ignore[no-untyped-call]
         if owed is not None:
             self.labels.keep(*owed)
@@ -122,49 +119,41 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
         return isinstance(values, Tensor) and (tag := self._look_up(values)) is not None and not tag.constant
 
     def fill(self, ndim: int) -> Tag:
-        """Of what is made out of a shape."""
+        """The tag of a tensor made from a shape."""
         self.filled = True
         return blank(ndim, label=FILL if self.follows else NONE)
 
     def keep(self, labels: Tensor, what: str) -> None:
-        """They must stay, for what the present call does."""
+        """Labels that must stay because of the present call."""
         if bool((labels >= 0).any()):
             self.labels.keep(labels, f"{what}{self._describe_place()}")
 
     def keep_if_used(self, labels: Tensor, what: str, values: Tensor) -> Tag:
-        """They must stay if any call reads these values, or the model gives them."""
+        """Labels that must stay if any call reads these values, or the model returns them."""
         self._owed[values] = (labels, f"{what}{self._describe_place()}")
         return blank(values.ndim)
 
     @property
     def module(self) -> tuple[str, nn.Module]:
-        """The innermost module that is running."""
+        """The innermost running module."""
         return self._stack[-1] if self._stack else ("", self.model)
 
     @property
     def whole_heads(self) -> bool:
-        """Whether the attention that is running may lose heads, not channels of all of them."""
+        """Whether the running attention may lose whole heads, rather than channels of all heads."""
         return not self.why_split
 
     @property
     def why_split(self) -> str:
-        """Why it cannot."""
+        """Why the running attention cannot lose whole heads."""
         return next((self._split[name] for name, _ in self._stack or [self.module] if name in self._split), "")
 
     def note_heads(self, labels: Tensor) -> None:
         self.heads.setdefault(self.module[0], []).append(labels)
 
     def names_used(self) -> set[str]:
-        """Names in the code of the running module's forward, and of what it calls."""
-        names: set[str] = set()
-        frame = sys._getframe()
-        while frame is not None and frame.f_code.co_name != "_call_impl" and frame.f_code is not self._entry:
-            if not frame.f_code.co_filename.startswith(OWN) or frame.f_code.co_filename == attention.__file__:
-                names.update(frame.f_code.co_names)
-            if frame.f_back is None:
-                break
-            frame = frame.f_back
-        return names
+        """Names in the code of the running module's forward and of functions it calls."""
+        return list_names(self._entry)
 
     def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
         tensors = [values for values in tree_leaves((args, kwargs)) if isinstance(values, Tensor)]
@@ -177,7 +166,7 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
         if all(self._look_up(values) is None for values in tensors):
             owned = [values for values in tensors if self.parameters.owns(values)]
             if not owned:
-                return  # out of nothing
+                return  # made without known tensors
             if name in COPIES and len(tensors) == 1 and not self.parameters.owns(outputs):
                 self.parameters.add_copy(outputs, tensors[0])
                 return
@@ -192,7 +181,7 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
                     self._tags[values] = tag
 
     def _write(self, values: Tensor, tag: Tag) -> None:
-        """What is written to in place changes for all that share its memory."""
+        """Update the tags of all tensors that share the memory of one written in place."""
         before = self.tag(values).labels
         self.parameters.forget(values)
         if values._is_view() and values._base is not None and self._look_up(values._base) is None:
@@ -210,7 +199,7 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
                 self._tags[other] = Tag(compact(view), active=known.active, constant=known.constant and tag.constant)
 
     def _reshape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: Tensor) -> None:
-        """A call that changes the shape of a tensor itself, as `unsqueeze_`."""
+        """A call that changes the shape of a tensor in place, such as `unsqueeze_`."""
         values, tag, name = args[0], self._look_up(args[0]), name_call(func)
         if tag is None or _list_steps(before) == _list_steps(values):
             return  # as pools to one position do in channels-last layout: only axes of size 1 get other strides
@@ -224,18 +213,11 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
         self._tags[values] = Tag(compact(labels), None, tag.active, tag.constant)
 
     def _describe_place(self) -> str:
-        """In which module, and on which line of the user's own code."""
+        """The running module and the line of the user's code."""
         name, module = self.module
         where = f" in {name} ({type(module).__name__})" if name else ""
-        frame = sys._getframe()
-        while frame is not None and frame.f_code is not self._entry:
-            path = frame.f_code.co_filename
-            if not path.startswith((OWN, TORCH)) and not path.startswith("<"):
-                return f"{where}, {os.path.basename(path)}:{frame.f_lineno}"
-            if frame.f_back is None:
-                break
-            frame = frame.f_back
-        return where
+        line = find_running_line(self._entry)
+        return f"{where}, {line}" if line else where
 
     @contextmanager
     def _watch_modules(self) -> Iterator[None]:
@@ -253,7 +235,7 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
                 handles.append(module.register_forward_pre_hook(self._hide, prepend=True))
                 handles.append(module.register_forward_pre_hook(self._show(tensor)))
         fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)  # a fused call hides what happens inside
+        torch.backends.mha.set_fastpath_enabled(False)  # a fused call hides its steps
         try:
             yield
         finally:
@@ -278,11 +260,11 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
         return note
 
     def _hide(self, module: nn.Module, args: Any) -> None:
-        """What computes a weight is about to run."""
+        """Ignore calls while a parametrised weight is computed."""
         self._opaque += 1
 
     def _show(self, tensor: str) -> Callable[..., None]:
-        """The weight is there: as good as the tensor it is computed from."""
+        """Then treat the computed weight like the tensor it is computed from."""
 
         def note(module: nn.Module, args: Any, outputs: Any = None) -> None:
             self._opaque -= 1
@@ -301,12 +283,12 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _count_recurrent_macs(module: nn.Module, given: list[Tensor]) -> int:
-    """Of a recurrent module: every weight once for every step of every sequence, which it is given first."""
+    """Multiply-adds of a recurrent module: every weight once per step of every sequence, its first input."""
     steps = given[0].numel() // given[0].shape[-1] if given else 0
     return steps * sum(values.numel() for values in module.parameters() if values.ndim == 2)
 
 
 def _list_steps(values: Tensor) -> list[tuple[int, int]]:
-    """Where its elements lie in memory: size and stride of every axis; of one of size 1 the stride says nothing."""
+    """The memory layout: size and stride of every axis, without the strides of axes of size 1."""
     steps = [(size, stride if size > 1 else 0) for size, stride in zip(values.shape, values.stride(), strict=True)]
     return [(int(values.storage_offset()), 0), *steps]

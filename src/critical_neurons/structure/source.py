@@ -1,4 +1,4 @@
-"""The given model: unwrapped, checked, copied, and known by digests."""
+"""Source: the given model, unwrapped, checked, copied and fingerprinted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise on what cannot be copied, sliced or run."""
+    """Raise if the model cannot be copied, sliced or run."""
     if not isinstance(model, nn.Module):
         raise UnreadableModelError(f"model: found {type(model).__name__}, expected a torch.nn.Module.")
     for name, module in model.named_modules():
@@ -44,7 +44,7 @@ def check_model(model: nn.Module) -> None:
                 "smaller one."
             )
         forward = None if hasattr(module, "_orig_mod") else vars(module).get("forward")
-        if hasattr(forward, "_torchdynamo_orig_callable"):  # of a copy it would run the weights of this one
+        if hasattr(forward, "_torchdynamo_orig_callable"):  # a copy would run with the weights of the original
             raise UnreadableModelError(
                 f"{where}: its forward was replaced by a compiled one. Compile the module instead, as in "
                 "torch.compile(model), or give it as it was before."
@@ -62,7 +62,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def _is_finite(values: Tensor, buffer: bool) -> bool:
-    """Numbers all of them. A buffer may be infinite, as the mask of an attention."""
+    """Whether there is no NaN, and in parameters no infinity; a buffer may be infinite, as attention masks."""
     if buffer:
         return not bool(values.isnan().any())
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())  # the first is many times faster

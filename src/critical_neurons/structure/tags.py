@@ -1,4 +1,4 @@
-"""Tags: the label of every element of a tensor, in as little room as it takes."""
+"""Tags: the labels of all elements of a tensor, stored compactly."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from critical_neurons.structure.labels import NONE
 
 @dataclass(frozen=True, eq=False)
 class Tag:
-    """`labels` broadcast to the tensor's shape: an axis along which they do not change has size 1.
+    """`labels` broadcast to the tensor's shape, with size 1 along axes on which they are constant.
 
-    `rest` is what an element is once its unit is removed, None for zero: a function that is not zero at zero leaves
-    something. Up to the first such function behind a layer, its `active` part, a unit is removed whole.
-    `constant`: computed from parameters and buffers alone.
+    `rest` is the value of an element whose unit is removed, None for zero: a function that is not zero at zero leaves
+    a constant. `active`: whether such a function was applied since the layer; before it, a removed unit is zero.
+    `constant`: computed from parameters and buffers only.
     """
 
     labels: Tensor
@@ -26,22 +26,22 @@ class Tag:
 
     @property
     def varying(self) -> tuple[int, ...]:
-        """The axes along which labels change."""
+        """The axes along which labels vary."""
         return tuple(axis for axis, size in enumerate(self.labels.shape) if size > 1)
 
     @property
     def labelled(self) -> bool:
-        """Whether there is any unit behind it."""
+        """Whether any element has a label."""
         return bool((self.labels >= 0).any())
 
 
 def blank(ndim: int, *, constant: bool = False, label: int = NONE) -> Tag:
-    """No unit behind any element."""
+    """A tag without labels."""
     return Tag(torch.full((1,) * ndim, float(label), dtype=torch.float64), constant=constant)
 
 
 def compact(values: Tensor) -> Tensor:
-    """One entry of every axis along which nothing changes. The same values, broadcast."""
+    """Reduce axes along which nothing changes to size 1."""
     strides = values.stride()
     for axis in sorted(range(values.ndim), key=lambda axis: (strides[axis] > 0, -strides[axis])):
         if values.shape[axis] <= 1:
@@ -53,7 +53,7 @@ def compact(values: Tensor) -> Tensor:
 
 
 def align(labels: Tensor, ndim: int) -> Tensor:
-    """With as many axes, new ones of size 1 in front, as broadcasting has it."""
+    """Add leading axes of size 1, as broadcasting does."""
     return labels.reshape((1,) * (ndim - labels.ndim) + tuple(labels.shape))
 
 
@@ -64,12 +64,12 @@ def along(labels: Tensor, axis: int, size: int) -> Tensor:
 
 
 def spread_along(labels: Tensor, axis: int, ndim: int) -> Tensor:
-    """A vector of labels as those of a tensor that change along one axis."""
+    """A vector of labels along one axis of a tensor."""
     shape = [1] * ndim
     shape[axis] = len(labels)
     return labels.reshape(shape)
 
 
 def meets_none(one: Tensor, other: Tensor) -> Tensor:
-    """Where a label stands beside what cannot shrink."""
+    """Where a label is next to something that cannot shrink."""
     return ((one == NONE) & (other >= 0)) | ((other == NONE) & (one >= 0))

@@ -1,9 +1,7 @@
-"""Trial removal: whether the smaller model gives what the masked one does, and which groups are to blame if not."""
+"""Trial removal: test that smaller and masked model agree, and find the groups to blame if not."""
 
 from __future__ import annotations
 
-import os
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,45 +26,44 @@ from critical_neurons.removal.remove import (
     zero_units,
 )
 from critical_neurons.removal.rows import Inputs, count_rows, find_tensors, map_inputs, take_rows
-from critical_neurons.structure.run import OWN, TORCH
+from critical_neurons.structure.user_code import find_failing_line
 
 ROUNDS = 3
-"""Different draws of what is removed: any number of all groups; then of some of them, which tells groups apart that
-have to lose as many each; then half of all, in which hardly a unit gets away."""
+"""Different removals: a random number of units of all groups; then of some groups, which separates groups that must
+lose equally many; then half of all units, so that nearly every unit is removed once."""
 
 SOME, HALF = 1, 2
-"""The second and the third of them."""
+"""The second and the third removal."""
 
 SHAKE = 0.1
-"""By how much parameters of the trial differ from the model's, as a share; zeros become as large as that. Equal or
-zero parameters, as in a new model, would hide mistakes."""
+"""Relative noise on the parameters of the trial, absolute for zeros: equal or zero parameters, as in a new model,
+would hide mistakes."""
 
 FEW = 2**14
-"""A weight with more numbers than that is left as it is, unless it begins with as many equal ones."""
+"""Larger weights get no noise, unless their first numbers are all equal."""
 
 LAST = 2
-"""Of the layers that ran before a forward failed, how many are suspected."""
+"""How many of the last layers before a failure are suspected."""
 
 SIDES = (64, 96)
-"""Positions along an axis of an image beyond this many are left out where the model runs without them: what belongs
-together is the same at all of them."""
+"""Larger images are cropped to this side, if the model runs on them: the structure is the same at all positions."""
 
 TOGETHER = "removed along with others it gives other outputs than masked"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a trial failed, and the layers that were the last to run."""
+    """Why a trial failed, and the last layers that ran."""
 
     reason: str
     last: tuple[str, ...] = ()
 
 
 class Trial:
-    """Removes units of a model at random, always the same ones.
+    """Removes random units of a model, the same ones every time.
 
-    In double precision, on one row and, of large images, on a part of it, where it runs so: a forward may make
-    numbers of its own type, need more rows, or know how large images are. `model` is changed.
+    Runs in double precision, on one row and on a crop of large images, if the model allows it: a forward pass may
+    create other types, need more rows, or have fixed image sizes. `model` is changed.
     """
 
     def __init__(self, model: nn.Module, rows: Inputs) -> None:
@@ -82,7 +79,7 @@ class Trial:
         self._choose_way()
 
     def find_failing(self, structure: Structure) -> list[tuple[Group, str]]:
-        """Groups whose removal does not give what masking them gives, and why."""
+        """Groups whose removal differs from masking, and why."""
         for draw in range(ROUNDS):
             groups = structure.groups
             if draw == SOME:
@@ -98,7 +95,7 @@ class Trial:
     def _choose_way(self) -> None:
         self._rows, self._exact = self._ways[0]
         self._tried = self._model
-        if self._exact and list_parametrised(self._model):  # factors of norms are computed anew
+        if self._exact and list_parametrised(self._model):  # factors of norms are recomputed
             self._tried = double_tensors(copy_sharing(self._model))
         if self._exact:
             self._rows = map_inputs(
@@ -120,7 +117,7 @@ class Trial:
         return double_tensors(model) if self._exact else model
 
     def _verify(self) -> bool:
-        """Whether the model runs at all as it is tried; if not, it is tried in another way from now on."""
+        """Whether the model itself runs under the trial's conditions; if not, switch to the next ones."""
         if self._verified:
             return True
         try:
@@ -134,7 +131,7 @@ class Trial:
         return True
 
     def _try(self, structure: Structure, groups: Sequence[Group], draw: int) -> Failure | None:
-        """Why some of the units of the groups cannot be removed; None where they can."""
+        """Remove some units of the groups. Returns why that fails, or None."""
         if not groups:
             return None
         stays: Bools = np.ones(structure.unit_count + 1, dtype=bool)
@@ -150,14 +147,14 @@ class Trial:
             compare_outputs(run_evenly(masked, self._rows), found)
         except PruningError as error:
             failed = error.__cause__ is not None
-            reason = f"its removal fails: {error}{find_line(error.__cause__)}"
+            reason = f"its removal fails: {error}{find_failing_line(error.__cause__)}"
             return Failure(reason, tuple(reversed(entered[-LAST:])) if failed else ())
         return None
 
     def _blame(
         self, structure: Structure, groups: Sequence[Group], draw: int, failure: Failure
     ) -> list[tuple[Group, str]]:
-        """Which of the groups fail. Those next to where the forward failed are tried first, then halves of all."""
+        """The groups that fail. Those near the failure are tried first, then halves of all."""
         if len(groups) == 1:
             return [(groups[0], failure.reason)]
         for group in _list_suspects(structure, groups, failure):
@@ -172,7 +169,7 @@ class Trial:
         return found or [(self._find_last(structure, *halves, draw), TOGETHER)]
 
     def _find_last(self, structure: Structure, first: Sequence[Group], second: Sequence[Group], draw: int) -> Group:
-        """Both pass, but not together: the group of the second with which the first begins to fail."""
+        """Both halves pass, but not together: the first group of the second half with which the first one fails."""
         low, high = 0, len(second)
         while high - low > 1:
             middle = (low + high) // 2
@@ -181,15 +178,8 @@ class Trial:
         return second[high - 1]
 
 
-def find_line(error: BaseException | None) -> str:
-    """The line of the user's own code on which a forward failed."""
-    frames = traceback.extract_tb(error.__traceback__) if error is not None else []
-    own = [frame for frame in frames if not frame.filename.startswith((OWN, TORCH))]
-    return f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno})" if own else ""
-
-
 def _draw_kept(group: Group, draw: int) -> Bools:
-    """Some of its units, and not all of them where any can go: any number, or half."""
+    """The units of a group that a trial keeps: a random number, or half."""
     generator = np.random.default_rng((draw, int(group.units[0]), len(group)))
     least, size = group.least // group.blocks, len(group) // group.blocks
     drawn = (least + size) // 2 if draw == HALF else int(generator.integers(least, max(size, least + 1)))
@@ -218,7 +208,7 @@ def _shake(model: nn.Module) -> None:
 
 @contextmanager
 def _noting_layers(model: nn.Module, structure: Structure) -> Iterator[list[str]]:
-    """The layers of a model in the order in which they begin to run."""
+    """Collects the names of layers as they start to run."""
     entered: list[str] = []
 
     def note(name: str) -> Callable[[nn.Module, Any], None]:
@@ -234,7 +224,7 @@ def _noting_layers(model: nn.Module, structure: Structure) -> Iterator[list[str]
 
 
 def _list_suspects(structure: Structure, groups: Sequence[Group], failure: Failure) -> list[Group]:
-    """The groups of what the last layers gave and read: where a size is written into a forward, it fails there."""
+    """The groups of the outputs and inputs of the last layers, where a fixed size in the forward pass fails."""
     wirings = {wiring.module: wiring for wiring in structure.wirings}
     axes = [axis for name in failure.last for axis in (wirings[name].outputs, wirings[name].inputs)]
     found = [group for axis in axes for group in groups if np.isin(group.units, axis).any()]

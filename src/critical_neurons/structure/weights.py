@@ -1,4 +1,4 @@
-"""Rules for products with weights: convolutions, linear layers, embeddings."""
+"""Weights: rules for multiplications with weights: convolutions, linear layers, embeddings."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def convolve(run: LabelledRun, call: Call) -> Tags:
 
 @rule("addmm", "mm", "linear", "bmm", "baddbmm", "matmul", "_addmm_activation")
 def multiply(run: LabelledRun, call: Call) -> Tags:
-    """A product of matrices, of which one may be a weight."""
+    """A matrix product, possibly with a weight."""
     if call.name in ("addmm", "baddbmm", "_addmm_activation"):
         bias, one, other = call.args[:3]
     else:
@@ -80,7 +80,7 @@ def multiply(run: LabelledRun, call: Call) -> Tags:
 def _multiply_weight(
     run: LabelledRun, call: Call, values: Tensor, weight: Tensor, bias: Tensor | None, *, behind: bool
 ) -> Tags:
-    """x W or W x: `behind` says on which side the weight stands."""
+    """x W if `behind`, else W x."""
     ndim = values.ndim
     joined, free = (ndim - 1, ndim - 2) if behind else (ndim - 2, ndim - 1)
     read = run.parameters.locate(weight, weight.ndim - 2 if behind else weight.ndim - 1)
@@ -107,7 +107,7 @@ def _multiply_weight(
 
 
 def _project_one(run: LabelledRun, call: Call, given: Axis, bias: Any, axis: int) -> Tags:
-    """A single input: its axis cannot be told, nor need it be."""
+    """A single input channel, whose axis is irrelevant."""
     units = run.parameters.label_axis(given)
     if isinstance(bias, Tensor):
         _link_bias(run, bias, units, axis, call.output.ndim)
@@ -134,17 +134,17 @@ def embed(run: LabelledRun, call: Call) -> Tags:
 
 
 def _label_outputs(run: LabelledRun, given: Axis | None, size: int, groups: int) -> Tensor:
-    """Labels of what is given: an axis of the weight; of a transposed convolution once for every group."""
+    """Labels of the outputs: those of an axis of the weight, for a transposed convolution once per group."""
     if given is None:
         return run.labels.fresh(size * groups)
     return run.parameters.label_axis(given, groups).flatten()
 
 
 def _filter(run: LabelledRun, read: Axis, labels: Tensor, size: int) -> Tensor:
-    """A depthwise convolution: what it gives belongs to the channels it reads."""
+    """A depthwise convolution: outputs have the units of the inputs."""
     units = run.parameters.label_axis(read)
     repeated = labels.repeat_interleave(size // len(labels))
-    if len(units) != size:  # transposed: the weight has an entry for every channel read
+    if len(units) != size:  # transposed: the weight has one entry per input channel
         pair(run, units, labels)
         return repeated
     pair(run, units, repeated)
@@ -152,7 +152,7 @@ def _filter(run: LabelledRun, read: Axis, labels: Tensor, size: int) -> Tensor:
 
 
 def _leave(run: LabelledRun, call: Call, labels: Tensor, axis: int) -> Tags:
-    """A weight that is no parameter: what it reads and what it gives stays."""
+    """A weight that is not a parameter: its inputs and outputs must stay."""
     run.keep(labels, f"it is read by a layer, and {COMPUTED}")
     name, module = run.module
     if all(each.name != name for each in run.left_alone):
@@ -170,7 +170,7 @@ def _link_bias(run: LabelledRun, bias: Tensor, units: Tensor, axis: int, ndim: i
 
 
 def _read_constants(run: LabelledRun, values: Tensor, axis: int) -> Tensor:
-    """What the channels carry once their units are removed, where that is the same at all positions."""
+    """The constants that removed channels leave, if they are the same at all positions."""
     rest = run.tag(values).rest
     size = values.shape[axis]
     if rest is None or any(at != axis for at, length in enumerate(rest.shape) if length > 1):
@@ -193,7 +193,7 @@ def _record(
     owner = run.parameters.find_module(tensor)
     own = owner is not None
     module = run.model.get_submodule(owner or "")
-    biased = biased or (own and getattr(module, "bias", None) is not None)  # which may be added by another call
+    biased = biased or (own and getattr(module, "bias", None) is not None)  # the bias may be added by another call
     name = owner or tensor
     running, _ = run.module
     kind = type_before_parametrizations(module).__name__ if own else "Parameter"

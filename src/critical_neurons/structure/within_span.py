@@ -1,4 +1,4 @@
-"""Span: a structure to the part of it between two modules."""
+"""Within span: the part of a structure between two modules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from critical_neurons.errors import InvalidSettingError
 
 
 def select_span(structure: Structure, start: str | None, stop: str | None) -> Structure:
-    """What lies between two modules, both included, in the order of the calls. What is read from outside stays."""
+    """The part between two modules, both included, in the order of calls. Units read outside of it must stay."""
     if start is None and stop is None:
         return structure
     order = [wiring.module for wiring in structure.wirings]
