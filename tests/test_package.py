@@ -98,6 +98,7 @@ def test_every_public_name_resolves():
         *("Bisection", "Budget", "ByClass", "Distillation", "Exact", "Lagrangian", "Linearised", "Paper", "Solver"),
         *("Bounds", "Comparison", "Compression", "Curve", "Interval", "Lossless", "Network", "Objective", "Plan"),
         "Program",
+        "Progress",
         *(
             "Scores",
             "Solution",

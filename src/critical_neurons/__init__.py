@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from critical_neurons.core.network import Network as Network
     from critical_neurons.core.plan import Plan as Plan
     from critical_neurons.core.program import Program as Program
+    from critical_neurons.core.progress import Progress as Progress
     from critical_neurons.core.scores import Scores as Scores
     from critical_neurons.core.solution import Solution as Solution
     from critical_neurons.core.solution import Status as Status
@@ -92,6 +93,7 @@ _EXPORTS = {
     "core.network": "Network",
     "core.plan": "Plan",
     "core.program": "Program",
+    "core.progress": "Progress",
     "core.scores": "Scores",
     "core.solution": "Solution Status Step",
     "core.solver": "Solver",

@@ -14,6 +14,7 @@ from torch import nn
 import critical_neurons as cn
 from critical_neurons.cli.tables import describe_solve
 from critical_neurons.core.costs import count_cost
+from critical_neurons.core.search_history import MOST_KEPT
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.removal.metrics import measure_accuracy
 from critical_neurons.selection import budget_search, layerwise_search
@@ -259,7 +260,7 @@ def test_one_search_finds_the_same_for_every_budget_as_many(monkeypatch):
             whole, left = (count_cost(found.structure, each, "macs") for each in (np.ones_like(kept), kept))
             assert left <= share * whole
         once = int(compensate == "least_squares")
-        assert told.count("0 of 2 gathering what layers read") == told.count("0 of 2 layers tried") == once
+        assert told.count("gathering what layers read: 0 of 2") == told.count("ordering units: 0 of 2") == once
 
 
 def measure_loss(model, scores, inputs, compensate):
@@ -376,3 +377,28 @@ def test_too_few_inputs_and_nothing_to_score_are_told():
         cn.search(build(), draw(3), units=0.5)
     with pytest.raises(InvalidInputError, match="nothing that could be removed"):
         cn.search(nn.Sequential(nn.Linear(4, 3)), draw(), units=0.5)
+
+
+@pytest.mark.parametrize(
+    ("effort", "compensate"), [("standard", "least_squares"), ("quick", "least_squares"), ("quick", "none")]
+)
+def test_how_a_search_went(tmp_path, effort, compensate):
+    told = []
+    scores = cn.search(build(), draw(), units=0.5, effort=effort, compensate=compensate, progress=told.append)
+    history = scores.search_history
+    assert [each.name for each in history.stages] == list(dict.fromkeys(each.stage for each in told))
+    assert sum(each.seconds for each in history.stages) == pytest.approx(scores.seconds, rel=0.2, abs=0.05)
+    assert history.drafts[history.taken].loss == scores.objective
+    times = [each.seconds for each in history.drafts]
+    assert times == sorted(times)
+    if compensate == "least_squares":
+        assert len(history.drafts) == 1 + EFFORTS[effort].rounds
+        plan = cn.plan(scores)
+        for cost in history.costs:
+            assert cost.removed == len(plan.removed[cost.layers[0]])
+            assert (cost.losses[0], len(cost.losses)) == (0, cost.units + 1)
+            assert list(cost.losses) == sorted(cost.losses)
+    else:
+        assert len(history.drafts) == 1 + MOST_KEPT
+    scores.save(tmp_path / "scores.json")
+    assert cn.Scores.load(tmp_path / "scores.json").search_history == history

@@ -1303,7 +1303,7 @@ class TestLoudness:
             ),
             *("--compensate", "least_squares", "--calibration", "data.npz"),
         )
-        assert re.search(r"^\d+\.\d s  2 of 2 modules refitted$", found.stderr, re.MULTILINE)
+        assert re.search(r"^\d+\.\d s  refitting: 2 of 2", found.stderr, re.MULTILINE)
         assert "--quiet" in refuse("inspect", "tiny_models:net", "--input-shape", 6, "--quiet", "--verbose")
 
     def test_shells_complete(self):

@@ -141,7 +141,7 @@ def test_any_model(name):
     plan = halve(model, inputs)
     told = []
     settings = cn.Distillation(steps=3)
-    smaller = cn.prune(model, plan, inputs, compensate=settings, detail=told.append)
+    smaller = cn.prune(model, plan, inputs, compensate=settings, progress=told.append)
     plain = cn.prune(model, plan, inputs, compensate="least_squares")
     assert {name: each.shape for name, each in smaller.state_dict().items()} == {
         name: each.shape for name, each in plain.state_dict().items()

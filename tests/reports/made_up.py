@@ -9,6 +9,7 @@ import numpy as np
 from critical_neurons.core.comparison import Comparison
 from critical_neurons.core.plan import Plan
 from critical_neurons.core.scores import LayerChoice, Scores
+from critical_neurons.core.search_history import Draft, RemovalCost, SearchHistory, SearchStage
 from critical_neurons.core.solution import Step
 from critical_neurons.core.structure import Layer, Structure, Wiring
 from tests.drawing import make_comparison, make_output, make_scores, make_structure
@@ -45,10 +46,14 @@ def make_results(blocks: int = 2, width: int = 8) -> tuple[Comparison, Plan, Sco
     plan = Plan(structure, stays, {}, "drawn <b>at random</b>", {})
     history = (Step(0.0, None, -np.inf, 0, 0), Step(0.1, 3.0, 1.0, 5, 1), Step(0.4, 2.0, 1.9, 9, 2))
     choices = tuple(LayerChoice(group.layers, 2.0, 1.0) for group in structure.groups)
+    costs = tuple(RemovalCost(group.layers, width, 3, (0.0, 0.1, 0.2, 2.0)) for group in structure.groups)
+    stages = (SearchStage("ordering units", 1.0), SearchStage(EVIL, 3.0))
+    search = SearchHistory(stages, (Draft(1.0, 0.5, 0.2), Draft(4.0, 0.4, 0.1)), 1, costs)
     scores = replace(
         make_scores(structure, per_unit),
         history=history,
         layer_choices=choices,
+        search_history=search,
         sizes={"columns": 1},
         settings={"method": "drawn", "labels": list(range(40)), "nothing": None},
     )

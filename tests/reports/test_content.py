@@ -10,7 +10,7 @@ from critical_neurons.core.structure import Layer, Wiring
 from critical_neurons.errors import InvalidSettingError, PlanMismatchError
 from critical_neurons.reports import assemble, content_assembly, diagram, render_page
 from critical_neurons.reports.content import Gain, Rail, Strip
-from critical_neurons.reports.drawing import SHADES, draw_units
+from critical_neurons.reports.drawing import SHADES, draw_cost, draw_rails, draw_units, place_stages
 from critical_neurons.reports.wording import show_change, show_quantity
 from tests.drawing import draw_plan, draw_scores, make_output, make_structure
 from tests.reports.made_up import EVIL, make_residual, make_results
@@ -25,9 +25,15 @@ def test_all_of_it_as_json():
         *("Accuracy, test data", "Multiply-adds", "Parameters", "Size on disk"),
         *("Time for one input, torch", "Peak activations"),
     ]
-    assert data["gains"][1] == {"name": "Multiply-adds", "kind": "count", "before": 371456, "after": 185728}
+    assert data["gains"][1] == {
+        "name": "Multiply-adds",
+        "kind": "count",
+        "before": 371456,
+        "after": 185728,
+        "note": "",
+    }
     assert data["course"]["history"][0]["bound"] is None  # not known yet: minus infinity
-    assert data["facts"]["Settings"] == {"method": "drawn", "labels": "40 of them"}
+    assert data["facts"]["Settings"] == {"method": "drawn", "labels": "40 of them", "compensate": "none"}
     assert data["call"] == "again"
     answered = data["answered"]
     assert len(answered["changes"]) == round((1 - comparison.agreement) * comparison.inputs)
@@ -58,6 +64,25 @@ def test_scores_of_another_numbering_are_told_by_layers():
     assert first not in [name for strip in content.strips for name in strip.layers]
     for strip in content.strips:
         np.testing.assert_allclose(sorted(strip.scores), sorted(set(scores[strip.layers[0]])), atol=1e-4)
+
+
+def test_the_course_of_a_search():
+    _, plan, scores = make_results(width=8)
+    course = assemble(plan=plan, scores=scores).course
+    assert course.search.stages == scores.search_history.stages
+    assert [each.cost.removed for each in course.choices] == [3, 3, 3]
+    curve = draw_cost(course.choices[0].cost)
+    assert curve.path == "M0 20L33.33 19L66.67 18L100 0"
+    assert (curve.x, curve.y) == (37.5, 18.88)  # an eighth of the way from the second point to the third
+    assert [place[1:] for place in place_stages(course.search.stages)] == [(0, 25), (25, 75)]
+
+
+def test_what_is_printed_on_one_sheet_has_its_rails():
+    _, plan, scores = make_results(blocks=20)
+    track = draw_rails(assemble(plan=plan, scores=scores))
+    assert [len(stretch.layers) for stretch in track.stretches] == [24, 18]
+    assert [stretch.top for stretch in track.stretches] == [0, 24 * track.row]
+    assert all(len(stretch.lines) == 1 for stretch in track.stretches)  # the stream passes both
 
 
 def test_additions_are_rails():
@@ -126,7 +151,9 @@ def test_what_there_is_not_is_left_out():
     assert assemble(scores=scores).strips[0].stays is None
     nothing = replace(comparison.before, accuracy=None, latencies=())
     gains = assemble(comparison=replace(comparison, before=nothing, after=nothing)).gains
-    assert gains[0] == Gain("Same predictions", "share", None, comparison.agreement)
+    assert gains[0] == Gain(
+        "Same predictions", "share", None, comparison.agreement, "of the inputs get the same class"
+    )
     assert not any(gain.kind == "seconds" for gain in gains)
 
 
@@ -151,6 +178,7 @@ def test_bad_input():
         (4e12, "count", "4.00 T"),
         (0.00036, "seconds", "0.36 ms"),
         (1.5, "seconds", "1.50 s"),
+        (29e-6, "seconds", "29.0 \N{MICRO SIGN}s"),
     ],
 )
 def test_quantities(value, kind, text):
@@ -162,4 +190,9 @@ def test_changes():
     assert show_change(Gain("", "count", 200, 50)) == "25.0% left"
     assert show_change(Gain("", "seconds", 3.0, 2.0)) == "1.50\N{MULTIPLICATION SIGN} as fast"
     assert show_change(Gain("", "bytes", 3, 3)) == "unchanged"
-    assert show_change(Gain("", "share", None, 0.2)) == ""
+    assert show_change(Gain("", "share", None, 0.2, "of all")) == "of all"
+    longer = Gain("", "seconds", 2.0, 3.0)
+    assert (show_change(longer), longer.worse) == ("1.50\N{MULTIPLICATION SIGN} as long", True)
+    noise = Gain("", "seconds", 3.0, 3.1)
+    assert (show_change(noise), noise.worse) == ("about the same", False)
+    assert show_change(Gain("", "bytes", 2, 3)) == "1.50\N{MULTIPLICATION SIGN} as much"

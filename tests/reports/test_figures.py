@@ -10,7 +10,7 @@ from critical_neurons.core.solution import Step
 from critical_neurons.errors import MissingExtraError
 from critical_neurons.reports import assemble, render_page
 from critical_neurons.reports.content import Trials
-from critical_neurons.reports.figures import draw_history, draw_trials
+from critical_neurons.reports.figures import draw_drafts, draw_history, draw_trials
 from tests.drawing import draw_plan, draw_scores
 from tests.reports.made_up import EVIL, make_results
 from tests.zoo import CORE
@@ -59,7 +59,11 @@ def test_notebooks_escape():
 
 def test_charts_are_the_same_every_time_and_take_the_page_colours():
     steps = [Step(0.0, None, 0.0, 0, 0), Step(1.0, 2.0, 1.0, 0, 0), Step(2.0, 1.5, 1.5, 0, 0)]
-    for draw, what in ((draw_history, steps), (draw_trials, Trials(0.9, 0.1, ((0.2, 0.7), (0.5, 0.85))))):
+    for draw, what in (
+        (draw_history, steps),
+        (draw_drafts, make_results()[2].search_history),
+        (draw_trials, Trials(0.9, 0.1, ((0.2, 0.7), (0.5, 0.85)))),
+    ):
         svg = draw(what)
         assert svg == draw(what)
         assert ElementTree.fromstring(svg).tag.endswith("svg")

@@ -77,6 +77,8 @@ def test_every_part_is_there(browser, page):
     assert count(browser, ".rail .writes") == 3
     assert count(browser, ".strip") == 3
     assert count(browser, ".chart svg") == 1
+    assert count(browser, ".stages li") == 2
+    assert count(browser, "td.cost .chosen") == 3
     assert count(browser, ".classes tbody tr") == 3
     assert count(browser, ".changes img") == count(browser, ".changes li") == 7
     assert browser.run("[...document.images].every((each) => each.complete && each.naturalWidth === 8)")
@@ -91,7 +93,7 @@ def test_text_stays_text(browser, page):
     assert browser.run("window.evil") is None
     assert count(browser, "script") == 1
     assert browser.run("document.querySelector('h1').textContent") == EVIL
-    assert browser.run("document.querySelector('.layer .name').firstChild.textContent") == EVIL
+    assert browser.run("document.querySelector('.layer .name bdi').firstChild.textContent") == EVIL
     assert "drawn <b>at random</b>" in browser.run("document.querySelector('.rule').textContent")
 
 
@@ -165,3 +167,4 @@ def test_prints(browser, page):
     browser.call("Emulation.setEmulatedMedia", media="print")
     assert browser.run("getComputedStyle(document.querySelector('.controls')).display") == "none"
     assert browser.run("getComputedStyle(document.querySelector('.cn')).color") == "rgb(28, 35, 43)"
+    assert browser.run("document.querySelector('.paper').innerText").startswith("Kept: out. ")

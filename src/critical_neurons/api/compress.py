@@ -88,8 +88,9 @@ def compress(
 
     The comparison is made on `test`, a pair (inputs, labels) that was not used before; without it on the inputs, and
     labelled so. Labels are needed for accuracies, for `max_drop` without `evaluate`, and for programs. `progress`
-    receives the name of each step, `detail` how far it is. Ctrl-C during solving, during the search for `max_drop`
-    and during distillation leaves the best result so far, with which the remaining steps are done.
+    receives the name of each step, `detail` how far it is and the time left, as a `cn.Progress`. Ctrl-C during
+    solving, during the search for `max_drop` and during distillation leaves the best result so far, with which the
+    remaining steps are done.
 
     >>> test = test_inputs, test_labels
     >>> found = cn.compress(model, inputs, labels, macs=0.5, test=test, effort="quick", onnx=False)

@@ -19,6 +19,7 @@ from critical_neurons.core.budget import Budget
 from critical_neurons.core.costs import halve_macs
 from critical_neurons.core.formulation import Formulation, Paper
 from critical_neurons.core.plan import Plan
+from critical_neurons.core.progress import Progress
 from critical_neurons.core.scores import Scores
 from critical_neurons.core.solver import Solver
 from critical_neurons.core.structure import Structure
@@ -157,8 +158,7 @@ def carry_out(
         compensate=settings.compensate,
         distance=settings.distance,
         seed=settings.seed,
-        progress=lambda done, total: detail(f"{done} of {total} modules refitted"),
-        detail=detail,
+        progress=detail,
     )
 
 
@@ -168,7 +168,7 @@ def score_one_per_class(
     settings: SearchSettings,
     program: Formulation,
     solver: Solver,
-    detail: Callable[[str], None],
+    detail: Callable[[Progress], None],
 ) -> Scores:
     """The paper's scores: from one input per class, correctly classified if there is such a one."""
     assert data.labels is not None
@@ -180,7 +180,7 @@ def score_one_per_class(
         few.labels,
         formulation=program,
         solver=solver,
-        progress=lambda step: detail(str(step)),
+        progress=lambda step: detail(Progress(str(step))),
         **settings.read,
     )
 

@@ -44,6 +44,12 @@ class Compression:
     compared_on: Inputs | None = field(default=None, repr=False)
     call: str = ""
 
+    def __repr__(self) -> str:
+        return f"Compression({self.plan!r})"
+
+    def __str__(self) -> str:
+        return f"{self.plan.rule}\n{self.comparison}"
+
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write everything into a folder, as `critical_neurons.save`; `load` and `report` read it."""
         save(

@@ -22,6 +22,7 @@ from critical_neurons.core.box import make_boxes
 from critical_neurons.core.files import check_writable
 from critical_neurons.core.network import Affine, Network
 from critical_neurons.core.plan import Plan
+from critical_neurons.core.progress import Progress, Stage
 from critical_neurons.core.settings import check_flag, check_number, check_seed
 from critical_neurons.core.stability import Stability, State, digest_boxes
 from critical_neurons.core.structure import Floats
@@ -86,7 +87,7 @@ def lossless(
     workers: Workers = HERE,
     record: str | os.PathLike[str] | None = None,
     seed: int = 0,
-    progress: Callable[[str], None] = lambda line: None,
+    progress: Callable[[Progress], None] = lambda told: None,
 ) -> Lossless:
     """A smaller model with the same outputs, up to rounding, for every input in the box: removals are proved to make
     no difference there. The given model is not changed.
@@ -129,7 +130,7 @@ class _Task:
         deadline: float,
         workers: Workers,
         record: str | os.PathLike[str] | None,
-        progress: Callable[[str], None],
+        progress: Callable[[Progress], None],
     ) -> None:
         self._network, self._boxes, self._digest = network, boxes, digest_boxes(boxes)
         self._started, self._deadline, self._workers = started, deadline, workers
@@ -186,13 +187,16 @@ class _Task:
         under_way: dict[str, Inquiry] = {}
         total = sum(len(inquiry.questions) for inquiry in inquiries)
         done = 0
+        boxes = f"{len(inquiries)} boxes" if len(inquiries) > 1 else "the box"
+        stage = Stage(self._progress, f"proving: questions about {boxes}", deadline=end)
+        stage(done, total)
 
         def note(name: str, reply: Reply) -> None:
             nonlocal done
             with self._lock:  # called from several threads
                 on_message(under_way[name], reply)
                 done += 1
-                self._progress(f"{done} answers to {total} questions about {len(inquiries)} boxes")
+                stage(done, total)
                 self._keep()
 
         def draw(slots: int) -> Iterator[tuple[str, Piece]]:

@@ -11,6 +11,7 @@ from torch import nn
 from critical_neurons.core.batch import CALIBRATED_ON
 from critical_neurons.core.distillation import Distillation, split_compensation
 from critical_neurons.core.plan import Plan, check_plan
+from critical_neurons.core.progress import Progress, Stage
 from critical_neurons.core.settings import Compensation, DistanceName, OutputDistance, check_seed
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.readers import check_architecture, isolated
@@ -47,8 +48,7 @@ def prune(
     calibration: Any = None,
     distance: DistanceName | OutputDistance = "auto",
     seed: int = 0,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-    detail: Callable[[str], None] = lambda text: None,
+    progress: Callable[[Progress], None] = lambda told: None,
 ) -> nn.Module:
     """A new, smaller module without the units that the plan removes; the given one is not changed.
 
@@ -58,12 +58,14 @@ def prune(
     `compensate`: the layers behind removed units are refitted on the inputs `calibration` (by default the example) to
     their original outputs. "least_squares" changes weights and biases; "bias" changes only biases, which without
     batch norms can do more harm than good. Both adjust the statistics of batch norms, and may add a bias to a layer
-    without one. `progress` receives the number of modules done and their total.
+    without one.
 
     "distil", or `cn.Distillation(...)` for its settings, continues from least squares: all weights are trained for
     some minutes, without labels, to bring the outputs nearer to the model's, by `distance` as for `search`. The
     weights returned are the best on held-out inputs, never worse there than those of least squares. `seed` is that of
-    the batches; `detail` receives the time left. Ctrl-C leaves the best weights so far.
+    the batches. Ctrl-C leaves the best weights so far.
+
+    `progress` receives how far refitting and training are, and the time left.
 
     The smaller module remembers, as digests in `calibrated_on`, the data points it was scored and refitted on, so
     that `compare` does not call them test data.
@@ -96,7 +98,8 @@ def prune(
                 f"prune: compensate={compensate!r} needs inputs to refit on. Give example= or calibration=."
             )
         rows = join_rows(copy_model(source), match_model(inputs, source))
-        smaller = refit_behind(source, smaller, plan.structure, plan.stays, rows, refitted, progress)
+        stage = Stage(progress, "refitting")
+        smaller = refit_behind(source, smaller, plan.structure, plan.stays, rows, refitted, stage)
         if distillation is not None:
             readers = find_readers(smaller, plan.structure, plan.stays)
             smaller = distil(
@@ -107,7 +110,7 @@ def prune(
                 augment=distillation.augmentation or choose_augmentation(rows, distillation.augment),
                 settings=distillation,
                 seed=seed,
-                report=detail,
+                report=progress,
             )
         seen |= set(digest_inputs(inputs))
     setattr(smaller, CALIBRATED_ON, seen)

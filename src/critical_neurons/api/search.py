@@ -9,6 +9,7 @@ from torch import nn
 
 from critical_neurons.core.budget import Budget, Scope
 from critical_neurons.core.distillation import Distillation
+from critical_neurons.core.progress import Progress
 from critical_neurons.core.scores import Scores
 from critical_neurons.core.settings import Compensation, DistanceName, EffortName, OutputDistance
 from critical_neurons.readers import isolated
@@ -32,7 +33,7 @@ def search(
     start: str | None = None,
     stop: str | None = None,
     round_to: int = 1,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Callable[[Progress], None] = lambda told: None,
 ) -> Scores:
     """Search for the units to keep so that the outputs of the smaller model are nearest to the model's.
 
@@ -59,7 +60,8 @@ def search(
 
     The search is a heuristic: `objective` is the distance of the outputs, without a bound. With "least_squares"
     `layer_choices` has the least-squares error of each layer's choice, beyond what removals in other layers cost, and
-    a lower bound for all choices of equally many units. `progress` receives short messages.
+    a lower bound for all choices of equally many units. `progress` receives a
+    `cn.Progress`: the stage, how far it is and the time left of it. `search_history` of the scores says how it went.
 
     >>> scores = cn.search(model, inputs, units=0.5, effort="quick")
     >>> smaller = cn.prune(model, cn.plan(scores), inputs, compensate="least_squares")

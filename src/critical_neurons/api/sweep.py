@@ -24,6 +24,7 @@ from critical_neurons.core.budget import Budget
 from critical_neurons.core.curve import Curve, CurvePoint, Method, name_point
 from critical_neurons.core.distillation import Distillation
 from critical_neurons.core.files import make_folder
+from critical_neurons.core.progress import Progress, show_time
 from critical_neurons.core.scores import Scores
 from critical_neurons.core.settings import (
     Compensation,
@@ -58,6 +59,12 @@ class Sweep:
 
     curve: Curve
     networks: Mapping[str, Compression]
+
+    def __repr__(self) -> str:
+        return f"Sweep({', '.join(self.networks)})"
+
+    def __str__(self) -> str:
+        return str(self.curve)
 
     def pick(self, share: float, method: Method = "search") -> Compression:
         """The result for this share."""
@@ -132,14 +139,14 @@ def sweep(
     missing = [each for each in wanted if each not in found]
     notes: tuple[str, ...] = ()
     try:
-        with hire(
-            workers, most=max(1, len(missing)), on_message=lambda name, news: detail(f"{name}: {news}")
-        ) as crew:
+        pace = _Pace(len(missing), detail)
+        with hire(workers, most=max(1, len(missing)), on_message=pace.pass_on) as crew:
             progress(f"{len(missing)} networks to find" + (f", {len(found)} found before" if found else ""))
             pieces = ((name_point(method, share), partial(task.find, method, share)) for method, share in missing)
             for done in crew.run(pieces):
                 if done.error is not None:
                     raise done.error
+                pace.done += 1
                 point, compression = done.result
                 found[point.method, point.share] = done.result
                 worth, value = point.worth
@@ -153,6 +160,21 @@ def sweep(
     ordered = [found[each] for each in wanted if each in found]
     curve = Curve(task.measure, tuple(point for point, _ in ordered), task.record, notes)
     return Sweep(curve, {point.name: compression for point, compression in ordered})
+
+
+class _Pace:
+    """How many networks of a sweep are found, and how long the others will take."""
+
+    def __init__(self, total: int, tell: Callable[[Progress], None]) -> None:
+        self.done, self._total, self._tell, self._began = 0, total, tell, time.monotonic()
+
+    def pass_on(self, name: str, news: Progress) -> None:
+        """Progress of one network, with the time left for all of them."""
+        left = ""
+        if self.done:
+            pace = (time.monotonic() - self._began) / self.done
+            left = f"{show_time(pace * (self._total - self.done))} left in all"
+        self._tell(news.within(f"{self.done} of {self._total} networks found, {name}", left))
 
 
 def _check_shares(shares: Any) -> tuple[float, ...]:
@@ -216,7 +238,7 @@ class _Task:
             found = found.random(self.settings.seed)
         smaller = carry_out(self.model, self.data, self.settings, found, tell)
         seconds = time.monotonic() - started
-        tell("measuring")
+        tell(Progress("measuring"))
         inputs, labels = self.compared_on.inputs, self.compared_on.labels
         comparison = compare(self.model, smaller, inputs, labels, calibration=self.data.inputs, onnx=self.onnx)
         call = f"{self.call}.pick({share:g}, {method!r})"

@@ -145,8 +145,7 @@ def prune(
             compensate=compensation,
             calibration=fitted,
             seed=seed,
-            progress=lambda done, total: progress(f"{done} of {total} modules refitted"),
-            detail=progress,
+            progress=progress,
         )
     if fingerprint(unwrap(network)).weights != chosen.structure.fingerprint.weights:
         note("The scores were made with other weights of this network.")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 import typer
 
 from critical_neurons.cli.ending import BAD_INPUT, INTERRUPTED, commands
+from critical_neurons.core.progress import Progress
 from critical_neurons.errors import CriticalNeuronsError, InvalidSettingError
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ SECONDS_BETWEEN_LINES = 5.0
 
 WIDTH_OF_FILES = 140
 """Width in columns if the output is not a terminal."""
+
+WIDTH_OF_BARS = 24
 
 Parameters = ParamSpec("Parameters")
 
@@ -100,14 +103,15 @@ def note(text: str) -> None:
 
 @contextmanager
 def show_progress() -> Iterator[Callable[[object], None]]:
-    """A line that shows the current state, such as a solver's step; in a log file a new line every few seconds."""
+    """A line that shows the current state, such as a solver's step, with a bar if there is something to count; in a
+    log file a new line every few seconds."""
     console = open_console(stderr=True)
     if _told["everything"] or not _told["notes"]:
         yield lambda state: note(str(state))
         return
     if console.is_terminal:
         with console.status("") as status:
-            yield lambda state: status.update(str(state))
+            yield lambda state: status.update(_draw(state))
         return
     told = time.monotonic()
 
@@ -118,6 +122,19 @@ def show_progress() -> Iterator[Callable[[object], None]]:
             note(str(state))
 
     yield tell
+
+
+def _draw(state: object) -> RenderableType:
+    """A bar between the name of the stage and the time left, if there is something to count."""
+    if not isinstance(state, Progress) or not state.total:
+        return str(state)
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    row = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=state.total, completed=state.done, width=WIDTH_OF_BARS)
+    row.add_row(state.stage, bar, str(state).removeprefix(f"{state.stage}: "))
+    return row
 
 
 def open_console(*, stderr: bool = False) -> Console:

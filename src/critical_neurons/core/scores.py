@@ -16,6 +16,7 @@ from critical_neurons.core.documents import Amount, Count, Document, from_plain,
 from critical_neurons.core.files import write_atomically
 from critical_neurons.core.formulation import read_formulation
 from critical_neurons.core.hooks import Shown, call_hook
+from critical_neurons.core.search_history import SearchHistory
 from critical_neurons.core.settings import Compensation, Plain
 from critical_neurons.core.solution import Dual, Status, Step, relative_gap
 from critical_neurons.core.solver import Solver
@@ -87,7 +88,8 @@ class Scores(Shown, Document, Mapping[str, Floats]):
     exact program, `dual` from loss_weight=cn.Lagrangian(...); the objective is then that at the loss weight found.
 
     The scores were found for the `budget`, if there is one, and for refitting as `compensate` says. `span` is the
-    part of the model that was scored, `inputs` are digests of the data points, `settings` a record.
+    part of the model that was scored, `inputs` are digests of the data points, `settings` a record. `history` has
+    the steps of a solver, `search_history` the course of a search.
 
     >>> cn.score(model, inputs[:3], labels[:3])["3"].shape
     (8,)
@@ -116,6 +118,7 @@ class Scores(Shown, Document, Mapping[str, Floats]):
     compensate: Compensation = "none"
     span: Span = WHOLE
     inputs: tuple[str, ...] = ()
+    search_history: SearchHistory | None = None
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -239,6 +242,7 @@ def average_scores(
         layer_choices=(),
         incumbent=None,
         dual=None,
+        search_history=None,
     )
 
 

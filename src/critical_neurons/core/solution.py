@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from critical_neurons.core.program import Rows
@@ -64,6 +64,9 @@ class Step:
     1.5 s  incumbent -0.7  bound -0.8  gap 10.0%  rows 40  cuts 12
     """
 
+    time_limit: float | None = field(default=None, kw_only=True)
+    """Seconds after which the solve ends; told while it runs, and left out of its history."""
+
     seconds: float
     objective: float | None
     bound: float | None
@@ -79,7 +82,8 @@ class Step:
         incumbent, bound = ("none" if value is None else f"{value:.6g}" for value in (self.objective, self.bound))
         gap = "unknown" if self.gap is None else f"{self.gap:.1%}"
         counts = f"rows {self.rows}  cuts {self.cuts}"
-        return f"{self.seconds:.1f} s  incumbent {incumbent}  bound {bound}  gap {gap}  {counts}"
+        limit = "" if self.time_limit is None else f" of at most {self.time_limit:.0f}"
+        return f"{self.seconds:.1f}{limit} s  incumbent {incumbent}  bound {bound}  gap {gap}  {counts}"
 
 
 @dataclass(frozen=True)

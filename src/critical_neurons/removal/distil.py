@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from critical_neurons.core.distillation import Distillation
+from critical_neurons.core.progress import Progress
 from critical_neurons.errors import InvalidSettingError, first_line
 from critical_neurons.removal.augmentation import Augmentation
 from critical_neurons.removal.gradients import differentiate
@@ -61,7 +62,7 @@ def distil(
     augment: Augmentation,
     settings: Distillation,
     seed: int = 0,
-    report: Callable[[str], None] = lambda text: None,
+    report: Callable[[Progress], None] = lambda told: None,
 ) -> nn.Module:
     """A trained copy of the smaller model, or an unchanged one if training does not help on held-out inputs.
 
@@ -95,7 +96,7 @@ class _Training:
         inputs: Inputs,
         augment: Augmentation,
         settings: Distillation,
-        report: Callable[[str], None],
+        report: Callable[[Progress], None],
     ) -> None:
         self._pair, self._inputs = pair, match_model(inputs, pair.smaller)
         self._augment, self._settings, self._report = augment, settings, report
@@ -151,10 +152,9 @@ class _Training:
         self._steps_done, self._steps_left = self._steps_done + 1, self._steps_left - 1
         spent = time.monotonic() - self._began
         left = max(min(self._settings.seconds - spent, spent / self._steps_done * self._steps_left), 0)
-        self._report(
-            f"distilling, {left:.0f} s left: {self.best.worth:.4g} missed on held-out inputs, "
-            f"{self.first.worth:.4g} by least squares"
-        )
+        missed = f"{self.best.worth:.4g} missed on held-out inputs, {self.first.worth:.4g} by least squares"
+        done = self._steps_done
+        self._report(Progress("distilling", done, done + max(self._steps_left, 0), left, missed))
 
     def _draw_batches(self) -> Iterator[Inputs]:
         """Endless; every epoch in a new order."""

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 from critical_neurons.core.answers import Change, ClassCount
+from critical_neurons.core.search_history import RemovalCost, SearchHistory
 from critical_neurons.core.solution import Step
 
 FORMAT = "critical_neurons report"
@@ -16,14 +17,29 @@ Kind: TypeAlias = Literal["share", "count", "bytes", "seconds"]
 """How a quantity is written."""
 
 
+CHANCE = 0.05
+"""Times that differ by less are taken for the same."""
+
+
 @dataclass(frozen=True)
 class Gain:
-    """A quantity before and after. None before: it is of both networks together, such as a difference."""
+    """A quantity before and after. None before: it is of both networks together, such as a difference, and `note`
+    says what it is."""
 
     name: str
     kind: Kind
     before: float | None
     after: float
+    note: str = ""
+
+    @property
+    def worse(self) -> bool:
+        """Less accurate, or more of anything else; of times as much more as is not chance."""
+        if self.before is None:
+            return False
+        if self.kind == "share":
+            return self.after < self.before
+        return self.after > self.before * (1 + CHANCE if self.kind == "seconds" else 1)
 
 
 @dataclass(frozen=True)
@@ -79,9 +95,11 @@ class Solved:
 
 @dataclass(frozen=True)
 class ChoiceError:
-    """Of the units of some layers, the least-squares error of the choice and the bound below which no other falls."""
+    """Of the units of some layers, the least-squares error of the choice and the bound below which no other falls;
+    and what it would have cost to remove fewer or more of them."""
 
     layers: tuple[str, ...]
+    cost: RemovalCost | None
     error: float
     bound: float | None
     gap: float | None
@@ -99,10 +117,11 @@ class Trials:
 
 @dataclass(frozen=True)
 class Course:
-    """How the units were found: a sentence, and what there is of steps, programs, choices and trials."""
+    """How the units were found: a sentence, and what there is of steps, stages, programs, choices and trials."""
 
     summary: str
     history: tuple[Step, ...] = ()
+    search: SearchHistory | None = None
     programs: tuple[Solved, ...] = ()
     choices: tuple[ChoiceError, ...] = ()
     trials: Trials | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -59,7 +60,7 @@ def assemble(
         trade_off=None if curve is None or not curve.points else trade_off(curve),
         answered=None if comparison is None else list_answers(comparison),
         class_names=tuple(map(str, class_names)),
-        facts=list_facts(structure, comparison, scores, plan, files or {}),
+        facts=list_facts(structure, comparison, scores, plan, curve, files or {}),
         call=call,
     )
 
@@ -99,10 +100,11 @@ def list_answers(comparison: Comparison) -> Answered | None:
 def _relate(comparison: Comparison) -> Gain | None:
     """Without accuracies, how near the outputs are."""
     if comparison.agreement is not None:
-        return Gain("Same predictions", "share", None, comparison.agreement)
-    return (
-        None if comparison.difference is None else Gain("Difference of outputs", "share", None, comparison.difference)
-    )
+        return Gain("Same predictions", "share", None, comparison.agreement, "of the inputs get the same class")
+    if comparison.difference is None:
+        return None
+    spread = "root mean square, of the spread of the outputs"
+    return Gain("Difference of outputs", "share", None, comparison.difference, spread)
 
 
 def _find_latency(before: Measurement, after: Measurement) -> Gain | None:
@@ -121,7 +123,5 @@ def _count_gains(plan: Plan | None) -> tuple[Gain, ...]:
         return ()
     kept = plan.stays.astype(np.float64)
     whole = np.ones_like(kept)
-    return tuple(
-        Gain(name, "count", *(round(count_cost(plan.structure, each, measure)) for each in (whole, kept)))
-        for name, measure in COUNTED.items()
-    )
+    counts = ((name, partial(count_cost, plan.structure, measure=measure)) for name, measure in COUNTED.items())
+    return tuple(Gain(name, "count", round(count(whole)), round(count(kept))) for name, count in counts)

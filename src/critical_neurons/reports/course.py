@@ -21,11 +21,17 @@ def describe_course(scores: Scores | None, plan: Plan | None) -> Course | None:
     trials = None if plan is None else _read_trials(plan)
     if scores is None:
         return None if trials is None else Course("As few units as the accuracy allows.", trials=trials)
+    search = scores.search_history
+    costs = {} if search is None else {each.layers: each for each in search.costs}
     return Course(
         _summarise(scores),
         history=_thin(scores.history),
+        search=None if search is None else replace(search, costs=()),  # these are among the choices
         programs=_list_programs(scores),
-        choices=tuple(ChoiceError(each.layers, each.error, each.bound, each.gap) for each in scores.layer_choices),
+        choices=tuple(
+            ChoiceError(each.layers, costs.get(each.layers), each.error, each.bound, each.gap)
+            for each in scores.layer_choices
+        ),
         trials=trials,
         notes=_list_notes(scores),
     )

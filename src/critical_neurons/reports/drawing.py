@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from critical_neurons.core.answers import ClassCount
-from critical_neurons.reports.content import Content, Rail, Strip
+from critical_neurons.core.search_history import RemovalCost, SearchStage
+from critical_neurons.reports.content import Content, LayerWidth, Rail, Strip
 
 SHADES = 8
 """Number of shades for scores from 0 to 1."""
@@ -21,6 +22,9 @@ FINE = 300
 
 ROW, DENSE_ROW, MANY_LAYERS = 26, 19, 40
 """Height of a layer in pixels, and where there are many."""
+
+ON_A_SHEET = 24
+"""Layers that are kept together when a page is printed."""
 
 WIDEST_LANE, WIDEST_LANES = 12.0, 96.0
 """Pixels between rails, and for all rails together."""
@@ -39,13 +43,22 @@ class RailLine:
 
 
 @dataclass(frozen=True)
+class Stretch:
+    """Some layers, one below the other, and the rails that pass them: what is printed on one sheet."""
+
+    top: float
+    height: float
+    layers: tuple[LayerWidth, ...]
+    lines: tuple[RailLine, ...]
+
+
+@dataclass(frozen=True)
 class Track:
-    """All rails beside the layers, each of which is a `row` high."""
+    """The layers, each of which is a `row` high, and the rails beside them."""
 
     width: float
-    height: float
     row: int
-    lines: tuple[RailLine, ...]
+    stretches: tuple[Stretch, ...]
 
 
 def draw_rails(content: Content) -> Track:
@@ -53,7 +66,13 @@ def draw_rails(content: Content) -> Track:
     step = min(WIDEST_LANE, WIDEST_LANES / max(1, lanes))
     row = ROW if len(content.layers) <= MANY_LAYERS else DENSE_ROW
     lines = tuple(_draw_rail(rail, step, row) for rail in content.rails)
-    return Track(lanes * step, row * len(content.layers), row, lines)
+    stretches = []
+    for first in range(0, len(content.layers), ON_A_SHEET):
+        layers = content.layers[first : first + ON_A_SHEET]
+        top, height = row * first, row * len(layers)
+        passing = tuple(line for line in lines if line.top < top + height and line.bottom > top)
+        stretches.append(Stretch(top, height, layers, passing))
+    return Track(lanes * step, row, tuple(stretches))
 
 
 def _draw_rail(rail: Rail, step: float, row: int) -> RailLine:
@@ -81,6 +100,35 @@ def draw_units(strip: Strip, *, by_score: bool) -> dict[str, str]:
         paths[f"{'stays' if kept else 'goes'} s{shade}"] += f"M{x} {HEIGHT - height}h{width}v{height}h-{width}z"
         x += width
     return dict(paths)
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """What removing units costs, in a field of 100 x 20 from the upper left, and the place of the choice."""
+
+    path: str
+    x: float
+    y: float
+
+
+def draw_cost(cost: RemovalCost) -> CostCurve:
+    count, most = len(cost.losses) - 1, max(cost.losses) or 1.0
+    places = [(100 * place / max(count, 1), 20 * (1 - loss / most)) for place, loss in enumerate(cost.losses)]
+    path = "M" + "L".join(f"{x:.4g} {y:.4g}" for x, y in places)
+    share = cost.removed / max(cost.units, 1)
+    before = min(int(share * count), max(count - 1, 0))
+    along = share * count - before
+    y = places[before][1] * (1 - along) + places[min(before + 1, count)][1] * along
+    return CostCurve(path, round(100 * share, 2), round(y, 2))
+
+
+def place_stages(stages: Sequence[SearchStage]) -> list[tuple[SearchStage, float, float]]:
+    """Each with where it begins and how long it is, as percentages of all of them."""
+    total, began, placed = sum(each.seconds for each in stages) or 1.0, 0.0, []
+    for each in stages:
+        placed.append((each, round(100 * began / total, 2), round(100 * each.seconds / total, 2)))
+        began += each.seconds
+    return placed
 
 
 def find_lowest_percent(classes: Sequence[ClassCount]) -> int:

@@ -12,6 +12,7 @@ from critical_neurons.core.comparison import Comparison
 from critical_neurons.core.curve import Curve
 from critical_neurons.core.plan import Plan
 from critical_neurons.core.scores import Scores
+from critical_neurons.core.search_history import SearchHistory
 from critical_neurons.core.solution import Step
 from critical_neurons.errors import MissingExtraError
 from critical_neurons.reports.content import TradeOff, Trials
@@ -126,6 +127,9 @@ def _draw_trade_off(found: TradeOff, axes: Any) -> None:
     if found.before is not None:
         axes.axhline(found.before, color=MUTED, linewidth=1, linestyle=":", label="before")
     axes.set_xlabel("multiply-adds, as a share of those before")
+    _show_percent(axes.xaxis)
+    if found.before is not None:  # an accuracy
+        _show_percent(axes.yaxis)
     axes.set_ylabel(found.worth)
     axes.set_xlim(left=0)
     axes.legend(loc="best")
@@ -151,6 +155,21 @@ def draw_history(history: Sequence[Step]) -> str:
     return _write_svg(draw)
 
 
+def draw_drafts(history: SearchHistory) -> str:
+    """How far the outputs of every network that was tried are from the model's."""
+
+    def draw(axes: Any) -> None:
+        seconds, losses = zip(*((each.seconds, each.loss) for each in history.drafts), strict=True)
+        axes.plot(seconds, losses, "o-", color=KEPT, markersize=2.5, linewidth=1.2, label="tried")
+        axes.plot(seconds[history.taken], losses[history.taken], "o", color=REMOVED, markersize=6, label="taken")
+        axes.set_xlabel("seconds")
+        axes.set_ylabel("distance of the outputs")
+        axes.set_ylim(bottom=0)
+        axes.legend(loc="best")
+
+    return _write_svg(draw)
+
+
 def draw_trials(trials: Trials) -> str:
     """What smaller networks are worth, by the share kept."""
 
@@ -159,11 +178,12 @@ def draw_trials(trials: Trials) -> str:
         axes.axhline(trials.before - trials.max_drop, color=REMOVED, linewidth=1, linestyle="--", label="allowed")
         allowed = trials.before - trials.max_drop
         for colour, label, chosen in (
-            (KEPT, "worth enough", [point for point in trials.points if point[1] >= allowed]),
-            (REMOVED, "too little", [point for point in trials.points if point[1] < allowed]),
+            (KEPT, "kept enough", [point for point in trials.points if point[1] >= allowed]),
+            (REMOVED, "lost too much", [point for point in trials.points if point[1] < allowed]),
         ):
             if chosen:
                 axes.plot(*zip(*chosen, strict=True), "o", color=colour, markersize=5, label=label)
+        _show_percent(axes.xaxis)
         axes.set_xlabel("share kept at most")
         axes.set_ylabel("accuracy, as judged")
         axes.legend(loc="best")
@@ -206,6 +226,12 @@ def _write_svg(draw: Callable[[Any], None]) -> str:
     for colour, variable in ON_THE_PAGE.items():
         svg = svg.replace(colour, variable)
     return svg
+
+
+def _show_percent(axis: Any) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    axis.set_major_formatter(PercentFormatter(1.0))
 
 
 def _name_rows(axes: Any, names: Sequence[str]) -> None:

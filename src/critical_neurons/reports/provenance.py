@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from critical_neurons.core.comparison import Comparison
+from critical_neurons.core.curve import Curve
 from critical_neurons.core.environment import describe_versions
 from critical_neurons.core.plan import Plan
 from critical_neurons.core.scores import Scores
@@ -24,14 +25,18 @@ def list_facts(
     comparison: Comparison | None,
     scores: Scores | None,
     plan: Plan | None,
+    curve: Curve | None,
     files: Mapping[str, str],
 ) -> dict[str, dict[str, str]]:
     """`files`: digests of files, by their names."""
     settings: Mapping[str, Any] = {}
     if scores is not None:
-        settings = scores.plain_settings
+        asked = {} if scores.budget is None else {"budget": scores.budget.to_dict()}
+        settings = {**scores.plain_settings, **asked, "compensate": scores.compensate, "span": vars(scores.span)}
     elif plan is not None:
         settings = plan.provenance.get("settings", {})
+    elif curve is not None:
+        settings = curve.settings
     versions = {**settings.get("versions", {}), **({} if comparison is None else comparison.versions)}
     seen = sorted(plan.seen if plan is not None else scores.inputs if scores is not None else ())
     made_of = {} if structure is None else vars(structure.fingerprint)

@@ -19,8 +19,17 @@ from critical_neurons.core.scores import Scores
 from critical_neurons.errors import MissingExtraError
 from critical_neurons.reports.content import Content
 from critical_neurons.reports.content_assembly import assemble
-from critical_neurons.reports.drawing import FINE, HEIGHT, SHADES, draw_rails, draw_units, find_lowest_percent
-from critical_neurons.reports.figures import draw_history, draw_trade_off, draw_trials
+from critical_neurons.reports.drawing import (
+    FINE,
+    HEIGHT,
+    SHADES,
+    draw_cost,
+    draw_rails,
+    draw_units,
+    find_lowest_percent,
+    place_stages,
+)
+from critical_neurons.reports.figures import draw_drafts, draw_history, draw_trade_off, draw_trials
 from critical_neurons.reports.pictures import MOST_PICTURES
 from critical_neurons.reports.wording import show_change, show_number, show_quantity, show_share
 
@@ -28,6 +37,9 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 ROWS_SHOWN = 24
 """Rows of a long table that are shown; the others are folded."""
+
+FEWEST_DRAWN = 6
+"""Networks that a search tried of which there is a picture; fewer are a table."""
 
 NO_PLOTS = "Drawn where matplotlib is installed: pip install 'critical_neurons[plot]'."
 
@@ -75,6 +87,9 @@ def _draw_charts(content: Content) -> dict[str, Markup | str]:
     charts: dict[str, Markup | str] = {}
     if content.course is not None and content.course.history:
         charts["history"] = _draw(partial(draw_history, content.course.history))
+    search = None if content.course is None else content.course.search
+    if search is not None and len(search.drafts) >= FEWEST_DRAWN:
+        charts["drafts"] = _draw(partial(draw_drafts, search))
     if content.course is not None and content.course.trials is not None:
         charts["trials"] = _draw(partial(draw_trials, content.course.trials))
     if content.trade_off is not None:
@@ -112,6 +127,8 @@ def _environment() -> Environment:
     environment.globals |= {
         "inline": lambda name: Markup((TEMPLATES / name).read_text(encoding="utf-8")),
         "draw_units": draw_units,
+        "draw_cost": draw_cost,
+        "place_stages": place_stages,
         "lowest_share": find_lowest_percent,
         "HEIGHT": HEIGHT,
         "FINE": FINE,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from critical_neurons.reports.content import Gain, Kind
+from critical_neurons.reports.content import CHANCE, Gain, Kind
+
+SHORT = 1e-4
+"""Seconds below which times are in microseconds."""
 
 THOUSANDS = ("", "k", "M", "G", "T")
 
@@ -17,17 +20,26 @@ def show_quantity(value: float, kind: Kind) -> str:
         case "bytes":
             return _scale(value, tuple(f"{prefix}B" for prefix in THOUSANDS))
         case "seconds":
+            if value < SHORT:
+                return f"{_round(1e6 * value)} \N{MICRO SIGN}s"
             return f"{_round(1000 * value)} ms" if value < 1 else f"{_round(value)} s"
 
 
 def show_change(gain: Gain) -> str:
-    """The change: points for a share, times as fast for seconds, the remaining part for everything else."""
+    """The change: points for a share, times as fast for seconds, the remaining part for everything else; times as
+    much of what has grown."""
     if gain.before is None:
-        return ""
+        return gain.note
     if gain.before == gain.after:
         return "unchanged"
     if gain.kind == "share":
         return f"{100 * (gain.after - gain.before):+.2f} points".replace("-", "\N{MINUS SIGN}")
+    if gain.kind == "seconds" and abs(gain.after - gain.before) <= CHANCE * gain.before:
+        return "about the same"
+    if gain.after > gain.before > 0:
+        return (
+            f"{gain.after / gain.before:.2f}\N{MULTIPLICATION SIGN} as {'long' if gain.kind == 'seconds' else 'much'}"
+        )
     if gain.kind == "seconds":
         return f"{gain.before / gain.after:.2f}\N{MULTIPLICATION SIGN} as fast" if gain.after else ""
     return f"{gain.after / gain.before:.1%} left" if gain.before else ""

@@ -7,19 +7,20 @@ their removals cost the loss; without it, gates on all units follow the gradient
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from critical_neurons.core.budget import Budget
 from critical_neurons.core.costs import halve_macs
 from critical_neurons.core.distillation import Distillation, split_compensation
 from critical_neurons.core.environment import describe_versions
-from critical_neurons.core.scores import LayerChoice, Scores, spread_scores
+from critical_neurons.core.progress import Progress, Stage
+from critical_neurons.core.scores import Scores, spread_scores
+from critical_neurons.core.search_history import SearchHistory, SearchStage
 from critical_neurons.core.settings import (
     Compensation,
     DistanceName,
@@ -30,12 +31,13 @@ from critical_neurons.core.settings import (
 )
 from critical_neurons.core.solution import Status
 from critical_neurons.core.span import Span
-from critical_neurons.core.structure import Bools, Floats, Ints, Structure
+from critical_neurons.core.structure import Structure
 from critical_neurons.errors import InvalidInputError
 from critical_neurons.removal.parametrised import make_plain
 from critical_neurons.removal.refit.stream import check_inputs
 from critical_neurons.removal.rows import digest_inputs, gather_inputs, match_model
 from critical_neurons.selection.budget_counts import Spending
+from critical_neurons.selection.budget_task import BudgetTask, Found
 from critical_neurons.selection.consumers import group_is_read
 from critical_neurons.selection.distance import try_distance
 from critical_neurons.selection.effort import choose_effort
@@ -43,11 +45,8 @@ from critical_neurons.selection.elimination import Elimination
 from critical_neurons.selection.gate_descent import GateSearch
 from critical_neurons.selection.gated_model import GatedModel
 from critical_neurons.selection.layerwise_search import LayerwiseSearch
-from critical_neurons.selection.plan_rules import check_counts, keep_within
+from critical_neurons.selection.plan_rules import check_counts
 from critical_neurons.structure import copy_model, find_structure, join_rows, select_span, unwrap
-
-REMOVED_BELOW = 0.5
-"""Units that stay have at least this score."""
 
 NUMBERS_PER_OUTPUT = 3
 """Numbers computed per output of a layer, since it is normalised and activated as well."""
@@ -96,7 +95,7 @@ class Search:
         inputs: Any,
         settings: SearchSettings,
         *,
-        progress: Callable[[str], None] = lambda text: None,
+        progress: Callable[[Progress], None] = lambda told: None,
         structure: Structure | None = None,
     ) -> None:
         self._settings, self.tell = settings, progress
@@ -112,6 +111,7 @@ class Search:
             raise InvalidInputError(f"the network has nothing that could be removed:\n{self.structure}")
         self.refits = all(group_is_read(self.structure, group, self._model) for group in self.structure.groups)
         self._eliminates = self._compensate == "least_squares" and self.refits
+        self._stages: list[tuple[str, float]] = []
 
     def find(self, budget: Budget) -> Scores:
         """Scores for the budget, with the distance of the smaller model's outputs as `objective`."""
@@ -122,7 +122,7 @@ class Search:
         """Cheap and rougher scores for the budget, from what was computed for all budgets, to find the right one."""
         if self._eliminates:
             task = self._begin(budget)
-            return self._finish(task, _Found(task.trace(), None), SKETCHED)
+            return self._finish(task, Found(task.trace(), None), SKETCHED)
         return replace(self._halfway, notes=(*self._halfway.notes, HALFWAY))
 
     @cached_property
@@ -140,8 +140,8 @@ class Search:
     @cached_property
     def traced(self) -> list[Elimination]:
         """The order of removal in every group, with all other groups whole, for all budgets."""
-        found = self.layers.order(self.layers.whole, self.report("layers tried"))
-        return self.layers.price(found, self.effort.passes, self.report("layers priced"))
+        found = self.layers.order(self.layers.whole, self.report("ordering units"))
+        return self.layers.price(found, self.effort.passes, self.report("pricing layers"))
 
     @cached_property
     def gates(self) -> GateSearch:
@@ -157,17 +157,25 @@ class Search:
         """Scores for removing half of the removable multiply-adds."""
         return self.find(Budget(macs=halve_macs(self.structure)))
 
-    def report(self, what: str) -> Callable[[int, int], None]:
-        return lambda done, total: self.tell(f"{done} of {total} {what}")
+    def report(self, stage: str) -> Stage:
+        """Begin a stage. What is returned receives the progress of it."""
+        self._stages.append((stage, time.monotonic()))
+        self.tell(Progress(stage))
+        return Stage(lambda progress: self.tell(progress), stage)
 
-    def _begin(self, budget: Budget) -> _Task:
+    def _begin(self, budget: Budget) -> BudgetTask:
+        self._stages.clear()
         spending = Spending(self.structure, budget, self._compensate != "none", self._settings.round_to)
         spending.check()
-        return _Task(self, spending, time.monotonic())
+        return BudgetTask(self, spending, time.monotonic())
 
-    def _finish(self, task: _Task, found: _Found, *notes: str) -> Scores:
+    def _finish(self, task: BudgetTask, found: Found, *notes: str) -> Scores:
         if self._compensate == "least_squares" and not self.refits:
             notes = (UNFITTED, *notes)
+        ended = time.monotonic()
+        began = [*(at for _, at in self._stages), ended]
+        stages = (SearchStage(name, began[at + 1] - began[at]) for at, (name, _) in enumerate(self._stages))
+        distance = self._settings.distance
         return Scores(
             values_by_layer=spread_scores(self.structure, found.per_unit),
             structure=self.structure,
@@ -175,9 +183,11 @@ class Search:
             objective=found.loss,
             bound=None,
             gap=None,
-            seconds=time.monotonic() - task.started,
+            seconds=ended - task.started,
             settings={
                 "method": "elimination" if self._eliminates else "gates",
+                "effort": self._settings.effort,
+                "distance": getattr(distance, "__name__", distance),
                 "seed": self._settings.seed,
                 "ignore": list(self._settings.ignore),
                 "versions": describe_versions("torch", "numpy"),
@@ -191,103 +201,5 @@ class Search:
             compensate=self._compensate,
             span=self._settings.span,
             inputs=tuple(digest_inputs(self._rows)),
+            search_history=SearchHistory(tuple(stages), found.drafts, found.taken, found.costs),
         )
-
-
-@dataclass(frozen=True)
-class _Task:
-    """The search for one budget."""
-
-    search: Search
-    spending: Spending
-    started: float
-
-    @property
-    def structure(self) -> Structure:
-        return self.search.structure
-
-    @property
-    def budget(self) -> Budget:
-        return self.spending.budget
-
-    def eliminate(self) -> _Found:
-        """Scores by the order of elimination; revised in rounds, of which the best is returned."""
-        layers, rounds = self.search.layers, self.search.effort.rounds
-        counts, view = self._count(), layers.whole
-        per_unit = self._grade(counts, layers.exchange(view, self.search.traced, counts))
-        stays = self._keep_best(per_unit)
-        if not rounds:
-            return _Found(per_unit, layers.measure(stays), layers.describe(view, stays))
-        after = layers.carry_out(stays)
-        best, least = (per_unit, view, after), after.miss
-        try:
-            for done in range(rounds):
-                self.search.tell(f"{done} of {rounds} rounds")
-                view = after
-                per_unit = self._grade(counts, layers.exchange(view, layers.order(view), counts))
-                after = layers.carry_out(self._keep_best(per_unit))
-                if after.miss < least:
-                    best, least = (per_unit, view, after), after.miss
-        except KeyboardInterrupt:
-            self.search.tell("interrupted: the best so far is kept")
-        per_unit, view, after = best
-        return _Found(per_unit, after.loss, layers.describe(view, after.stays))
-
-    def trace(self) -> Floats:
-        """Scores by the order of elimination in each layer, with all other layers whole."""
-        return self._grade(self._count(), [each.order.numpy() for each in self.search.traced])
-
-    def _count(self) -> list[int]:
-        """How many units every group keeps: as the budget says, or allocated by what removals cost the loss."""
-        if self.spending.by_layer:
-            stays = self._keep_best(np.zeros(self.structure.unit_count))
-            return [int(stays[group.units].sum()) for group in self.structure.groups]
-        return self.spending.share([each.errors.numpy() for each in self.search.traced])
-
-    def _grade(self, counts: Sequence[int], orders: Sequence[Ints]) -> Floats:
-        """Scores from orders of removal. Adjusted if a plan would keep other units, as their costs may differ."""
-        per_unit = np.zeros(self.structure.unit_count)
-        for group, count, order in zip(self.structure.groups, counts, orders, strict=True):
-            per_unit[group.units[order]] = _grade(len(group), count)
-        stays = self._keep_best(per_unit)[:-1]
-        return per_unit if np.array_equal(stays, per_unit >= REMOVED_BELOW) else _rank(per_unit, stays)
-
-    def descend(self) -> _Found:
-        """Scores by gate descent."""
-        gates = self.search.gates.descend(self.spending.limit_gates, self.search.report("steps"))
-        stays = self._keep_best(gates)[:-1]
-        return _Found(_rank(gates, stays), self.search.gates.measure(stays))
-
-    def _keep_best(self, values: Floats) -> Bools:
-        """The highest-valued units within the budget, with a last entry for NO_UNIT."""
-        return keep_within(
-            self.structure,
-            values,
-            self.budget,
-            biases_added=self.spending.biases_added,
-            round_to=self.spending.round_to,
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class _Found:
-    """Scores, the loss of the smaller model, and the choice in every layer."""
-
-    per_unit: Floats
-    loss: float | None
-    choices: tuple[LayerChoice, ...] = ()
-
-
-def _rank(values: Floats, stays: Bools) -> Floats:
-    """Scores that rise with the values, higher for all units that stay than for the others."""
-    per_unit = np.zeros(len(values))
-    per_unit[np.lexsort((values, stays))] = _grade(len(values), int(stays.sum()))
-    return per_unit
-
-
-def _grade(count: int, kept: int) -> Floats:
-    """Ascending scores for `count` units in the order of removal; the `kept` last are at least `REMOVED_BELOW`."""
-    gone = count - kept
-    below = REMOVED_BELOW * np.arange(gone) / max(gone, 1)
-    above = REMOVED_BELOW + (1 - REMOVED_BELOW) * (np.arange(kept) + 1) / max(kept, 1)
-    return np.concatenate([below, above])

@@ -66,11 +66,12 @@ class GateSearch:
         self,
         limit: Callable[[Floats, float], Sequence[Limit]],
         progress: Callable[[int, int], None] = lambda done, total: None,
+        tell: Callable[[float], None] = lambda loss: None,
     ) -> Floats:
         """Gates (units) after projected gradient descent from all ones.
 
         `limit(gates, way)` returns the constraints to project on; `way` rises from 0 to 1 as the budget shrinks to
-        its target. Their units must not overlap.
+        its target. Their units must not overlap. `tell` receives the loss at every step.
         """
         gates = torch.ones(self._model.unit_count, dtype=torch.float32)
         generator = torch.Generator().manual_seed(self._seed)
@@ -78,7 +79,8 @@ class GateSearch:
         for step in range(self._steps):
             progress(step, self._steps)
             rows = torch.randperm(self._count, generator=generator)[: self._batch_size]
-            slope = self._differentiate(gates, rows)
+            loss, slope = self._differentiate(gates, rows)
+            tell(loss)
             first = MOMENTUM * first + (1 - MOMENTUM) * slope
             second = SECOND_MOMENTUM * second + (1 - SECOND_MOMENTUM) * slope.square()
             way = (step + 1) / self._steps
@@ -103,15 +105,16 @@ class GateSearch:
         parts = [self._model.run(take_rows(self._inputs, some), gates) for some in rows]
         return [torch.cat(each) for each in zip(*parts, strict=True)]
 
-    def _differentiate(self, gates: Tensor, rows: Tensor) -> Tensor:
+    def _differentiate(self, gates: Tensor, rows: Tensor) -> tuple[float, Tensor]:
+        """The loss on these rows, and the gradient of the loss at `TEMPERATURE`."""
         wanted = [each[rows] for each in self._wanted]
 
-        def find_slope() -> Tensor:
+        def find_slope() -> tuple[float, Tensor]:
             with torch.enable_grad():
                 free = gates.clamp(min=AJAR).requires_grad_()
                 found = self._model.run(take_rows(self._inputs, rows), free)
                 (slope,) = torch.autograd.grad(self._distance.measure(found, wanted, TEMPERATURE), free)
-            return slope
+            return float(self._distance.measure([each.detach() for each in found], wanted)), slope
 
         return differentiate(find_slope)
 

@@ -105,7 +105,7 @@ class LayerwiseSearch:
         stays = np.ones(self._structure.unit_count + 1, dtype=bool)
         return View(self._model, stays, squares, missing)
 
-    def carry_out(self, stays: Bools) -> View:
+    def carry_out(self, stays: Bools, progress: Progress = lambda done, total: None) -> View:
         """The draft with only these units; `stays` has a last entry for NO_UNIT."""
         draft = copy_whole(self._model)
         stops = list_stops(self._structure, stays, masked=True)
@@ -117,7 +117,7 @@ class LayerwiseSearch:
                 squares[name] = [found[part.group, part.columns, part.columns].float() for part in parts]
                 missing[name] = [wrong[part.group, part.columns] for part in parts]
 
-        refit_modules(self._model, draft, stops, self._inputs, "least_squares", tell=learn)
+        refit_modules(self._model, draft, stops, self._inputs, "least_squares", progress, learn)
         return View(draft, stays, squares, missing, *self._compare(draft, self._shuffled))
 
     def order(self, view: View, progress: Progress = lambda done, total: None) -> list[Elimination]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -97,7 +98,8 @@ class SearchRecord:
     def tell(self) -> None:
         step = Step(self.elapsed, self.objective, self.bound, self.row_count, self.cut_count)
         self._history.append(step)
-        self._report(step)
+        limit = self.limits.time_limit
+        self._report(replace(step, time_limit=limit) if np.isfinite(limit) else step)
 
     def finish(self, status: Status, *, interrupted: bool, **sizes: int) -> Solution:
         """`status` is that of a search without an incumbent; `sizes` are added to those that all searches have."""

@@ -1,0 +1,62 @@
+"""Search history: how a search went, stage by stage and network by network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from critical_neurons.core.documents import Amount, Count
+
+MOST_KEPT = 64
+"""Numbers of a curve that are kept; a longer one is thinned out evenly."""
+
+
+_Each = TypeVar("_Each")
+
+
+@dataclass(frozen=True)
+class SearchStage:
+    """What was done, and how long it took."""
+
+    name: str
+    seconds: Amount
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A smaller network that was tried `seconds` after the search began: how far its outputs are from the model's,
+    and what it is judged by where outputs are classes: the share of decisions that change, near misses in part."""
+
+    seconds: Amount
+    loss: float
+    miss: float | None = None
+
+
+@dataclass(frozen=True)
+class RemovalCost:
+    """How far the outputs are expected to move as the units of some layers go, the other layers whole: from none gone
+    to all of them, evenly; and how many of the units the search removed."""
+
+    layers: tuple[str, ...]
+    units: Count
+    removed: Count
+    losses: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class SearchHistory:
+    """`taken` is the place of the draft whose units were taken."""
+
+    stages: tuple[SearchStage, ...]
+    drafts: tuple[Draft, ...] = ()
+    taken: Count = 0
+    costs: tuple[RemovalCost, ...] = ()
+
+
+def thin(values: Sequence[_Each]) -> tuple[_Each, ...]:
+    """With the first and the last."""
+    places = np.linspace(0, len(values) - 1, min(len(values), MOST_KEPT)).round().astype(int)
+    return tuple(values[place] for place in places)
