@@ -123,6 +123,23 @@ def test_scores_say_what_was_done_and_travel(tmp_path, compensate):
     assert np.array_equal(cn.plan(scores, macs=0.6, compensate=compensate).stays[:-1], scores.per_unit >= 0.5)
 
 
+def test_a_module_whose_output_nothing_reads():
+    """As the last residual branch of a WaveNet, of which only the skip connections are summed."""
+
+    class Skipping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.skip, self.unread = nn.Linear(3, 6), nn.Linear(6, 2), nn.Linear(6, 4)
+
+        def forward(self, x):
+            x = torch.tanh(self.first(x))
+            self.unread(x)
+            return self.skip(x)
+
+    scores = cn.search(Skipping(), torch.randn(20, 3), units=0.5, effort="quick")
+    assert scores.structure.unit_count == 6 + 4  # those that nothing reads can go as well
+
+
 @pytest.mark.parametrize("compensate", ["none", "least_squares"])
 def test_a_share_of_all_units_may_differ_from_layer_to_layer(compensate):
     model = build()

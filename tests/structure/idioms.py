@@ -199,6 +199,17 @@ IDIOMS: dict[str, Idiom] = {
         *(SERIES, 6),
         {"w": 6},
     ),
+    "experts in one parameter": Idiom(
+        lambda: Written(
+            lambda m, x: m.b(torch.einsum("nc,ecd->ned", m.a(x), m.w).relu().sum(1)),
+            a=nn.Linear(4, 6),
+            w=weight(3, 6, 5),
+            b=nn.Linear(5, 2),
+        ),
+        ROWS,
+        0,
+        reasons={"a": "several matrices in one parameter"},
+    ),
     "einsum of two values": Idiom(
         lambda: Written(lambda m, x: torch.einsum("nc,nc->n", m.a(x), m.b(x)), a=nn.Linear(4, 6), b=nn.Linear(4, 6)),
         *(ROWS, 6),

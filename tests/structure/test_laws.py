@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +19,8 @@ from critical_neurons.core.costs import count_cost, count_new_biases
 from critical_neurons.core.structure import NO_UNIT, Structure
 from critical_neurons.errors import CriticalNeuronsError
 from critical_neurons.removal.remove import remove_units, run_evenly, zero_units
-from critical_neurons.structure import find_structure
+from critical_neurons.structure import OUTPUT, find_structure
+from tests.structure import idioms
 from tests.structure.checks import (
     assert_alike,
     assert_removable,
@@ -27,7 +30,7 @@ from tests.structure.checks import (
 )
 from tests.structure.drawn import draw_network
 from tests.structure.idioms import IDIOMS, Written
-from tests.zoo import ZOO, build_model, draw_inputs
+from tests.zoo import CORE, ZOO, build_model, draw_inputs
 
 DRAWN = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
 
@@ -83,6 +86,52 @@ def test_the_zoo(found, name):
 def test_the_zoo_by_other_plans(found, name, seed):
     model, inputs, structure = found(name)
     assert_sound(model, structure, inputs, seed)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in CORE else pytest.param(name, marks=pytest.mark.slow) for name in ZOO]
+)
+def test_every_unit_alone(found, name):
+    model, inputs, structure = found(name)
+    for unit in range(structure.unit_count):
+        assert_removable(model, structure, remove_alone(structure, unit), inputs)
+
+
+@pytest.mark.parametrize("name", [name for name in ZOO if "softmax" not in name])
+def test_what_is_said_to_give_the_output_does(found, name):
+    """What is not a number in one channel of it then stays in a part of the outputs; another channel has another."""
+    model, inputs, structure = found(name)
+    named = [layer.name for layer in structure.layers if layer.reason == OUTPUT]
+    others = [layer.name for layer in structure.layers if not layer.reason and layer.size > 1]
+    assert named
+    assert all(len(set(mark_outputs(model, layer, inputs))) > 1 for layer in named)
+    assert all(len(set(mark_outputs(model, layer, inputs))) == 1 for layer in others if name not in STREAMS)
+
+
+STREAMS = ("maxima", "max pool before the relu", "mobilenet", "padded max pool")
+"""Where a maximum, or a layer that reads a part of the channels, hides what is not a number."""
+
+
+def mark_outputs(model, name, inputs):
+    """Which outputs are no numbers, for either of the first two channels of a layer."""
+    for channel in range(2):
+        changed = copy.deepcopy(model)
+        module = changed.get_submodule(name)
+        axis = 1 if isinstance(module, nn.modules.conv._ConvTransposeNd) else 0
+        with torch.no_grad():
+            module.weight.select(axis, channel).fill_(float("nan"))
+        yield tuple(torch.cat([values.flatten() for values in run_evenly(changed, inputs)]).isnan().tolist())
+
+
+@pytest.mark.parametrize("name", [name for name, idiom in IDIOMS.items() if any(idiom.reasons.values())])
+def test_reasons_name_a_line_that_was_run(name):
+    """Every line that a reason names is one of a forward in the file of idioms."""
+    structure = find_structure(train_looks(IDIOMS[name].build()), IDIOMS[name].inputs)
+    text = "; ".join(layer.reason for layer in structure.layers)
+    lines = Path(idioms.__file__).read_text().splitlines()
+    for file, line in re.findall(r"(\w+\.py):(\d+)", text):
+        assert file == "idioms.py"
+        assert re.search(r"model|self|\bm\b|\bx\b", lines[int(line) - 1]), lines[int(line) - 1]
 
 
 @given(seed=st.integers(0, 10**6))

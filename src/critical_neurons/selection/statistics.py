@@ -127,7 +127,8 @@ def gather_metrics(
             with torch.enable_grad(), _hold_outputs(model, modules) as held:
                 outputs = list_outputs(call_model(model, batch))
                 loss = distance.probe(outputs, temperature, generator.set_state(state))
-                return dict(zip(held, torch.autograd.grad(loss, list(held.values())), strict=True))
+                slopes = torch.autograd.grad(loss, list(held.values()), materialize_grads=True)  # zeros if unread
+                return dict(zip(held, slopes, strict=True))
 
         for name, slope in differentiate(partial(find_slopes, take_rows(inputs, some))).items():
             errors = channels_first(model.get_submodule(name), slope).movedim(1, -1).flatten(0, -2)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from critical_neurons.structure.run import LabelledRun
 
 COMPUTED = "its weights are computed from others, as by a parametrisation; remove that first"
+SEVERAL = "its weights are several matrices in one parameter, as of experts; make each a layer of its own"
 
 
 @rule("convolution", "_convolution", "convolution_overrideable", "mkldnn_convolution")
@@ -94,7 +95,7 @@ def _multiply_weight(
     if read is None or (given is None and not single) or prod(weight.shape[:-2]) > 1 or (read == given):
         if len(labels) == 1 and given is not None:
             return _project_one(run, call, given, bias, axis)
-        return _leave(run, call, labels, axis)
+        return _leave(run, call, labels, axis, SEVERAL if run.parameters.owns(weight) else COMPUTED)
     pair(run, run.parameters.label_axis(read), labels)
     units = _label_outputs(run, given, 1, 1)
     if isinstance(bias, Tensor):
@@ -151,12 +152,12 @@ def _filter(run: LabelledRun, read: Axis, labels: Tensor, size: int) -> Tensor:
     return units
 
 
-def _leave(run: LabelledRun, call: Call, labels: Tensor, axis: int) -> Tags:
-    """A weight that is not a parameter: its inputs and outputs must stay."""
-    run.keep(labels, f"it is read by a layer, and {COMPUTED}")
+def _leave(run: LabelledRun, call: Call, labels: Tensor, axis: int, why: str = COMPUTED) -> Tags:
+    """A weight that is not a parameter, or several in one: its inputs and outputs must stay."""
+    run.keep(labels, f"it is read by a layer, and {why}")
     name, module = run.module
     if all(each.name != name for each in run.left_alone):
-        run.left_alone.append(LeftAlone(name, type(module).__name__, call.output.shape[axis], COMPUTED))
+        run.left_alone.append(LeftAlone(name, type(module).__name__, call.output.shape[axis], why))
     return [blank(call.output.ndim)]
 
 
