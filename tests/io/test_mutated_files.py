@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
+import shutil
 import zipfile
 from contextlib import suppress
 
@@ -73,15 +75,47 @@ def test_encrypted_entries_are_refused(tmp_path):
         load_batch(str(path))
 
 
-@pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: path.symlink_to(path)])
-def test_what_is_no_file(make, tmp_path):
-    path = tmp_path / "plan.json"
-    make(path)
-    with pytest.raises(InvalidFileError, match=r"plan\.json: (not a regular file|cannot be read)"):
-        cn.Plan.load(path)
+def make_huge(path):
+    with path.open("wb") as file:
+        file.truncate(2**42)
 
 
-def test_a_pipe_is_not_waited_for(tmp_path):
+def make_bomb(path):
+    """A small archive of large entries, of zeros."""
+    header = io.BytesIO()
+    shape = (2**37, 8)
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("inputs.npy", header.getvalue())
+        archive.writestr("labels.npy", header.getvalue())
+        archive.writestr("archive/data.pkl", bytes(2**24))
+
+
+NO_FILES = {
+    "nothing": lambda path: None,
+    "folder": lambda path: path.mkdir(),
+    "loop": lambda path: path.symlink_to(path),
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "empty": lambda path: path.touch(),
+    "huge": make_huge,
+    "bomb": make_bomb,
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_what_is_no_file_is_refused_at_once(kind, tmp_path):
+    path, load = WRITERS[kind](tmp_path)
+    for name, make in NO_FILES.items():
+        if kind == "training" and name in ("nothing", "loop"):
+            continue  # then training begins
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        make(path)
+        with pytest.raises(CriticalNeuronsError):
+            load()
+
+
+def test_whose_file_is_named(tmp_path):
     os.mkfifo(tmp_path / "plan.json")
-    with pytest.raises(InvalidFileError, match="not a regular file"):
+    with pytest.raises(InvalidFileError, match=r"plan\.json: not a regular file"):
         cn.Plan.load(tmp_path / "plan.json")

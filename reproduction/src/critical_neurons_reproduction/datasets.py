@@ -20,6 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn import functional
 
+from critical_neurons.core.documents import read_file
 from critical_neurons.core.files import check_writable, make_folder, write_atomically
 from critical_neurons.errors import InvalidFileError, InvalidInputError
 from critical_neurons.io.data import LABEL_COLUMN, check_labels, open_data_set, read_pixels
@@ -47,6 +48,7 @@ CHUNK = 1000
 
 CACHE = Path("~/.cache/critical_neurons")
 CACHE_VERSION = 1
+LARGEST_CACHE = 2**36
 
 ACCEPTED = (
     "Accepted: a folder that Hugging Face datasets reads, with the splits train and test and the columns image or "
@@ -154,8 +156,8 @@ def _name_cache(name: str) -> str:
 def _read_cache(path: Path) -> Mapping[str, Tensor] | None:
     """None if nothing is there, or something damaged: then the pictures are decoded again."""
     try:
-        tensors = load(path.read_bytes())
-    except (OSError, SafetensorError):
+        tensors = load(read_file(path, LARGEST_CACHE))
+    except (InvalidFileError, SafetensorError):
         return None
     digest = tensors.pop("digest", None)
     return tensors if digest is not None and torch.equal(digest, _digest(tensors)) else None

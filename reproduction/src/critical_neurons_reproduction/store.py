@@ -14,9 +14,9 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from critical_neurons.core.documents import digest_content, from_plain, parse_json
+from critical_neurons.core.documents import digest_content, from_plain, parse_json, read_file
 from critical_neurons.core.environment import describe_machine, describe_versions
-from critical_neurons.errors import InvalidFileError, InvalidSettingError, OutputError
+from critical_neurons.errors import InvalidSettingError, OutputError
 
 FORMAT = "critical_neurons cell"
 FORMAT_VERSION = 2
@@ -194,12 +194,9 @@ class Store:
     def _read(self, table: str) -> tuple[dict[str, Record], list[str]]:
         """The last record of every key, oldest first, and what was skipped."""
         path = self._path(table)
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
+        if not os.path.lexists(path):
             return {}, []
-        except OSError as error:
-            raise InvalidFileError(f"{path}: cannot be read ({error.strerror or error}).") from error
+        content = read_file(path)
         records: dict[str, Record] = {}
         problems = []
         for number, line in enumerate(content.split(b"\n"), start=1):

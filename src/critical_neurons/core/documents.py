@@ -7,9 +7,11 @@ format, a version and a digest of its content, so that a changed byte is noticed
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
 
@@ -122,16 +124,35 @@ def parse_json(content: bytes) -> Any:
 
 def read_file(path: str | os.PathLike[str], largest: int = LARGEST_FILE) -> bytes:
     """The bytes of a regular file; devices and pipes, which may never end, are refused."""
-    try:
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode):
-            raise InvalidFileError(f"{path}: not a regular file.")
-        if found.st_size > largest:
-            raise InvalidFileError(f"{path}: {found.st_size:,} bytes. Files of up to {largest:,} are read.")
+    check_file(path, largest)
+    with _refusing(path):
         return Path(path).read_bytes()
+
+
+def check_file(path: str | os.PathLike[str], largest: float = math.inf) -> None:
+    """Raise an `InvalidFileError` unless it is a regular file that memory has room for."""
+    with _refusing(path):
+        found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidFileError(f"{path}: not a regular file.")
+    if found.st_size > (most := min(largest, find_free_memory())):
+        raise InvalidFileError(f"{path}: {found.st_size:,} bytes. Files of up to {most:,} are read here.")
+
+
+def find_free_memory() -> int:
+    """Bytes that can be used without swapping, or all there are where that is not told."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@contextmanager
+def _refusing(path: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError) as error:
-        if isinstance(error, InvalidFileError):
-            raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InvalidFileError(f"{path}: cannot be read ({reason}).") from error
 

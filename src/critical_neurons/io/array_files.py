@@ -4,7 +4,6 @@ sizes are checked before memory is taken."""
 from __future__ import annotations
 
 import math
-import os
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
+from critical_neurons.core.documents import check_file, find_free_memory
 from critical_neurons.errors import InvalidFileError, first_line
 
 ENCRYPTED = 1
@@ -23,6 +23,7 @@ ENCRYPTED = 1
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     if not path.is_file():
         raise InvalidFileError(f"{path}: no such file of data.")
+    check_file(path)
     try:
         return _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
     except InvalidFileError:
@@ -61,8 +62,8 @@ def _read_npy(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
             raise InvalidFileError(
                 f"{path}: {name} declares {size:,} bytes and has {info.file_size - file.tell():,}."
             )
-        if size > (memory := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
-            raise InvalidFileError(f"{path}: {name} has {size:,} bytes, this machine {memory:,} of memory.")
+        if 2 * size > (memory := find_free_memory()):  # as it is read, and as it is used
+            raise InvalidFileError(f"{path}: {name} has {size:,} bytes, and {memory:,} of memory are free.")
         flat = np.frombuffer(file.read(size), dtype=kind)
     return flat.reshape(shape, order="F" if column_first else "C")
 

@@ -8,6 +8,7 @@ import pickle
 import re
 import sys
 import traceback
+import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from critical_neurons.core.documents import check_file
 from critical_neurons.errors import InvalidFileError, InvalidSettingError, first_line
 from critical_neurons.io.builtin_models import MODELS
 from critical_neurons.io.onnx_import import import_onnx
@@ -124,6 +126,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         raise InvalidFileError(f"{path}: is a folder. Give the file of weights.")
     if not path.is_file():
         raise InvalidFileError(f"{path}: no such file of weights.")
+    check_file(path)
     content = _read_safetensors(path) if path.suffix == ".safetensors" else read_checkpoint(path)
     inside = next((content[key] for key in WEIGHTS_INSIDE if isinstance(content.get(key), Mapping)), content)
     weights = {name: value for name, value in inside.items() if isinstance(value, Tensor)}
@@ -145,6 +148,7 @@ def _read_safetensors(path: Path) -> Mapping[str, Any]:
 
 def read_checkpoint(path: Path) -> Mapping[str, Any]:
     """What `torch.save` wrote there, as long as loading it runs none of its code."""
+    _refuse_compressed(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -160,6 +164,17 @@ def read_checkpoint(path: Path) -> Mapping[str, Any]:
     if not isinstance(content, Mapping):
         raise InvalidFileError(f"{path}: holds a {type(content).__name__}; expected a dict of tensors by name.")
     return content
+
+
+def _refuse_compressed(path: Path) -> None:
+    """torch writes its archives as they are; a small one may otherwise hold more than memory."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(each.file_size for each in archive.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return  # an older format, or a damaged file, which torch will say
+    if size > path.stat().st_size:
+        raise InvalidFileError(f"{path}: its entries are compressed, to {size:,} bytes. Give what torch.save writes.")
 
 
 def _fill(model: nn.Module, weights: dict[str, Tensor], path: str | os.PathLike[str]) -> None:

@@ -20,8 +20,9 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from critical_neurons.core.batch import check_classes
+from critical_neurons.core.documents import check_file
 from critical_neurons.core.files import check_writable, write_atomically
-from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError
+from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError, first_line
 from critical_neurons.removal.metrics import count_classes
 from critical_neurons.structure import fingerprint
 from critical_neurons_reproduction.decoupled.parts import Decoupled, Part
@@ -188,23 +189,29 @@ class _Task:
         check_writable(path)
         if not Path(path).exists():
             return []
+        check_file(path)
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
             raise InvalidFileError(f"{path}: not a checkpoint, or damaged. Remove it to start anew.") from error
         if not isinstance(state, dict) or (state.get("format"), state.get("version")) != (FORMAT, FORMAT_VERSION):
             raise InvalidFileError(f"{path}: not a file of {FORMAT}, version {FORMAT_VERSION}.")
-        others = [name for name, value in record.items() if state["record"].get(name) != value]
-        if others:
-            raise InvalidFileError(
-                f"{path}: the checkpoint of another training; it differs in {', '.join(others)}. Give what it was "
-                "begun with, or another file."
-            )
-        for part, weights in zip(self.parts, state["parts"], strict=True):
-            part.network.load_state_dict(weights)
-        for optimiser, steps in zip(self.optimisers, state["optimisers"], strict=True):
-            optimiser.load_state_dict(steps)
-        return [tuple(each) for each in state["losses"]]
+        try:
+            others = [name for name, value in record.items() if state["record"].get(name) != value]
+            if others:
+                raise InvalidFileError(
+                    f"{path}: the checkpoint of another training; it differs in {', '.join(others)}. Give what it "
+                    "was begun with, or another file."
+                )
+            for part, weights in zip(self.parts, state["parts"], strict=True):
+                part.network.load_state_dict(weights)
+            for optimiser, steps in zip(self.optimisers, state["optimisers"], strict=True):
+                optimiser.load_state_dict(steps)
+            return [tuple(map(float, each)) for each in state["losses"]]
+        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+            if isinstance(error, InvalidFileError):
+                raise
+            raise InvalidFileError(f"{path}: damaged ({first_line(error)}). Remove it to start anew.") from error
 
 
 def _check_numbers(**numbers: int) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load, save
 from torch import nn
 
 import critical_neurons as cn
+from critical_neurons.core.documents import parse_json, read_file
 from critical_neurons.core.files import make_folder, write_atomically
 from critical_neurons.errors import InvalidFileError, InvalidSettingError
 from critical_neurons_reproduction.baselines import share_as_published, share_of_parameters, share_of_units
@@ -114,7 +115,11 @@ def _measure_once(model: nn.Module, test: Part, path: Path) -> float:
     """The accuracy of the whole network, which no cell changes."""
     if not path.exists():
         write_atomically(path, json.dumps(measure(model, test)).encode())
-    return float(json.loads(path.read_bytes()))
+    try:
+        found = float(parse_json(read_file(path)))
+    except (ValueError, TypeError) as error:
+        raise InvalidFileError(f"{path}: holds no number. Remove it to measure again.") from error
+    return found
 
 
 def read_weights(path: Path | None, expected: str) -> dict[str, torch.Tensor]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from critical_neurons.core.documents import check_file
 from critical_neurons.errors import InvalidFileError, MissingExtraError
 
 DOMAINS = ("", "ai.onnx")
@@ -93,6 +94,7 @@ def _parse(file: Path) -> Any:
         raise MissingExtraError(error.name or "onnx", "onnx") from error
     if not file.is_file():
         raise InvalidFileError(f"{file}: no such ONNX file.")
+    check_file(file)
     try:
         return onnx.load_model_from_string(file.read_bytes())
     except Exception as error:  # protobuf's own, of several types
