@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
+from critical_neurons.readers import isolated
 from tests.zoo import share_case
 
 SAME = 1e-9
@@ -219,3 +220,42 @@ def test_default_device_of_exports(case, inputs, plan, tmp_path):
     """An export is run and compared with the model it is made from."""
     with torch.device("meta"):
         assert cn.export(case.model, tmp_path / "model.pt2", example=inputs[:2]).difference < SAME
+
+
+def test_warnings_that_were_ignored_stay_ignored(capsys):
+    """Where others are errors, which in a call they are not."""
+
+    @isolated
+    def warn():
+        warnings.warn("never mind", UserWarning, stacklevel=1)
+        warnings.warn("look here", RuntimeWarning, stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("error", RuntimeWarning)
+        before = list(warnings.filters)
+        with pytest.MonkeyPatch.context() as patch:
+            shown = []
+            patch.setattr(warnings, "showwarning", lambda message, *rest: shown.append(str(message)))
+            warn()
+        assert shown == ["look here"]
+        assert warnings.filters == before
+        with pytest.raises(RuntimeWarning):
+            warnings.warn("look here", RuntimeWarning, stacklevel=1)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_surroundings_are_given_back_whatever_is_raised(error):
+    @isolated
+    def fail():
+        torch.manual_seed(5)
+        torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        warnings.simplefilter("ignore")
+        raise error
+
+    before = look_around()
+    with pytest.raises(error):
+        fail()
+    assert look_around() == before

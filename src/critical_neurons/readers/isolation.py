@@ -50,6 +50,10 @@ def _in_this_thread() -> Iterator[None]:
         yield
 
 
+class _Unused(Warning):
+    """Of no warning."""
+
+
 class _Process:
     """What a process has one of: set when the first isolated call begins, given back when the last one ends."""
 
@@ -74,10 +78,11 @@ def _set_process() -> ExitStack:
     stack = ExitStack()
     stack.enter_context(warnings.catch_warnings())
     if any(action == "error" for action, *_ in warnings.filters):
-        warnings.simplefilter("default")
-    if torch.get_default_dtype() != torch.float32:
-        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-        torch.set_default_dtype(torch.float32)
+        warnings.filters[:] = [each for each in warnings.filters if each[0] != "error"]  # type: ignore[index]
+        warnings.simplefilter("default", _Unused, append=True)  # says that the filters are others now
+    stack.callback(_set_threads, torch.get_num_threads())
+    stack.callback(torch.set_default_dtype, torch.get_default_dtype())  # a model may set it, too
+    torch.set_default_dtype(torch.float32)
     if torch.get_float32_matmul_precision() != "highest":
         stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         torch.set_float32_matmul_precision("highest")
@@ -88,6 +93,11 @@ def _set_process() -> ExitStack:
     np.random.seed(SEED)  # noqa: NPY002
     random.seed(SEED)
     return stack
+
+
+def _set_threads(count: int) -> None:
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
 
 
 _in_this_process = _Process()
