@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import resource
 import signal
 import subprocess
 import sys
@@ -130,7 +131,13 @@ def run_in_child(method: Callable[[Architecture], Result], architecture: Archite
     """What a method gives in a process of its own, so that one that dies or runs out of memory stops no other."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=lambda: sender.send(method(architecture)))
+
+    def work() -> None:
+        most = int(2 * TIME_LIMIT)  # the kernel ends what no exception does
+        resource.setrlimit(resource.RLIMIT_CPU, (most, most))
+        sender.send(method(architecture))
+
+    child = context.Process(target=work)
     child.start()
     sender.close()
     try:

@@ -13,6 +13,9 @@ from critical_neurons_reproduction.store import Record
 
 TABLE = "any_network"
 TITLES = {"ours": "critical_neurons", "torch_pruning": "Torch-Pruning"}
+RUN = ("torch_pruning", "ours", "compress")
+"""The methods of a run."""
+
 FURTHER = {"compress": "compress", "onnx": "ONNX"}
 """What else is measured of this package."""
 
@@ -24,34 +27,42 @@ Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
 def write_page(records: Iterable[Record], architectures: Mapping[str, Architecture], path: Path) -> None:
-    """Of the lines of an architecture and method the newest counts."""
+    """Of the lines of an architecture and method the newest counts. Lines of the last run have a commit; where it has
+    not come to an architecture, those of earlier ones stand in, and are marked; what they searched is left out."""
     results: dict[str, dict[str, Mapping[str, Any]]] = {method: {} for method in (*TITLES, *FURTHER)}
     versions: dict[str, str] = {}
     commits, seconds = set(), 0.0
-    for record in records:
+    known = [record for record in records if record.cell.name.split("/")[0] in architectures]
+    done = {record.cell.name for record in known if "commit" in record.result}
+    known = [record for record in known if record.cell.name in done or not record.cell.name.endswith("/compress")]
+    whole = {name for name in architectures if all(f"{name}/{method}" in done for method in RUN)}
+    for record in known:
         name, method = record.cell.name.split("/")
-        if name in architectures:
+        if (name in whole) == ("commit" in record.result):
             results[method][name] = record.result
             versions |= record.versions
-            commits.add(record.result["commit"])
-            seconds += record.result.get("seconds", 0.0)
+            if name in whole:
+                commits.add(record.result["commit"])
+                seconds += record.result.get("seconds", 0.0)
             if method == "torch_pruning":
                 versions["torch-pruning"] = record.cell.settings["version"]
             if "onnx" in record.result:
                 results["onnx"][name] = {"before": record.result["before"], **record.result["onnx"]}
     present = {method: found for method, found in results.items() if found}
     compared = {method: found for method, found in present.items() if method in TITLES}
-    run = describe_run(versions, commits, seconds)
+    earlier = set(results["ours"]) - whole
+    run = describe_run(versions, commits, seconds, len(earlier))
     parts = (introduce(compared, run), describe_further(present), count_by_family(compared, architectures))
-    parts += (list_architectures(present, architectures), list_failures(present))
+    parts += (list_architectures(present, architectures, earlier), list_failures(present))
     text = "\n".join("\n".join(part) + "\n" for part in parts)
     write_atomically(path, text.encode())
 
 
-def describe_run(versions: Mapping[str, str], commits: Collection[str], seconds: float) -> str:
+def describe_run(versions: Mapping[str, str], commits: Collection[str], seconds: float, earlier: int) -> str:
     tools = ", ".join(f"{name} {versions[name]}" for name in ("torch", "torch-pruning") if name in versions)
     whole = f"one run of commit {next(iter(commits))}" if len(commits) == 1 else f"runs of {len(commits)} commits"
-    return f"{tools}; {whole}, {seconds / 60:.0f} minutes of one core"
+    others = f"; {earlier} networks, marked °, in earlier runs" if earlier else ""
+    return f"{tools}; {whole}, {seconds / 60:.0f} minutes of one core{others}"
 
 
 def introduce(results: Results, run: str) -> list[str]:
@@ -88,7 +99,7 @@ def describe_further(results: Results) -> list[str]:
     if "compress" in counts:
         lines.append(
             'With `cn.compress(model, inputs, macs=0.5, effort="quick")` on 8 random inputs instead, which searches '
-            f"and refits by least squares: {counts['compress']} that were tried."
+            f"and refits by least squares: {counts['compress']} that were tried, each within two minutes of one core."
         )
     if "onnx" in counts:
         lines.append(
@@ -119,7 +130,9 @@ def count_by_family(results: Results, architectures: Mapping[str, Architecture])
     return lines
 
 
-def list_architectures(results: Results, architectures: Mapping[str, Architecture]) -> list[str]:
+def list_architectures(
+    results: Results, architectures: Mapping[str, Architecture], earlier: Collection[str]
+) -> list[str]:
     """What is left of the multiply-adds, of the parameters where there are none; no number where it failed."""
     titles = {method: title for method, title in (TITLES | FURTHER).items() if method in results}
     lines = [
@@ -141,7 +154,8 @@ def list_architectures(results: Results, architectures: Mapping[str, Architectur
         ours = measured.get("ours", {})
         units = f"{ours['units']:,}" if "units" in ours else ""
         sizes = f"{before['parameters']:,}", f"{before['macs']:,}"
-        lines.append(row(name, *sizes, units, show_removable(ours), *cells))
+        marked = f"{name} °" if name in earlier else name
+        lines.append(row(marked, *sizes, units, show_removable(ours), *cells))
     return lines
 
 

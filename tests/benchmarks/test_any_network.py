@@ -129,17 +129,22 @@ def test_page_shows_both_methods(tmp_path):
     before = {"parameters": 100, "macs": 200}
     measured = {"before": before, "after": {"parameters": 50, "macs": 80}, "commit": "abc", "seconds": 60.0}
     found = {"removable": 6, "channels": 9, "units": 5, "as_masked": True, "onnx": {"difference": 2e-7}}
-    store.add(Cell(TABLE, "lenet5/ours", {}), {**measured, **found})
     failed = {"before": before, "failed": "does not run", "commit": "abc"}
-    store.add(Cell(TABLE, "lenet5/torch_pruning", {"version": "1"}), failed)
-    store.add(Cell(TABLE, "vgg11/torch_pruning", {"version": "1"}), {**measured, "as_masked": False})
+    for name, pruned in (("lenet5", failed), ("vgg11", {**measured, "as_masked": False})):
+        store.add(Cell(TABLE, f"{name}/ours", {}), {**measured, **found})
+        store.add(Cell(TABLE, f"{name}/torch_pruning", {"version": "1"}), pruned)
+        store.add(Cell(TABLE, f"{name}/compress", {}), {**measured, "as_masked": True})
+    earlier = {key: value for key, value in {**measured, **found}.items() if key not in ("commit", "onnx")}
+    store.add(Cell(TABLE, "resnet18/ours", {}), earlier)
+    store.add(Cell(TABLE, "resnet18/compress", {}), earlier)
     page = tmp_path / "page.md"
     write_page(store.find_all(TABLE), ARCHITECTURES, page)
     text = page.read_text()
-    assert "torch-pruning 1; one run of commit abc, 2 minutes of one core." in text
-    assert "Handled: critical_neurons 1 of 1; Torch-Pruning 1 of 2." in text
-    assert "| lenet5 | 100 | 200 | 5 | 6 of 9 | 50% / 40% | no | 2e-07 |" in text
-    assert "| vgg11 | 100 | 200 |  |  |  | 50% / 40% ≠ |  |" in text
-    assert "compared with the smaller network: 1 of 1" in text
+    assert "1; one run of commit abc, 5 minutes of one core; 1 networks, marked °, in earlier runs." in text
+    assert "Handled: critical_neurons 3 of 3; Torch-Pruning 1 of 2." in text
+    assert "| lenet5 | 100 | 200 | 5 | 6 of 9 | 50% / 40% | no | 50% / 40% | 2e-07 |" in text
+    assert "| vgg11 | 100 | 200 | 5 | 6 of 9 | 50% / 40% | 50% / 40% ≠ | 50% / 40% | 2e-07 |" in text
+    assert "| resnet18 ° | 100 | 200 | 5 | 6 of 9 | 50% / 40% |  |  |  |" in text
+    assert "compared with the smaller network: 2 of 2" in text
     assert "Of 1 by Torch-Pruning, 0 compute what the masked one does; not vgg11." in text
     assert "* lenet5: `does not run`" in text
