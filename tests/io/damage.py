@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import struct
@@ -70,17 +71,16 @@ def change_value(data, generator):
     holder, key = generator.choice(places)
     match generator.randrange(5):
         case 0 | 1:
-            holder[key] = generator.choice(ODD_VALUES)
+            holder[key] = copy.deepcopy(generator.choice(ODD_VALUES))
         case 2:
             del holder[key]
         case 3 if isinstance(holder, list):
-            holder.insert(key, holder[generator.randrange(len(holder))])
+            holder.insert(key, copy.deepcopy(holder[generator.randrange(len(holder))]))
         case 3:
-            holder[f"{key}_"] = holder[key]
+            holder[f"{key}_"] = copy.deepcopy(holder[key])
         case 4:
             other, place = generator.choice(places)
-            if other is not holder[key] and not contains(holder[key], other):
-                other[place] = holder[key]
+            other[place] = copy.deepcopy(holder[key])
 
 
 def list_places(data):
@@ -88,13 +88,6 @@ def list_places(data):
         yield data, key
         if isinstance(value, (list, dict)):
             yield from list_places(value)
-
-
-def contains(data, sought):
-    if data is sought:
-        return True
-    values = data if isinstance(data, list) else data.values() if isinstance(data, dict) else ()
-    return any(contains(each, sought) for each in values)
 
 
 def forge_archive(content, generator):
