@@ -1,4 +1,4 @@
-"""How a run ends that is cut short: by a signal, or by an output that takes no more.
+"""Ending: how a command ends that is cut short by a signal, or because its output cannot be written.
 
 Nothing is imported here that takes time: an interrupt may come while the commands are.
 """
@@ -24,15 +24,15 @@ commands: list[str] = []
 
 
 class Terminated(BaseException):
-    """SIGTERM: what was begun is undone on the way out, and nothing goes on with the best so far."""
+    """SIGTERM: work is undone on the way out, and no result so far is used."""
 
 
 class UnwritableError(Exception):
-    """Of standard output. No `OSError`: others would take it for one of a file."""
+    """Standard output cannot be written. Not an `OSError`, which would be taken for that of a file."""
 
 
 def run_to_an_end(run: Callable[[], None]) -> NoReturn:
-    """Leaves with the exit code that `run` leaves with, or with one that says what cut it short."""
+    """Exit with the code of `run`, or with one that says what cut it short."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end)
     _occupy_closed()
@@ -48,13 +48,13 @@ def run_to_an_end(run: Callable[[], None]) -> NoReturn:
     except KeyboardInterrupt:
         _leave(INTERRUPTED, "Interrupted.")
     except UnwritableError as error:
-        closed = str(error) == os.strerror(errno.EPIPE)  # as by `head`, which wants to hear no more
+        closed = str(error) == os.strerror(errno.EPIPE)  # as by `head`
         _leave(CLOSED_PIPE if closed else UNWRITABLE, "" if closed else f"Error: standard output: {error}.")
     sys.exit(0)
 
 
 def _occupy_closed() -> None:
-    """Files that are opened later would be given the numbers of streams that are closed."""
+    """Occupy the numbers of closed streams, which files opened later would get otherwise."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -70,7 +70,7 @@ def _check_folder() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """An exception where a command can undo what it began; else the end: imports turn exceptions into others."""
+    """Raise if a command can undo its work; otherwise exit, since imports turn exceptions into others."""
     interrupted = number == signal.SIGINT
     if not commands or _imports(frame):
         _leave(*((INTERRUPTED, "Interrupted.") if interrupted else (TERMINATED, "Terminated.")))
@@ -93,13 +93,13 @@ def _leave(code: int, text: str) -> NoReturn:
 
 
 class _Stream(io.RawIOBase):
-    """Standard output, or standard error, which may be closed: what cannot be written there is not missed."""
+    """Standard output, or standard error, whose failures are ignored."""
 
     def __init__(self, number: int, *, strict: bool) -> None:
         self._number, self._strict = number, strict
 
     def open(self) -> io.TextIOWrapper:
-        """Where a letter such as λ cannot be written, a question mark stands for it."""
+        """Characters that the encoding lacks, such as λ, become question marks."""
         given = sys.stdout if self._strict else sys.stderr
         encoding = "utf-8" if given is None else given.encoding
         buffer = io.BufferedWriter(self)  # type: ignore[type-var]

@@ -1,1 +1,1 @@
-"""What is read and written: models, data, checkpoints, exports, other tools."""
+"""Input and output: models, data, checkpoints, exports, other tools."""

@@ -43,7 +43,7 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _read_npy(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    """As `np.load` reads it, once the size that it declares is known to be there and to fit into memory."""
+    """Like `np.load`, after checking that the declared size is in the file and fits into memory."""
     info = archive.getinfo(name)
     if info.flag_bits & ENCRYPTED:
         raise InvalidFileError(f"{path}: {name} is encrypted. Write the file without a password.")

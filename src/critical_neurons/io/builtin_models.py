@@ -1,4 +1,4 @@
-"""Builtin models: the paper's networks and a residual one, untrained, each one `nn.Sequential`."""
+"""Builtin models: the paper's networks and a residual one, untrained, each an `nn.Sequential`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VGG16_GROUPS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 51
 """Widths of the convolutions; every group ends in a pooling that halves the image."""
 
 RESNET20_WIDTHS = (16, 32, 64)
-"""Of three blocks each; all but the first begin with one that halves the image."""
+"""Widths of the three stages of three blocks; the second and third start with a block that halves the image."""
 
 
 def fc3(*, classes: int = 10, channels: int = 3, size: int = 32) -> nn.Sequential:
@@ -29,7 +29,7 @@ def fc4(*, classes: int = 10, channels: int = 3, size: int = 32) -> nn.Sequentia
 
 
 def lenet5(*, classes: int = 10, channels: int = 3, size: int = 32) -> nn.Sequential:
-    """LeNet-5 with ReLU and average pooling. At size 32 the third convolution sees one position and flattens."""
+    """LeNet-5 with ReLU and average pooling. At size 32 the third convolution has a single position."""
     side = ((size - 4) // 2 - 4) // 2 - 4
     if side < 1:
         raise InvalidSettingError(f"size: LeNet-5 takes images of 32 or more pixels on a side, got {size}.")
@@ -66,7 +66,8 @@ def vgg16(*, classes: int = 10, channels: int = 3, size: int = 32, narrow: int =
 
 
 def resnet20(*, classes: int = 10, channels: int = 3) -> nn.Sequential:
-    """ResNet-20 for small images: nine blocks of two convolutions. A block that widens has one in its shortcut."""
+    """ResNet-20 for small images: nine blocks of two convolutions. A block that widens has a third in its
+    shortcut."""
     before = RESNET20_WIDTHS[0]
     layers: list[nn.Module] = [*_convolve(channels, before), nn.ReLU()]
     for width in RESNET20_WIDTHS:

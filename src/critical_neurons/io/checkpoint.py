@@ -31,26 +31,26 @@ MODEL, PLAN, PROVENANCE = "model.safetensors", "plan.json", "provenance.json"
 SCORES, COMPARISON = "scores.json", "comparison.json"
 
 CARD = "README.md"
-"""For people and for the Hugging Face hub; `load` does not look at it."""
+"""For people and for the Hugging Face hub; `load` ignores it."""
 
 FILES = (MODEL, PLAN, PROVENANCE)
-"""What `load` reads."""
+"""The files that `load` reads."""
 
 WRITTEN = (*FILES, CARD, SCORES, COMPARISON)
-"""What `save` writes, the last two where they are given."""
+"""The files that `save` writes, the last two if given."""
 
 LARGEST_MODEL = 2**36
 """Largest file of weights that is read, in bytes."""
 
 LISTED = 4
-"""Complaints shown in a message before the rest is counted."""
+"""Most problems listed in a message."""
 
 
 def check_unit_counts(model: nn.Module, plan: Plan) -> None:
-    """Raise unless the sizes of the model are those that the plan leaves."""
+    """Raise unless the model has the sizes that the plan leaves."""
     for each in plan.structure.slices:
         found = _measure(model, each)
-        kept = plan.stays[np.atleast_2d(each.units)[0]].sum()  # all blocks keep as many
+        kept = plan.stays[np.atleast_2d(each.units)[0]].sum()  # all blocks keep equally many
         if found != kept:
             raise PlanMismatchError(
                 f"{each.tensor}: the plan keeps {kept} of its {each.units.shape[-1]} channels, the model has "
@@ -59,7 +59,7 @@ def check_unit_counts(model: nn.Module, plan: Plan) -> None:
 
 
 def make_smaller(path: Path, model: nn.Module, plan: Plan) -> nn.Module:
-    """The model in the sizes that the plan leaves, with any values. Raise unless the plan is one of this model."""
+    """The model in the sizes that the plan leaves, with any values. Raise unless the plan fits the model."""
     for each in plan.structure.slices:
         found = _measure(model, each)
         blocks = len(each.units) if each.units.ndim == 2 else 1
@@ -72,7 +72,7 @@ def make_smaller(path: Path, model: nn.Module, plan: Plan) -> nn.Module:
 
 
 def _measure(model: nn.Module, each: Slice) -> int | None:
-    """The size of what is sliced, None where there is nothing of that name."""
+    """The size of what is sliced; None if there is nothing of that name."""
     values = _find(model, each.tensor)
     if each.axis == SIZE:
         return values if type(values) is int else None
@@ -89,7 +89,7 @@ def _find(model: nn.Module, name: str) -> Any:
 
 
 def give_biases(model: nn.Module, names: Collection[str]) -> None:
-    """Refitting may give a layer a bias that had none."""
+    """Add the biases that refitting gave to layers without one."""
     for name, module in model.named_modules():
         if not isinstance(module, nn.Linear | nn.modules.conv._ConvNd) or module.bias is not None:
             continue
@@ -103,7 +103,7 @@ def fill_tensors(path: Path, model: nn.Module, tensors: Mapping[str, Tensor]) ->
     """Names and shapes must agree exactly; floating-point types are those of the file."""
     types = {values.dtype for values in tensors.values() if values.is_floating_point()}
     if len(types) == 1:
-        model.to(types.pop())  # and with it the buffers that are not in the file
+        model.to(types.pop())  # including buffers that are not in the file
     expected = {name: values for name, values in model.state_dict().items() if isinstance(values, Tensor)}
     complaints = [f"{name} is missing" for name in expected if name not in tensors]
     complaints += [f"{name} is unexpected" for name in tensors if name not in expected]
@@ -129,7 +129,7 @@ def _fits(found: Tensor, values: Tensor) -> bool:
 
 
 def find_shared(state: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
-    """For every tensor with several names, these names."""
+    """The names of every tensor that has several."""
     names: dict[int, list[str]] = {}
     for name, values in state.items():
         names.setdefault(id(values), []).append(name)
@@ -167,7 +167,7 @@ def make_model(factory: Callable[[], nn.Module] | nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class Provenance(Document):
-    """Where a smaller network comes from: the model and the plan it was made of, and digests of both files. `shared`:
+    """The provenance of a smaller network: its source model and rule, versions, and digests of all files. `shared`:
     the names of every tensor that has several."""
 
     FORMAT: ClassVar = "critical_neurons model"
@@ -184,7 +184,7 @@ class Provenance(Document):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Provenance:
-        """Raise a ValueError unless it is of files with known names."""
+        """The inverse of `to_dict`; raises ValueError if it lists files with unknown names."""
         found = from_plain(cls, data)
         if not found.sha256.keys() <= set(WRITTEN):
             raise ValueError("a file of no known name")
@@ -213,7 +213,7 @@ def read_part(path: Path, provenance: Provenance) -> bytes:
 
 @dataclass(frozen=True)
 class Results:
-    """What a folder holds beside the network. `files` are digests of all its files."""
+    """What a folder holds besides the network. `files` are digests of all its files."""
 
     plan: Plan
     scores: Scores | None
@@ -223,7 +223,7 @@ class Results:
 
 
 def read_results(folder: Path) -> Results:
-    """All files are what they were when they were saved, or an error."""
+    """Read a folder; raises if a file was changed after it was saved."""
     provenance = Provenance.load_from(folder)
     saved = provenance.sha256
     for name in saved:

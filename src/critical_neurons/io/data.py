@@ -1,4 +1,4 @@
-"""Data: a file or a data set of images to inputs and labels."""
+"""Data: inputs and labels from a file or a data set of images."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LUMINANCE = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class Look:
-    """How images are brought into the form the model was trained on: channels, size, then (x - mean) / std."""
+    """How images are converted to the form the model was trained on: channels, size, then (x - mean) / std."""
 
     channels: int | None = None
     resize: int | None = None
@@ -64,7 +64,7 @@ def load_batch(
 ) -> tuple[Tensor, Tensor]:
     """Inputs and labels of a `.npz` or `.safetensors` that holds both, or of a Hugging Face data set, folder or id.
 
-    With `per_class` this many of every class, drawn with `seed`, in the order of the classes; without it up to
+    `per_class`: draw this many of every class with `seed`, in the order of the classes; otherwise up to
     `most_per_class` of a data set. uint8 inputs are scaled to [0, 1]. `split` is for data sets only.
     """
     if is_file(source):
@@ -97,9 +97,9 @@ def load_batch(
 def choose_balanced(
     labels: NDArray[np.int64], per_class: int | None, seed: int, *, allow_fewer: bool = False
 ) -> NDArray[np.int64]:
-    """Indices of `per_class` data points of every class, drawn without replacement; of all of them if None.
+    """Indices of `per_class` data points of every class, drawn without replacement; all if None.
 
-    A class that has fewer is an error; with `allow_fewer` all of it is taken.
+    A class with fewer is an error, unless `allow_fewer`.
     """
     if per_class is None:
         return np.arange(len(labels))
@@ -118,7 +118,7 @@ def choose_balanced(
 
 
 def open_data_set(source: str, split: str) -> tuple[Any, str]:
-    """A split of a Hugging Face data set, folder or id, and which of its columns holds the images."""
+    """A split of a Hugging Face data set, by folder or id, and the name of its image column."""
     folder = Path(source).expanduser()
     if folder.is_file():
         raise InvalidFileError(f"{source}: data comes as {' or '.join(FILE_SUFFIXES)}, or as a data set folder.")

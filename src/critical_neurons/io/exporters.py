@@ -1,4 +1,4 @@
-"""Exporters: nn.Module to files that other programs run, each loaded again, run and compared with the model."""
+"""Exporters: nn.Module to ONNX and torch.export files, each loaded again, run and compared with the model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from critical_neurons.removal.rows import (
 )
 
 TRACED_ROWS = 3
-"""Inputs in the traced batch: more than one, since torch takes a batch of one for a fixed size."""
+"""Rows of the traced batch: more than one, since torch treats a batch of one as a fixed size."""
 
 CHECKED_ROWS = (1, 5)
 """Batch sizes the export must run at."""
@@ -42,8 +42,8 @@ EXPORT_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 """Largest difference between the outputs of the model and of its export, relative to the largest output above one."""
 
 INPUT, OUTPUT, BATCH = "input", "output", "batch"
-"""What the input and the output of an ONNX file are called, and their first axis, unless the model says otherwise. Of
-several, inputs are called as in the forward and outputs by their names or numbers."""
+"""Default names of the input, the output and the first axis in an ONNX file. Several inputs are named as in the
+forward pass, several outputs by their names or numbers."""
 
 ONNX_NAMES = "onnx_names"
 """Key in the `meta` of a model that was an ONNX file: the names of its input and output, which are kept."""
@@ -61,14 +61,14 @@ class Export:
 
 
 def export_onnx(model: nn.Module, path: str | os.PathLike[str], example: Inputs) -> Export:
-    """One ONNX file with a dynamic batch. A single input or output is called "input" or "output", or as in the ONNX
+    """One ONNX file with a dynamic batch. A single input or output is named "input" or "output", or as in the ONNX
     file that the model comes from."""
     check_writable(path)
     return _write(path, convert_to_onnx(model, example), model, example, open_onnx)
 
 
 def export_pt2(model: nn.Module, path: str | os.PathLike[str], example: Inputs) -> Export:
-    """A file of `torch.export`, with a dynamic batch. Outputs of a type that it does not know become a tuple."""
+    """A file of `torch.export`, with a dynamic batch. Outputs of unsupported types become a tuple."""
     check_writable(path)
     rows = _cycle(example, TRACED_ROWS, model)
     content = io.BytesIO()
@@ -99,7 +99,7 @@ def convert_to_onnx(model: nn.Module, example: Inputs) -> bytes:
 
 
 def _name_ends(model: nn.Module, rows: Inputs) -> tuple[list[str], list[str]]:
-    """What inputs and outputs are called."""
+    """The names of inputs and outputs."""
     known = model.meta if isinstance(model, fx.GraphModule) else {}
     source, target = known.get(ONNX_NAMES, (INPUT, OUTPUT))
     args, kwargs = split_arguments(rows)
@@ -112,8 +112,7 @@ def _name_ends(model: nn.Module, rows: Inputs) -> tuple[list[str], list[str]]:
 
 
 def check_export(model: nn.Module, run: Runner, example: Inputs) -> float:
-    """The largest difference between the outputs of the model and of its export, which are compared one by one; an
-    error if it is large."""
+    """The largest difference between the outputs of the model and of its export; raises if it is too large."""
     exact, differences = _copy(model), [0.0]
     for count in CHECKED_ROWS:
         rows = _cycle(example, count, model)
@@ -169,7 +168,7 @@ def _open_pt2(path: Path) -> Runner:
 
 
 def _copy_for_export(model: nn.Module, rows: Inputs, *known: type) -> nn.Module:
-    """A copy that gives a tuple of tensors if the outputs hold anything that an exporter does not know."""
+    """A copy that returns a tuple of tensors if the outputs hold types that the exporter does not support."""
     copied = _copy(model)
     if not all(isinstance(each, known) for each in tree_leaves(_run(copied, rows))):
         whole = copied.forward
@@ -183,20 +182,20 @@ def _copy_for_export(model: nn.Module, rows: Inputs, *known: type) -> nn.Module:
 
 
 def _run(model: nn.Module, rows: Inputs) -> Any:
-    """Its outputs, for a copy of the inputs: a forward may write into them."""
+    """The outputs for a copy of the inputs, which a forward pass may change."""
     with torch.no_grad():
         return call_model(model, map_inputs(rows, Tensor.clone))
 
 
 def _capture(model: nn.Module, rows: Inputs) -> torch.export.ExportedProgram:
-    """The forward as a graph. Neither the number of inputs nor their values may decide what it does."""
+    """The forward pass as a graph, which must not depend on the batch size or on values."""
     args, kwargs = split_arguments(rows)
     shapes = _free_batch(model, rows, torch.export.Dim(BATCH))
     return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
 
 
 def _free_batch(model: nn.Module, rows: Inputs, batch: Any) -> dict[str, Any]:
-    """For every argument of the forward which axis of it is not fixed: the first, unless rows belong together."""
+    """The dynamic axes of every argument: the first, unless rows cannot be separated."""
     args, kwargs = split_arguments(rows)
     given = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
     shapes: dict[str, Any] = tree_map_only(Tensor, lambda _: None if is_whole(rows) else {0: batch}, given)
@@ -204,7 +203,7 @@ def _free_batch(model: nn.Module, rows: Inputs, batch: Any) -> dict[str, Any]:
 
 
 def _copy(model: nn.Module) -> nn.Module:
-    """On the CPU, in evaluation mode."""
+    """A copy on the CPU in evaluation mode."""
     return copy_whole(model).to("cpu").eval()
 
 

@@ -1,4 +1,4 @@
-"""Interop: plans to masks for torch.nn.utils.prune, scores to an importance for Torch-Pruning."""
+"""Interop: masks for torch.nn.utils.prune from plans, and an importance for Torch-Pruning from scores."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from critical_neurons.removal.remove import zero_units
 from critical_neurons.structure import unwrap
 
 STEP = 2.0**-40
-"""Difference between the importance of units with equal scores: larger than rounding in float64, smaller than any
-difference of scores that counts."""
+"""Difference between the importances of units with equal scores: above rounding in float64, below any relevant
+difference of scores."""
 
 STAYS = 2.0
 """Added to the importance of units that a group must keep: larger than any score."""
@@ -38,9 +38,9 @@ INSTEAD = "Use cn.mask or cn.prune instead."
 def as_masks(plan: Plan, model: nn.Module) -> dict[tuple[str, str], Tensor]:
     """Masks for `torch.nn.utils.prune`, by the names of module and parameter: 0 for removed units, 1 for the others.
 
-    The model then gives what `cn.mask` gives: masked is all that belongs to a removed unit, in the layers that make
-    it, in norms, and in the layers that read it. Where a removed unit leaves a constant, which `cn.mask` adds to a
-    bias, no mask can do that: an error.
+    The masked model has the outputs of `cn.mask`: everything that belongs to a removed unit is masked, in the layers
+    that compute it, in norms, and in the layers that read it. If a removed unit leaves a constant, which `cn.mask`
+    adds to a bias, masks cannot express that, and an error is raised.
 
     >>> from torch.nn.utils import prune
     >>> masked = make_model()
@@ -79,17 +79,17 @@ def ones_like(model: nn.Module) -> nn.Module:
 def as_torch_pruning(
     scores: Scores, model: nn.Module | None = None, *, max_pruning_ratio: float = 1.0
 ) -> TorchPruningImportance | LateImportance:
-    """An importance for the pruners of Torch-Pruning, and the layers they have to leave alone.
+    """An importance for the pruners of Torch-Pruning, and the layers they must ignore.
 
-    `model` is the one that the pruner changes; without it the importance takes the pruner's own when it is first
-    called, and has no `ignored_layers` and `ratios`. Torch-Pruning knows shares, not thresholds: for a threshold, or
+    `model` is the one that the pruner changes. Without it the importance uses the pruner's model when it is first
+    called, and has no `ignored_layers` and `ratios`. Torch-Pruning knows shares, not thresholds: for a threshold or
     any other plan, give it `pruning_ratio=0.0` and `pruning_ratio_dict=importance.ratios(plan)`.
 
-    Every group of units keeps one, and at least what `max_pruning_ratio` leaves: ranked over all layers in one step,
-    Torch-Pruning does not see to that. A share of all units that leaves fewer makes it skip whole groups. Some things
-    it does its own way: constants that removed units leave behind a batch norm or an addition are dropped, where
-    `cn.prune` adds them to a bias; grouped convolutions lose the same channels of every block, those with the lowest
-    mean score; several steps over all layers stop early once a layer has one channel.
+    Every group keeps at least one unit, and at least what `max_pruning_ratio` leaves, which Torch-Pruning does not
+    ensure when ranking over all layers in one step; a share that leaves fewer makes it skip whole groups. Some things
+    differ from `cn.prune`: constants that removed units leave behind a batch norm or an addition are dropped rather
+    than added to a bias; grouped convolutions lose the same channels of every block, those with the lowest mean
+    score; several steps over all layers stop early once a layer has one channel.
 
     >>> import torch_pruning
     >>> scores = cn.score(model, inputs[:3], labels[:3], formulation="linearised")
@@ -134,7 +134,7 @@ def as_torch_pruning(
 
 
 class LateImportance:
-    """An importance that takes its model from the first group it is called with."""
+    """An importance that gets its model from the first group it is called with."""
 
     def __init__(self, scores: Scores, max_pruning_ratio: float) -> None:
         self._scores, self._max_pruning_ratio = scores, max_pruning_ratio
@@ -155,11 +155,11 @@ class LateImportance:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TorchPruningImportance:
-    """Called with a group of Torch-Pruning: one number per channel of its root, or None where it has to stay whole.
+    """Called with a group of Torch-Pruning: one number per channel of its root, or None if it must stay whole.
 
-    No two units have the same number, so that ranking removes as many as it was asked to; among equal scores the unit
-    with the smaller number stays. `ignored` gives the reasons for the `ignored_layers`. Further steps of the same
-    pruner are followed through its history.
+    No two units have the same number, so that ranking removes exactly as many as requested; of equal scores the unit
+    with the smaller index stays. `ignored` has the reasons for the `ignored_layers`. Further steps of the same pruner
+    are tracked through its history.
     """
 
     model: nn.Module
@@ -179,9 +179,9 @@ class TorchPruningImportance:
         return [modules[name] for name in self.ignored if name in modules]
 
     def ratios(self, plan: Plan) -> dict[nn.Module, float]:
-        """For `pruning_ratio_dict`: what every layer has to lose so that as many channels are left as in the plan.
+        """For `pruning_ratio_dict`: the share that every layer must lose to keep as many channels as in the plan.
 
-        Those that score highest are left, whichever the plan keeps.
+        The channels with the highest scores are kept, whichever the plan keeps.
         """
         if plan.architecture != self.architecture:
             raise PlanMismatchError("the plan was made for another network than the scores of this importance.")
@@ -193,7 +193,7 @@ class TorchPruningImportance:
                 raise PlanMismatchError(
                     f"{layer.name}: the plan removes units of it, but {self.ignored[layer.name]}. Plan with keep=."
                 )
-            # Torch-Pruning cuts what is left down to a whole number: half a channel more makes rounding harmless
+            # Torch-Pruning rounds the number of remaining channels down: half a channel more makes that harmless
             ratios[self.model.get_submodule(layer.name)] = (
                 len(layer.removed) - self.blocks[layer.name] / 2
             ) / layer.total
@@ -231,9 +231,9 @@ class TorchPruningImportance:
         )
 
     def _replay(self, graph: Any) -> Bools:
-        """The units that are left: one entry per unit, and a last one, True, that stands for NO_UNIT.
+        """The remaining units: one entry per unit, and a last one, True, for NO_UNIT.
 
-        The history names channels as they were numbered when they were removed.
+        The history has channel numbers as they were at each removal.
         """
         alive = np.ones(len(self.values) + 1, dtype=bool)
         for name, outputs, channels in graph.pruning_history():
@@ -245,7 +245,7 @@ class TorchPruningImportance:
 
 
 def _reasons(scores: Scores) -> dict[str, str]:
-    """The layers that Torch-Pruning has to leave alone, and why."""
+    """The layers that Torch-Pruning must ignore, and why."""
     reasons = {layer.name: layer.reason for layer in scores.layers if not layer.removable}
     for group in scores.structure.groups:
         members = [layer for layer in scores.layers if layer.name in group.layers]
@@ -258,7 +258,7 @@ def _reasons(scores: Scores) -> dict[str, str]:
 
 
 def _rank(scores: Scores, max_pruning_ratio: float) -> Floats:
-    """One number per unit in the order of the scores, all different; same channels of all blocks have the same."""
+    """Distinct numbers in the order of the scores; the same channel of all blocks has the same number."""
     per_unit = scores.per_unit
     groups = scores.structure.groups
     wanted = []

@@ -1,7 +1,7 @@
-"""Latency: how long layers take at several widths, and a smaller model beside the original.
+"""Latency: time layers at several widths, and a smaller model beside the original.
 
-Times are those of one input on one thread, in onnxruntime where the model can be exported, else in torch: processor
-seconds, the least of the samples, since what else runs on a machine only adds to them.
+Times are for one input on one thread, in onnxruntime if the model can be exported, else in torch: the minimum of
+several samples in processor seconds, since other load on the machine only adds to them.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ WIDTHS = ((1.0, 1.0), (1.0, 0.5), (0.5, 1.0), (0.5, 0.5), (0.25, 0.25))
 REPEATS = 15
 
 ROUGH_TRIES, TRIES = 5, 4
-"""How often a share of the table is corrected by what the smaller model takes: with rough scores, then with those of
-a search."""
+"""Corrections of the share by the measured time of the smaller model: with rough scores, then with those of a
+search."""
 
 CLOSE = 0.95
-"""Of the time asked for, near enough for a rough try."""
+"""Share of the target that is close enough for a rough try."""
 
 MARGIN = 0.98
 
 STRIDE = 0.7
-"""What a share is corrected by at most: a single measurement can be far off."""
+"""Largest correction of a share at once, since a single measurement can be far off."""
 
 NARROWED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -52,7 +52,7 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True)
 class Timed:
-    """A module opened in a runtime, and the one input it is timed with."""
+    """A module opened in a runtime, and the input it is timed with."""
 
     module: nn.Module
     row: Inputs
@@ -63,13 +63,13 @@ class Timed:
 
 
 def take_times(timed: Sequence[Timed]) -> list[float]:
-    """Processor seconds, in turns."""
+    """Processor seconds of each, measured in turns."""
     with on_threads(1):
         return [min(samples) for samples in time_in_turns(timed, repeats=REPEATS, clock=process_time)]
 
 
 class Stopwatch:
-    """A model to time others beside; `onnx`: in onnxruntime, if that can be."""
+    """Times other models beside this one; `onnx`: in onnxruntime, if possible."""
 
     def __init__(self, model: nn.Module, inputs: Inputs, *, onnx: bool = True) -> None:
         self._model = make_plain(copy_whole(model))
@@ -88,8 +88,8 @@ class Stopwatch:
         return second / first
 
     def add_table(self, structure: Structure) -> Structure:
-        """With the nanoseconds of its layers, each a sum of products of the shares kept of its inputs and outputs.
-        What they do not explain of the model's time is left whatever is removed."""
+        """The structure with the nanoseconds of its layers, each a sum of products of the kept shares of its inputs
+        and outputs. The rest of the model's time is constant."""
         seen = self._record(structure)
         table: dict[Any, list[float]] = {}
         products = []
@@ -109,7 +109,7 @@ class Stopwatch:
         return replace(structure, latency=(*products, Product("", max(rest, 0), ())))
 
     def _record(self, structure: Structure) -> dict[str, Tensor]:
-        """What every layer that can be timed by itself reads."""
+        """The inputs of all layers that can be timed by themselves."""
         seen: dict[str, Tensor] = {}
         modules = {w.module: self._model.get_submodule(w.module) for w in structure.wirings if w.alone and w.kernel}
         hooks = [
@@ -125,7 +125,7 @@ class Stopwatch:
         return {name: values.detach().clone() for name, values in seen.items() if isinstance(values, Tensor)}
 
     def _time_layer(self, module: nn.Module, example: Tensor) -> list[float]:
-        """Seconds by `WIDTHS`; of a layer that cannot be made narrower, those of the whole."""
+        """Seconds for each of `WIDTHS`; for a layer that cannot be narrowed, those of the whole layer."""
         if type(module) not in NARROWED or getattr(module, "groups", 1) > 1:
             return take_times([_open_in_torch(module, example)])
         timed = []
@@ -145,8 +145,8 @@ def meet_latency(
     fine: Callable[[float], _Found],
     measure: Callable[[_Found], float],
 ) -> _Found:
-    """What is found for a share of the table that takes at most the target in fact. `rough`, which is quick, is asked
-    until it comes close; then `fine`, for less and less."""
+    """The result for a share of the table whose measured time meets the target. `rough`, which is fast, is tried
+    until it is close; then `fine`, with smaller and smaller shares."""
     share, taken = target, 1.0
     try:
         for _ in range(ROUGH_TRIES):
@@ -182,8 +182,8 @@ def _open_in_torch(model: nn.Module, row: Inputs) -> Timed:
 
 
 def _share_out(wiring: Wiring, seconds: Sequence[float]) -> list[Product]:
-    """Nanoseconds that fall with the inputs, the outputs and both, by nonnegative least squares. What does not fall,
-    as the time of a call itself, is left out."""
+    """Nanoseconds proportional to the inputs, the outputs and both, by nonnegative least squares. The constant part,
+    such as the overhead of a call, is left out."""
     axes: list[tuple[Ints, ...]] = [(wiring.inputs,), (wiring.outputs,), (wiring.inputs, wiring.outputs)]
     if len(seconds) == 1:
         amounts = [0.0, 0.0, seconds[0]]
@@ -199,7 +199,7 @@ def _share_out(wiring: Wiring, seconds: Sequence[float]) -> list[Product]:
 
 
 def _narrow(module: nn.Module, example: Tensor, reads: float, gives: float) -> tuple[nn.Module, Tensor]:
-    """With these shares of its inputs and outputs."""
+    """A layer with these shares of its inputs and outputs."""
     axis = -1 if isinstance(module, nn.Linear) else 1
     weight = module.weight
     assert isinstance(weight, Tensor)

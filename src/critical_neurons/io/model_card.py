@@ -1,4 +1,4 @@
-"""Model card: a smaller network, its plan and its comparison to the README.md that the Hugging Face hub shows."""
+"""Model card: the README.md of a smaller network for the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from critical_neurons.core.span import WHOLE
 from critical_neurons.errors import InvalidSettingError
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
-"""Names of models on the hub: `organisation/name`, or a name alone."""
+"""Names of models on the hub: `organisation/name`, or only a name."""
 
 TAGS = ("pruning", "model-compression", "pytorch")
 
@@ -37,7 +37,7 @@ From the hub, `huggingface_hub.snapshot_download("name/of-this-model")` gives th
 def write_card(
     model: nn.Module, plan: Plan, *, comparison: Comparison | None, base_model: str | None, weight_bytes: int
 ) -> str:
-    """Markdown behind a YAML header. Names of layers are the user's, and are escaped."""
+    """Markdown after a YAML header. Names of layers come from the user and are escaped."""
     if base_model is not None and not (isinstance(base_model, str) and REPOSITORY.fullmatch(base_model)):
         raise InvalidSettingError(
             f"base_model: found {base_model!r}. Accepted: the name of a model on the Hugging Face hub, such as "
@@ -80,7 +80,7 @@ def _describe_sizes(model: nn.Module, plan: Plan, comparison: Comparison | None,
         notes = "\n".join(f"- {_escape(note)}" for note in comparison.notes)
         return f"## Before and after\n\n{_table(('', 'before', 'after', ''), comparison.rows)}\n{notes}\n"
     count = f"{sum(values.numel() for values in model.parameters()):,}"
-    if plan.span == WHOLE:  # else the plan knows the costs of a part of the network
+    if plan.span == WHOLE:  # otherwise the plan has the costs of a part only
         count += f" of {sum(product.amount for product in plan.structure.params):,}"
     return f"## Size\n\n{count} parameters, {weight_bytes:,} bytes in `model.safetensors`.\n"
 
@@ -99,5 +99,5 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Text that neither Markdown nor HTML takes for anything else."""
+    """Escape everything that Markdown or HTML could interpret."""
     return "".join(each if each.isalnum() or each in " .,:;%+-_/()=" else f"&#{ord(each)};" for each in text)

@@ -1,4 +1,4 @@
-"""Loading: the name of a model and a file of weights, or an ONNX file, to an nn.Module."""
+"""Models: an nn.Module from a name and a file of weights, or from an ONNX file."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from critical_neurons.io.builtin_models import MODELS
 from critical_neurons.io.onnx_import import import_onnx
 
 WEIGHTS_INSIDE = ("state_dict", "model_state_dict", "model")
-"""Where checkpoints keep the weights, next to the optimiser and the rest."""
+"""Keys under which checkpoints store the weights."""
 
 WRAPPERS = ("module.", "_orig_mod.", "model.")
-"""What DataParallel, torch.compile and training frameworks put in front of the names of parameters."""
+"""Prefixes that DataParallel, torch.compile and training frameworks add to parameter names."""
 
 LISTED = 6
-"""Names shown in a message before the rest is counted."""
+"""Most names listed in a message."""
 
 
 ONNX = ".onnx"
@@ -77,8 +77,8 @@ def _call_factory(spec: str) -> nn.Module:
 
 @contextmanager
 def _current_directory_importable() -> Iterator[None]:
-    """The current folder is importable, as with `python -m`, but only here: a folder called `datasets` hides no
-    package later."""
+    """Make the current folder importable, as with `python -m`, but only here, so that a folder called `datasets` does
+    not hide a package later."""
     directory = os.getcwd()
     sys.path.insert(0, directory)
     importlib.invalidate_caches()
@@ -102,12 +102,12 @@ def _import(spec: str, module_name: str) -> Any:
 
 
 def _attempt(what: str, action: Callable[[], Any]) -> Any:
-    """Run the user's code; what it raises becomes one sentence with the place."""
+    """Run the user's code; an exception becomes one sentence with its place."""
     try:
         return action()
     except (Exception, SystemExit) as error:
         frames = [each for each in traceback.extract_tb(error.__traceback__) if "<frozen" not in each.filename]
-        within = len(frames) > 1 and not isinstance(error, SyntaxError)  # which says itself where it is
+        within = len(frames) > 1 and not isinstance(error, SyntaxError)  # its message has the place
         place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if within else ""
         raise InvalidSettingError(f"{what} raised {type(error).__name__}: {error}{place}") from error
 
@@ -147,7 +147,7 @@ def _read_safetensors(path: Path) -> Mapping[str, Any]:
 
 
 def read_checkpoint(path: Path) -> Mapping[str, Any]:
-    """What `torch.save` wrote there, as long as loading it runs none of its code."""
+    """Read a file of `torch.save` without running any code from it."""
     _refuse_compressed(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)

@@ -1,4 +1,4 @@
-"""ONNX port: the size of a model as an ONNX file, and its size and accuracy in int8."""
+"""ONNX port: size of a model as an ONNX file, and size and accuracy in int8."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from critical_neurons.removal.rows import Inputs, match_model
 
 @dataclass(frozen=True)
 class Port:
-    """A model in onnxruntime: how to run it, what was measured, by the names of `Measurement`, and a `reason` where
-    not all could be."""
+    """A model in onnxruntime: how to run it, measured fields of `Measurement`, and a `reason` if not all could be
+    measured."""
 
     run: Runner | None
     measured: dict[str, Any]
@@ -27,7 +27,7 @@ class Port:
 def measure_port(
     model: nn.Module, inputs: Inputs, ranges: Inputs, labels: Tensor | None, *, threads: int, batch_size: int
 ) -> Port:
-    """`ranges` are the inputs that the int8 ranges are taken from; without labels there is no accuracy."""
+    """`ranges` are the inputs for the int8 ranges; without labels there is no accuracy."""
     try:
         content = convert_to_onnx(model, inputs)
         run = open_onnx(content, threads)

@@ -1,4 +1,4 @@
-"""onnxruntime: ONNX files run, and their int8 versions. What it and the exporters raise becomes one sentence."""
+"""onnxruntime: run ONNX files, and quantise them to int8. Exceptions of it and of exporters become one sentence."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from critical_neurons.errors import ExportError, InvalidInputError, MissingExtra
 from critical_neurons.removal.rows import Inputs, find_tensors
 
 CALIBRATION_ROWS = 32
-"""Images per step when the ranges for int8 are found."""
+"""Inputs per step of int8 calibration."""
 
 Runner: TypeAlias = Callable[[Inputs], Any]
-"""What turns a batch of inputs into outputs, of any kind."""
+"""Any function from a batch of inputs to outputs."""
 
 
 def open_onnx(source: bytes | Path, threads: int = 1) -> Runner:
-    """Run an ONNX file with onnxruntime, on the CPU with `threads` threads. Gives a tensor, or a list of them."""
+    """Run an ONNX file with onnxruntime, on the CPU with `threads` threads. The function returns one or more
+    tensors."""
     session = open_session(source, threads)
     names = [each.name for each in session.get_inputs()]
 
     def run(inputs: Inputs) -> Any:
-        try:  # `with reporting` would show in the latency of small networks
+        try:  # `with reporting` would add to the latency of small networks
             if isinstance(inputs, Tensor):
                 given = {names[0]: inputs.numpy()}
             elif isinstance(inputs, Mapping) and set(inputs) == set(names):
@@ -50,7 +51,7 @@ def open_session(source: bytes | Path, threads: int = 1) -> Any:
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4  # what goes wrong is raised, too
-    # Threads that wait busily would slow down whatever is measured next.
+    # Spinning threads would slow down the next measurement.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     with (
         reporting("loading in onnxruntime", " It knows no convolutions in float64: convert with model.float()."),
@@ -62,8 +63,8 @@ def open_session(source: bytes | Path, threads: int = 1) -> Any:
 
 
 def quantise_onnx(content: bytes, calibration: Tensor) -> bytes:
-    """The network in int8, by onnxruntime's static quantisation: weights per channel, activations per tensor with the
-    ranges they take on the calibration inputs."""
+    """The network in int8, by onnxruntime's static quantisation: weights per channel, activations per tensor with
+    their ranges on the calibration inputs."""
     require_onnx()
     from onnxruntime import quantization
 
@@ -84,7 +85,7 @@ def quantise_onnx(content: bytes, calibration: Tensor) -> bytes:
 
 
 def convert_layer(module: nn.Module, example: Tensor) -> bytes | None:
-    """A linear layer or convolution as an ONNX file of one node, without its bias; None of any other."""
+    """A linear layer or convolution as an ONNX file with one node, without its bias; None for other modules."""
     require_onnx()
     from onnx import TensorProto, helper, numpy_helper
 
@@ -121,7 +122,7 @@ def convert_layer(module: nn.Module, example: Tensor) -> bytes | None:
 
 @contextmanager
 def reporting(step: str, hint: str = "") -> Iterator[None]:
-    """What exporters and runtimes raise, which is of every type, becomes one sentence."""
+    """Exceptions of exporters and runtimes, which may have any type, become one sentence."""
     try:
         yield
     except (ExportError, MissingExtraError, InvalidInputError):
@@ -133,13 +134,13 @@ def reporting(step: str, hint: str = "") -> Iterator[None]:
 def _failed(step: str, error: Exception, hint: str = "") -> ExportError:
     told = error
     while type(told).__module__.startswith("torch.onnx") and isinstance(told.__cause__, Exception):
-        told = told.__cause__  # torch's exporter says at which of its steps, and only then what
+        told = told.__cause__  # torch's exporter wraps the actual error
     return ExportError(f"{step} failed: {first_line(told).rstrip('.')}.{hint}")
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silences what exporters print. What matters to the user is raised, or checked afterwards."""
+    """Silence what exporters print; problems are raised or checked afterwards."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -151,7 +152,7 @@ def quiet() -> Iterator[None]:
 
 
 def require_onnx() -> Any:
-    """onnxruntime, when it and what exports for it are installed."""
+    """onnxruntime, if it and the packages for export are installed."""
     try:
         import onnx  # noqa: F401
         import onnxruntime

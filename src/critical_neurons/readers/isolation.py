@@ -1,4 +1,4 @@
-"""Isolation: public calls compute the same in any surroundings, and leave those as they were."""
+"""Isolation: public calls do not depend on the caller's global settings, and do not change them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 SEED = 0
-"""Of the process's random numbers, which a model may draw; those of the package have seeds of their own."""
+"""Seed of the process's generators, which a model may use; the package has its own seeds."""
 
 
 def isolated(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """The same function, computed as in a fresh process whatever the caller has set: on the CPU in float32 unless the
-    tensors say otherwise, without autocast, gradients possible, warnings no errors, random numbers from one seed.
-    Afterwards everything is as it was; other threads see the default type and the random numbers meanwhile.
+    """Run the function as in a fresh process: default device CPU, default type float32, no autocast, gradients
+    enabled, warnings not turned into errors, fixed seeds. Afterwards everything is restored; other threads see the
+    default type and the generators meanwhile.
 
     The number of threads stays the caller's, and with it the rounding of sums.
     """
@@ -45,7 +45,7 @@ def _in_this_thread() -> Iterator[None]:
         for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
-        if torch.get_default_device().type != "cpu":  # within torch.device(...) every call of torch takes longer
+        if torch.get_default_device().type != "cpu":  # torch.device(...) slows down every call of torch
             stack.enter_context(torch.device("cpu"))
         yield
 
@@ -55,7 +55,7 @@ class _Unused(Warning):
 
 
 class _Process:
-    """What a process has one of: set when the first isolated call begins, given back when the last one ends."""
+    """Settings of the whole process: set by the first isolated call, restored by the last one that ends."""
 
     def __init__(self) -> None:
         self._lock, self._calls, self._before = threading.Lock(), 0, ExitStack()
@@ -74,7 +74,7 @@ class _Process:
 
 
 def _set_process() -> ExitStack:
-    """Gives what undoes it."""
+    """Apply the settings; closing the stack restores them."""
     stack = ExitStack()
     stack.enter_context(warnings.catch_warnings())
     if any(action == "error" for action, *_ in warnings.filters):

@@ -1,4 +1,4 @@
-"""Report: comparison, plan and scores to a page, to what notebooks show, and to pictures."""
+"""Reports: comparison, plan and scores as a page, as views in notebooks, and as pictures."""
 
 from critical_neurons.reports.content_assembly import assemble
 from critical_neurons.reports.render import render_page

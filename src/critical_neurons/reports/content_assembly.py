@@ -1,4 +1,4 @@
-"""Comparison, plan and scores, whichever there are, to what a report says."""
+"""Content assembly: the content of a report from a comparison, a plan, scores and a curve, whichever are given."""
 
 from __future__ import annotations
 

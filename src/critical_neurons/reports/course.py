@@ -1,4 +1,4 @@
-"""How the units were found: by programs, whose bound and incumbent meet, or by a search."""
+"""Course: how the units were found, by programs, with bound and incumbent over time, or by a search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The network as layers with their numbers of channels, rails of channels that meet or skip, and strips of units."""
+"""Diagram: layers with their widths, rails of shared or skipping channels, and strips of units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Content to shapes: paths and places in plain numbers, which templates draw."""
+"""Drawing: the content as paths and positions in plain numbers, which templates draw."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of scores, plans, comparisons and of how a program or a search went, by matplotlib."""
+"""Figures: matplotlib pictures of scores, plans, comparisons, curves and histories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs that are images to small pictures inside the page."""
+"""Pictures: input images as small pictures inside the page."""
 
 from __future__ import annotations
 

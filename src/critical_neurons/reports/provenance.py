@@ -1,4 +1,4 @@
-"""Where a result comes from: settings, versions, the machine and digests, as headings with names and texts."""
+"""Provenance: settings, versions, machine and digests of a result, by heading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Content to HTML: one page that needs nothing from elsewhere, or the part that a notebook shows."""
+"""Render: content to HTML, as a self-contained page or as the view in a notebook."""
 
 from __future__ import annotations
 

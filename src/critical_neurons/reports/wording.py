@@ -1,4 +1,4 @@
-"""Quantities and changes as short texts."""
+"""Wording: quantities and changes as short texts."""
 
 from __future__ import annotations
 

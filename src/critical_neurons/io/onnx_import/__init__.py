@@ -1,4 +1,4 @@
-"""ONNX in: a file of a trained network to an nn.Module, compared with onnxruntime."""
+"""ONNX import: an ONNX file to an nn.Module, compared with onnxruntime."""
 
 from critical_neurons.io.onnx_import.conversion import import_onnx
 from critical_neurons.io.onnx_import.onnx_file import read_input_shape

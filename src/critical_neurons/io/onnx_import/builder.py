@@ -1,7 +1,7 @@
-"""Builder: calls of torch, one after the other, to a `torch.fx.GraphModule`.
+"""Builder: a `torch.fx.GraphModule` from successive calls of torch.
 
-Every call runs at once on meta tensors, which have shapes and no memory: converters can ask for shapes, errors are
-found at the operator that causes them, and no file can make us allocate too much memory.
+Every call is also run on meta tensors, which have shapes but no memory: converters can ask for shapes, errors appear
+at the operator that causes them, and no file can make us allocate too much memory.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from torch.fx.node import map_aggregate
 from critical_neurons.errors import ConversionError
 
 MOST_CONSTANTS, MOST_ELEMENTS = 2**28, 2**32
-"""Numbers in one constant, 1 GiB of float32, and in one value of the example, which takes no memory."""
+"""Limits on the numbers in a constant (1 GiB of float32), and in a value of the example, which needs no memory."""
 
 EXAMPLE = "example"
-"""Where a node keeps what it gives: a meta tensor, a number, or several tensors."""
+"""Key of a node's example value: a meta tensor, a number, or several tensors."""
 
 Size: TypeAlias = "int | fx.Node"
-"""A number, or one that is only known when the network runs."""
+"""A number, or a node if it is only known when the network runs."""
 
 
 class Builder:
-    """`call` gives a constant where all arguments are constants, and a node of the graph otherwise."""
+    """`call` returns a constant if all arguments are constants, and a node of the graph otherwise."""
 
     def __init__(self) -> None:
         self.root = nn.Module()
         self.graph = fx.Graph()
         self.rows = 0
-        """Inputs in the batch of the example."""
+        """Batch size of the example."""
         self._paths: set[str] = set()
         self._folders: set[str] = set()
 
@@ -62,7 +62,7 @@ class Builder:
         )
 
     def call_module(self, name: str, module: nn.Module, value: fx.Node) -> fx.Node:
-        """Add the module under a name like this one, and call it."""
+        """Add the module under a similar, unused name, and call it."""
         module.eval()
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         shapes = {key: tensor.to("meta") for key, tensor in tensors.items()}
@@ -75,7 +75,7 @@ class Builder:
         return self._keep(self.graph.create_node("call_module", path, (value,), {}, _clean(path)), found)
 
     def take_size(self, value: fx.Node, axis: int) -> fx.Node:
-        """The size of a value along an axis, whatever it is when the network runs."""
+        """The size of a value along an axis, as known when the network runs."""
         return self._keep(self.graph.call_method("size", (value, axis)), _example(value).shape[axis])
 
     def finish(self, outputs: tuple[Any, ...]) -> fx.GraphModule:
@@ -85,10 +85,10 @@ class Builder:
             node.meta.pop(EXAMPLE, None)
         draft = fx.GraphModule(self.root, self.graph)
         draft.graph.eliminate_dead_code()
-        return fx.GraphModule(draft, draft.graph, class_name="OnnxNetwork").eval()  # with what is still called alone
+        return fx.GraphModule(draft, draft.graph, class_name="OnnxNetwork").eval()  # without unused modules
 
     def _argument(self, name: str, value: Any) -> Any:
-        """Constants become buffers: they move, convert and save with the module."""
+        """Constants become buffers, which are moved, converted and saved with the module."""
         if not isinstance(value, Tensor):
             return value
         path = self._place(f"{name}.constant")
@@ -109,8 +109,8 @@ class Builder:
         return folder
 
     def _place(self, name: str) -> str:
-        """A path like the name that is no other's, in no other and around no other; in letters that torch.fx may
-        write into code."""
+        """An unused path similar to the name, neither inside another path nor containing one, that is valid in
+        code."""
         parts = [_clean(part) for part in re.split(r"[./]", name) if part.strip("_")] or ["node"]
         path, number = ".".join(parts), 0
         while path in self._paths | self._folders or any(each in self._paths for each in _above(path)):
@@ -122,12 +122,12 @@ class Builder:
 
 
 def find_shape(value: Any) -> tuple[int, ...]:
-    """Of a constant or of what a node gives for the example."""
+    """The shape of a constant, or of a node's example value."""
     return tuple(_example(value).shape)
 
 
 def find_number(size: Size) -> int:
-    """The size there is for the example."""
+    """The size in the example."""
     return int(_example(size))
 
 

@@ -9,7 +9,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, fx
 
-from critical_neurons.errors import ConversionError, CriticalNeuronsError, ExportError, InvalidInputError
+from critical_neurons.errors import (
+    ConversionError,
+    CriticalNeuronsError,
+    ExportError,
+    InvalidInputError,
+    first_line,
+)
 from critical_neurons.io.exporters import ONNX_NAMES
 from critical_neurons.io.onnx_import import elementwise, layers, shapes, windows  # noqa: F401  register converters
 from critical_neurons.io.onnx_import.builder import Builder
@@ -18,18 +24,18 @@ from critical_neurons.io.onnx_import.onnx_file import OnnxGraph, read_onnx
 from critical_neurons.io.onnx_runtime import open_session
 
 EXAMPLE_ROWS = 13
-"""Inputs in the batch where the file leaves their number open: an unusual number, so that no other axis is taken for
-the batch. Nothing is computed with them but shapes."""
+"""Batch size of the example if the file leaves it open: an unusual number, so that no other axis is mistaken for the
+batch. Only shapes are computed with it."""
 
 CHECKED_BATCHES = (2, 3)
-"""In inputs, or, where the file fixes the size of a batch, in batches of that size."""
+"""Numbers of inputs, or of batches if the file fixes the batch size."""
 
 CONVERSION_TOLERANCE = 1e-4
 """Largest difference from onnxruntime's outputs, relative to the largest output above one."""
 
 
 def import_onnx(path: str | os.PathLike[str], input_shape: tuple[int, ...] | None = None) -> fx.GraphModule:
-    """The network in the file, in evaluation mode. `input_shape`: of one input, where the file leaves it open."""
+    """The network in the file, in evaluation mode. `input_shape`: of one input, if the file leaves it open."""
     graph = read_onnx(path)
     shape = _find_shape(graph, input_shape)
     module = convert_graph(graph, shape)
@@ -59,7 +65,7 @@ def convert_graph(graph: OnnxGraph, shape: tuple[int, ...]) -> fx.GraphModule:
 
 
 def _convert(step: GraphStep) -> dict[str, Value]:
-    """What torch raises, which is of every type, becomes one sentence with the place."""
+    """Exceptions of torch, which may have any type, become one sentence with the place."""
     try:
         results = CONVERTERS[step.node.operator](step)
     except CriticalNeuronsError as error:
@@ -83,12 +89,11 @@ def _reporting(what: str) -> Iterator[None]:
 
 
 def _failed(what: str, error: Exception) -> ConversionError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    return ConversionError(f"{what}: {reason}.")
+    return ConversionError(f"{what}: {first_line(error).rstrip('.')}.")
 
 
 def check_conversion(module: fx.GraphModule, graph: OnnxGraph, shape: tuple[int, ...]) -> None:
-    """Raise where the module gives other outputs than the file in onnxruntime."""
+    """Raise if the module's outputs differ from those of the file in onnxruntime."""
     try:
         session = open_session(graph.path)
     except ExportError as error:

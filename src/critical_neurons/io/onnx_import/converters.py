@@ -1,4 +1,4 @@
-"""The open registry of operators: what a converter is given, and `@converts`."""
+"""Converters: the registry of ONNX operators, `@converts`, and what a converter receives."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from critical_neurons.io.onnx_import.onnx_file import OnnxGraph, OnnxNode
 
 @dataclass(frozen=True)
 class Sizes:
-    """Whole numbers calculated from shapes, some of them known only when the network runs."""
+    """Integers computed from shapes, some of them known only when the network runs."""
 
     entries: NDArray[np.object_]
 
 
 Value: TypeAlias = "Tensor | fx.Node | Sizes"
-"""A constant, what a call gives, or sizes."""
+"""A constant, the result of a call, or sizes."""
 
 
 @dataclass(frozen=True)
 class GraphStep:
-    """One ONNX node that is being converted."""
+    """The ONNX node being converted."""
 
     node: OnnxNode
     graph: OnnxGraph
@@ -62,7 +62,7 @@ class GraphStep:
         return [self.input(place) for place in range(len(self.node.inputs))]
 
     def computed(self, place: int = 0) -> fx.Node:
-        """An input that layers read: constants become part of the graph."""
+        """An input that must not be a constant."""
         value = self.input(place)
         if isinstance(value, Tensor):
             raise self.refuse("reads a constant where a layer reads what the network computes", "computed values")
@@ -86,7 +86,7 @@ class GraphStep:
         return [*(value.entries if isinstance(value, Sizes) else np.asarray(value)).reshape(-1).tolist()]
 
     def numbers(self, place: int, attribute: str = "", default: Any = None) -> Any:
-        """Whole numbers that older operators have as an attribute, newer ones as an input."""
+        """Integers that older opsets have as an attribute, newer ones as an input."""
         if self.has(place):
             return tuple(find_number(size) for size in self.sizes(place))
         return self.attribute(attribute, default)
@@ -98,7 +98,7 @@ class GraphStep:
         return find_shape(self.input(place))
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor | fx.Node:
-        """Of a function that gives one tensor."""
+        """Call a function that returns one tensor."""
         result: Tensor | fx.Node = self.builder.call(self.node.name, function, *args, **kwargs)
         return result
 
@@ -106,7 +106,7 @@ class GraphStep:
         return self.builder.call_module(self._name(), module, self.computed() if value is None else value)
 
     def activate(self, module: nn.Module) -> Value:
-        """Apply a module without weights; to a constant at once."""
+        """Apply a module without weights; immediately if the input is a constant."""
         value = self.input()
         return self.call(module, value) if isinstance(value, Tensor) else self.module(module, value)
 
@@ -117,7 +117,7 @@ class GraphStep:
         return f"{self.graph.path}: {self.node.name} ({self.node.operator})"
 
     def _name(self) -> str:
-        """As the weights say where they come from a module of torch, otherwise as the node is called."""
+        """The module's name from the name of its weight, or else the node's name."""
         names = [name.removesuffix(".weight") for name in self.node.inputs[1:] if name.endswith(".weight")]
         return names[0] if names else self.node.name
 
@@ -136,7 +136,7 @@ def converts(*operators: str) -> Callable[[Converter], Converter]:
 
 
 def fill(module: nn.Module, **tensors: Tensor | None) -> nn.Module:
-    """A module made on the meta device, which draws no random numbers, with its tensors in place."""
+    """Set the tensors of a module that was made on the meta device, which draws no random numbers."""
     for name, values in tensors.items():
         if values is None:
             setattr(module, name, None)

@@ -113,7 +113,7 @@ def convert_hard_sigmoid(step: GraphStep) -> Value:
 
 @converts("Selu")
 def convert_selu(step: GraphStep) -> Value:
-    """gamma times an ELU; torch's SELU is that for the usual two numbers."""
+    """gamma times an ELU; torch's SELU has fixed alpha and gamma."""
     alpha, gamma = step.attribute("alpha", 1.6732632), step.attribute("gamma", 1.0507010)
     if math.isclose(alpha, 1.6732632, rel_tol=1e-6) and math.isclose(gamma, 1.0507010, rel_tol=1e-6):
         return step.activate(nn.SELU())
@@ -150,7 +150,7 @@ def convert_binary(step: GraphStep) -> Value:
 
 
 def as_entries(step: GraphStep, place: int) -> Any:
-    """Sizes as an array of numbers and nodes."""
+    """Sizes as an array of integers and nodes."""
     value = step.any(place)
     if isinstance(value, Sizes):
         return value.entries
@@ -161,14 +161,14 @@ def as_entries(step: GraphStep, place: int) -> Any:
 
 
 def _as_number(value: Tensor | fx.Node, other: Tensor | fx.Node) -> Any:
-    """A constant of one element as a number, where that leaves the shape of the result as it is."""
+    """A constant with one element as a number, if that does not change the shape of the result."""
     alone = isinstance(value, Tensor) and value.numel() == 1 and isinstance(other, fx.Node)
     return value.item() if alone and value.ndim <= len(find_shape(other)) else value  # type: ignore[union-attr]
 
 
 def _fold_bias(step: GraphStep, value: Any, constant: Any) -> fx.Node | None:
-    """The call of a layer without a bias, given one: where nothing else reads it and the constant has one number per
-    unit."""
+    """Make the constant the bias of the layer that computes the value, if the layer has none, nothing else reads it,
+    and the constant has one number per unit."""
     if not isinstance(value, fx.Node) or value.op != "call_module" or not isinstance(constant, Tensor):
         return None
     module = step.builder.root.get_submodule(str(value.target))
@@ -213,7 +213,7 @@ def convert_reduction(step: GraphStep) -> Value:
 
 @converts("ReduceProd")
 def convert_product_of_sizes(step: GraphStep) -> Value:
-    """Of shapes alone: how many elements there are."""
+    """Only of shapes: the number of elements."""
     if not step.any_sizes():
         raise step.refuse("multiplies values of the network", "sizes")
     product = reduce(partial(step.builder.call, step.node.name, operator.mul), step.sizes(0))

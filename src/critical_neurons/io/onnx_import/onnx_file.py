@@ -1,4 +1,5 @@
-"""An ONNX file to a graph of plain data. A file may come from anywhere: nothing of it runs, all sizes are checked."""
+"""ONNX file: parsed to a graph of plain data. Files are not trusted: nothing in them runs, and all sizes are
+checked."""
 
 from __future__ import annotations
 
@@ -14,15 +15,15 @@ import torch
 from torch import Tensor
 
 from critical_neurons.core.documents import check_file
-from critical_neurons.errors import InvalidFileError, MissingExtraError
+from critical_neurons.errors import InvalidFileError, MissingExtraError, first_line
 
 DOMAINS = ("", "ai.onnx")
-"""Both are the standard operators; an operator of another domain is called domain.operator here."""
+"""Domains of the standard operators; others are named domain.operator here."""
 
 
 @dataclass(frozen=True)
 class OnnxNode:
-    """One call. An input that is left out is called ""."""
+    """One call. An omitted input is named ""."""
 
     name: str
     operator: str
@@ -33,7 +34,7 @@ class OnnxNode:
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """A network of one input. Axes of the input without a size are None; `uses` counts who reads a value."""
+    """A network with one input, whose open axes are None; `uses` counts the readers of each value."""
 
     path: Path
     opset: int
@@ -81,7 +82,7 @@ def read_onnx(path: str | os.PathLike[str]) -> OnnxGraph:
 
 
 def read_input_shape(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
-    """The shape of one input, without the batch; None where the file leaves it open."""
+    """The shape of one input, without the batch; None if the file leaves it open."""
     declared = read_onnx(path).input_shape[1:]
     shape = tuple(size for size in declared if size is not None)
     return shape if shape == declared else None
@@ -98,7 +99,9 @@ def _parse(file: Path) -> Any:
     try:
         return onnx.load_model_from_string(file.read_bytes())
     except Exception as error:  # protobuf's own, of several types
-        raise InvalidFileError(f"{file}: is no ONNX file, or a damaged one ({_first_line(error)}).") from error
+        raise InvalidFileError(
+            f"{file}: is no ONNX file, or a damaged one ({first_line(error).rstrip('.')})."
+        ) from error
 
 
 def _read_input(file: Path, value: Any) -> tuple[tuple[int | None, ...], torch.dtype]:
@@ -120,7 +123,7 @@ def _read_node(file: Path, number: int, node: Any) -> OnnxNode:
 
 
 def _read_attribute(file: Path, attribute: Any) -> Any:
-    """Numbers, text, tensors and lists of the first two; None for all else, such as graphs."""
+    """Numbers, texts, tensors and lists of the first two; None for others, such as graphs."""
     match attribute.type:
         case 1:
             return attribute.f
@@ -141,7 +144,7 @@ def _read_attribute(file: Path, attribute: Any) -> Any:
 
 
 def _read_tensor(file: Path, tensor: Any) -> Tensor:
-    """The declared size is compared with the file before memory is asked for."""
+    """The declared size is compared with the file before memory is allocated."""
     from onnx import TensorProto, numpy_helper
 
     kinds = {
@@ -175,7 +178,7 @@ def _read_tensor(file: Path, tensor: Any) -> Tensor:
 
 
 def _read_external(where: str, file: Path, tensor: Any, expected: int) -> bytearray:
-    """Weights in a file of their own, which must lie in the folder of the ONNX file."""
+    """Weights in a separate file, which must be in the folder of the ONNX file."""
     entries = {each.key: each.value for each in tensor.external_data}
     folder = file.parent.resolve()
     try:
@@ -196,7 +199,7 @@ def _read_external(where: str, file: Path, tensor: Any, expected: int) -> bytear
     except (OSError, ValueError, TypeError) as error:
         if isinstance(error, InvalidFileError):
             raise
-        raise InvalidFileError(f"{where}: its data cannot be read ({_first_line(error)}).") from error
+        raise InvalidFileError(f"{where}: its data cannot be read ({first_line(error).rstrip('.')}).") from error
 
 
 def _check_order(file: Path, known: set[str], nodes: tuple[OnnxNode, ...], outputs: tuple[str, ...]) -> None:
@@ -215,9 +218,5 @@ def _check_order(file: Path, known: set[str], nodes: tuple[OnnxNode, ...], outpu
 
 
 def _printable(name: str) -> str:
-    """Names stand in messages, and a terminal takes some characters for commands."""
+    """Names appear in messages, and terminals interpret some characters."""
     return "".join(each if each.isprintable() else "?" for each in name)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

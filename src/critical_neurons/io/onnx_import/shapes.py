@@ -1,4 +1,4 @@
-"""Converters of what gives elements another place or shape, and of calculations with shapes."""
+"""Converters of reshapes, permutations, slices and calculations with shapes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from critical_neurons.io.onnx_import.converters import GraphStep, Sizes, Value, 
 from critical_neurons.io.onnx_import.elementwise import as_entries
 
 FAR = 2**31 - 1
-"""What files write for the end of an axis, or more."""
+"""Values from here on mean the end of an axis."""
 
 DTYPES = {
     1: torch.float32,
@@ -26,7 +26,7 @@ DTYPES = {
     9: torch.bool,
     11: torch.float64,
 }
-"""Torch's types by ONNX's numbers."""
+"""torch types by ONNX type number."""
 
 
 @converts("Constant")
@@ -95,8 +95,8 @@ def convert_reshape(step: GraphStep) -> Value:
 
 
 def _loosen(step: GraphStep, value: fx.Node, wanted: list[Size], after: tuple[int, ...]) -> list[Size]:
-    """The same sizes for any number of inputs, and of channels where torch can find it out: the batch, the first axis
-    before and after, is asked for, and -1 stands where the channels go."""
+    """The same sizes for any batch size and, if torch can infer it, any number of channels: the batch size is taken
+    from the value, and -1 replaces the channels."""
     before = find_shape(value)
     loose = [
         size if isinstance(size, fx.Node) else number for size, number in zip(wanted[1:], after[1:], strict=True)
@@ -108,7 +108,7 @@ def _loosen(step: GraphStep, value: fx.Node, wanted: list[Size], after: tuple[in
 
 
 def find_channels(before: tuple[int, ...], after: tuple[int, ...]) -> int | None:
-    """The last of the axes that the first axis, perhaps with others, is divided into."""
+    """The last of the new axes that the first old axis, possibly merged with others, is split into."""
     if 0 in before:
         return None
     for count in range(1, len(before) + 1):
@@ -127,7 +127,7 @@ def _take(step: GraphStep, value: Any, axis: int) -> Size:
 
 @converts("Expand")
 def convert_expansion(step: GraphStep) -> Value:
-    """Sizes of one in either shape give way to the other's."""
+    """Sizes of one in either shape are broadcast to the other's."""
     value, sizes = step.input(), step.sizes(1)
     new = len(sizes) - len(find_shape(value))  # axes that the value does not have; torch keeps a size by -1
     wanted = [-1 if size == 1 and place >= new else size for place, size in enumerate(sizes)]
@@ -226,7 +226,7 @@ def convert_gather(step: GraphStep) -> Value:
 
 @converts("DepthToSpace", "SpaceToDepth")
 def convert_shuffle(step: GraphStep) -> Value:
-    """Blocks of positions from channels, and back; in the order of columns, rows, depth that is torch's."""
+    """Blocks of positions to channels, and back; torch has the CRD order only."""
     side, value = step.attribute("blocksize"), step.computed()
     batch, call = step.builder.take_size(value, 0), step.call
     _, channels, rows, columns = find_shape(value)
@@ -242,7 +242,7 @@ def convert_shuffle(step: GraphStep) -> Value:
 
 
 def _collect(entries: Any) -> Any:
-    """Numbers and nodes as an array; numpy would look into them."""
+    """Integers and nodes as an object array, which numpy does not take apart."""
     result = np.empty(len(entries) if isinstance(entries, list) else (), dtype=object)
     result[...] = entries
     return result

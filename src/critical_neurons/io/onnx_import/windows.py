@@ -1,4 +1,4 @@
-"""Converters of what slides over positions: pools, padding, resizing; and the windows that convolutions share."""
+"""Converters of pooling, padding and resizing, and the windows that convolutions share."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ NEAREST = {
     ("half_pixel", "round_prefer_floor"): "nearest-exact",
     ("half_pixel", "round_prefer_ceil"): "nearest-exact",
 }
-"""Torch's modes by ONNX's coordinates and rounding; where both differ, as in halving, the comparison will tell."""
+"""torch's modes by ONNX's coordinates and rounding; remaining differences show in the comparison."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """What slides over the positions, and what is added before and after them, axis by axis."""
+    """Kernel, stride, dilation and padding of a sliding window, axis by axis."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -46,8 +46,8 @@ class Window:
     def pad(
         self, step: GraphStep, value: fx.Node, fill: float, *, apart: bool = False
     ) -> tuple[fx.Node, tuple[int, ...]]:
-        """The value, and the padding that is left to the layer: all of it, or where torch's layers cannot (or
-        `apart`), none of it and the value padded."""
+        """The value, and the padding that is left to the layer. If torch's layer cannot do it, or if `apart`, the
+        value is padded and the layer gets none."""
         if self.symmetric and not apart:
             return value, self.before
         widths = [width for pair in zip(reversed(self.before), reversed(self.after), strict=True) for width in pair]
@@ -160,7 +160,7 @@ def convert_resizing(step: GraphStep) -> Value:
 
 
 def _find_mode(step: GraphStep, axes: int) -> tuple[str, bool | None]:
-    """Torch's mode, and whether the corners are aligned, which modes without a choice take as None."""
+    """torch's mode and `align_corners`, which is None for modes without it."""
     before_11 = step.node.operator == "Upsample" or step.opset < 11
     mode = step.attribute("mode", "nearest")
     coordinates = step.attribute("coordinate_transformation_mode", "asymmetric" if before_11 else "half_pixel")
