@@ -1,6 +1,7 @@
 """Soak: many damaged files and many random networks, each of which must give what it should or one clear error.
 
 python benchmarks/soak.py run --files 10000 --networks 2000     what is not stored yet; benchmarks/results/soak.jsonl
+python benchmarks/soak.py again                                  seeds with violations, once more
 python benchmarks/soak.py try --kind network --seed 17           one case, with its traceback
 python benchmarks/soak.py report                                 what is stored, and every violation
 python benchmarks/soak.py page                                   the same as docs/soak.md
@@ -46,7 +47,8 @@ TEMPLATE = """# Soak
 
 Written by `python benchmarks/soak.py page` from `benchmarks/results/soak.jsonl`; `make soak` runs what is not stored
 there, and goes on where it was stopped. A case is known by its kind and its seed:
-`python benchmarks/soak.py try --kind network --seed 17`.
+`python benchmarks/soak.py again                                  seeds with violations, once more
+python benchmarks/soak.py try --kind network --seed 17`.
 
 * **Files**: of every kind half are damaged by chance (bytes changed, inserted, cut, moved), half changed with
   checksums that fit (values of other types and ranges, entries gone, twice or renamed). Each gives what the whole
@@ -60,15 +62,17 @@ there, and goes on where it was stopped. A case is known by its kind and its see
 
 Versions: {versions}; commit {commits}.
 
-| what | tried | how they went | violations | processor seconds |
-|---|---:|---|---:|---:|
+"Mended" were violations that the run found; their seeds were run once more on the mended code.
+
+| what | tried | how they went | mended | violations | processor seconds |
+|---|---:|---|---:|---:|---:|
 {rows}
 """
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["run", "try", "report", "page"])
+    parser.add_argument("action", choices=["run", "again", "try", "report", "page"])
     parser.add_argument("--files", type=int, default=10_000, help="damaged files of every kind")
     parser.add_argument("--networks", type=int, default=2_000)
     parser.add_argument("--kind", default="network")
@@ -78,16 +82,18 @@ def main() -> None:
         case "run":
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.RLIM_INFINITY))
             run(given.files, given.networks)
+        case "again":
+            run_again()
         case "try":
             print({kind: check for kind, check, *_ in list_kinds(1, 1)}[given.kind](given.seed))
         case "page":
             PAGE.write_text(write_page(read_lines()))
-    if given.action in ("run", "report"):
+    if given.action in ("run", "again", "report"):
         print("\n".join(" ".join(map(str, row)) for row in list_rows(read_lines())))
 
 
 def run(files: int, networks: int) -> None:
-    done, commit = {(line["kind"], line["first"]) for line in read_lines()}, find_commit()
+    done, commit = {(line["kind"], line.get("first")) for line in read_lines()}, find_commit()
     for kind, check, total, size in list_kinds(files, networks):
         for first in range(0, total, size):
             if (kind, first) not in done:
@@ -97,6 +103,30 @@ def run(files: int, networks: int) -> None:
                 seconds = round(time.process_time() - began, 1)
                 result = {"kind": kind, "first": first, "count": len(seeds), "cpu_seconds": seconds, "commit": commit}
                 store_line(RESULTS, result | {"outcomes": dict(outcomes), "violations": violations})
+
+
+def run_again() -> None:
+    """Of every kind the seeds whose violations are still open, on the code as it is now."""
+    checks, commit = {kind: check for kind, check, *_ in list_kinds(1, 1)}, find_commit()
+    for kind, (left, _) in find_violations(read_lines()).items():
+        if left:
+            began, outcomes = time.process_time(), Counter[str]()
+            violations = [found for seed in left if (found := attempt(checks[kind], kind, seed, outcomes))]
+            seconds = round(time.process_time() - began, 1)
+            result = {"kind": kind, "again": sorted(left), "count": 0, "cpu_seconds": seconds, "commit": commit}
+            store_line(RESULTS, result | {"outcomes": dict(outcomes), "violations": violations})
+
+
+def find_violations(lines: list[dict[str, Any]]) -> dict[str, tuple[dict[int, dict[str, Any]], int]]:
+    """By kind: what is still violated, by seed, and how many violations were mended, as a later run shows."""
+    found: dict[str, tuple[dict[int, dict[str, Any]], int]] = {}
+    for line in lines:
+        left, mended = found.get(line["kind"], ({}, 0))
+        now = {violation["seed"]: violation for violation in line["violations"]}
+        fixed = [seed for seed in line.get("again", ()) if seed not in now]
+        kept = {seed: violation for seed, violation in left.items() if seed not in fixed}
+        found[line["kind"]] = kept | now, mended + len(fixed)
+    return found
 
 
 def list_kinds(files: int, networks: int) -> Iterator[tuple[str, Callable[[int], str], int, int]]:
@@ -151,15 +181,16 @@ def read_lines() -> list[dict[str, Any]]:
 
 
 def list_rows(lines: list[dict[str, Any]]) -> Iterator[tuple[Any, ...]]:
-    """Kind, how many were tried, how they went, violations, processor seconds; and every violation."""
+    """Kind, how many were tried, how they went, violations mended and left, processor seconds; and those left."""
+    violations = find_violations(lines)
     for kind in dict.fromkeys(line["kind"] for line in lines):
         own = [line for line in lines if line["kind"] == kind]
         outcomes = sum((Counter(line["outcomes"]) for line in own), Counter[str]())
-        went = ", ".join(f"{count:,} {name or 'refused'}" for name, count in outcomes.most_common())
-        found = [violation for line in own for violation in line["violations"]]
+        left, mended = violations[kind]
+        went = ", ".join(f"{count:,} {name or 'nothing to remove'}" for name, count in outcomes.most_common())
         seconds = round(sum(line["cpu_seconds"] for line in own))
-        yield kind, f"{sum(line['count'] for line in own):,}", went, len(found), seconds
-        for violation in found:
+        yield kind, f"{sum(line['count'] for line in own):,}", went, mended, len(left), seconds
+        for violation in left.values():
             yield "", violation
 
 

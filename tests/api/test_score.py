@@ -17,7 +17,7 @@ from torch import nn
 
 import critical_neurons as cn
 from critical_neurons.core.deadline import TimeIsUp, until
-from critical_neurons.core.solution import Status, relative_gap
+from critical_neurons.core.solution import Solution, Status, relative_gap
 from critical_neurons.errors import (
     CriticalNeuronsError,
     InvalidInputError,
@@ -731,3 +731,17 @@ def test_what_rounding_costs_is_not_called_optimal():
     scores = cn.score(model, inputs, [0, 1, 2], solver=cn.Solver(time_limit=5.0))
     assert scores.gap > 1
     assert scores.status is Status.FEASIBLE
+
+
+def test_a_budget_that_interior_points_find_no_scores_for(monkeypatch):
+    case = share_case("mlp")
+    nothing = Solution(Status.TIMED_OUT, None, None, None, 0.0, (), {})
+    monkeypatch.setattr("critical_neurons.solvers.interior_point._Search.run", lambda search: nothing)
+    with pytest.raises(SolverError, match=r"There may be none within Budget\(units=0.5\); solver='highs' can tell"):
+        cn.score(
+            case.model,
+            case.inputs,
+            formulation=cn.Paper(integer=False),
+            budget=cn.Budget(units=0.5),
+            solver=cn.Solver("barrier"),
+        )

@@ -41,5 +41,28 @@ def test_what_is_stored_is_not_run_again(monkeypatch, tmp_path):
     soak.run(0, 5)
     assert ran == [0, 1, 2, 4]
     page = soak.write_page(soak.read_lines())
-    assert "| network | 4 | 4 fine | 0 |" in page
+    assert "| network | 4 | 4 fine | 0 | 0 |" in page
     assert "`0123456789ab`" in page
+
+
+def test_violations_are_mended_when_their_seeds_run_well_again():
+    bad = {"seed": 7, "error": "KeyError", "at": "here"}
+    line = {
+        "kind": "network",
+        "first": 0,
+        "count": 50,
+        "cpu_seconds": 1.0,
+        "outcomes": {"fine": 49},
+        "violations": [bad],
+    }
+    again = {
+        "kind": "network",
+        "again": [7],
+        "count": 0,
+        "cpu_seconds": 1.0,
+        "outcomes": {"fine": 1},
+        "violations": [],
+    }
+    assert list(soak.list_rows([line])) == [("network", "50", "49 fine", 0, 1, 1), ("", bad)]
+    assert list(soak.list_rows([line, again])) == [("network", "50", "50 fine", 1, 0, 2)]
+    assert list(soak.list_rows([line, {**again, "violations": [bad]}]))[1:] == [("", bad)]

@@ -145,7 +145,8 @@ class ScoreTask:
             advice = PATTERN_ADVICE if isinstance(formulation, Paper) else "Allow more."
             raise InfeasibleProgramError(f"budget: no scores keep within {self.budget}. {advice}")
         if solution.point is None:
-            raise SolverError(f"{self.backend.name}: {solution.status.sentence}")
+            told = "" if self.budget is None else f" There may be none within {self.budget}; solver='highs' can tell."
+            raise SolverError(f"{self.backend.name}: {solution.status.sentence}{told}")
         certified = not isinstance(formulation, Linearised)
         notes = (
             *network.notes,
