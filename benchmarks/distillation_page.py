@@ -19,6 +19,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "distillation.md"
 PICTURE = PAGE.parent / "quality" / "public-weights.svg"
 OURS = "search"
 STEPS = {"batch_norm": "batch norms re-estimated", "least_squares": "refitted", "distil": "distilled"}
+FITTED = ("least_squares", "distil")
 BARS = {
     ("resnet20", 0.73): 0.5,
     ("resnet20", 0.5): 2.0,
@@ -73,6 +74,24 @@ def describe(lines: Lines, folder: str) -> list[str]:
             WIDTH,
         ),
     ]
+
+
+def summarise(lines: Lines) -> list[str]:
+    """What ours loses on test images, in a table that can be read at a glance."""
+    tested = [line for line in lines if line["part"] == "test" and line["method"] == OURS]
+    cells = defaultdict(list)
+    for line in tested:
+        cells[line["network"], _share(line), _tell(line)].append(line)
+    rows = []
+    for network, share, settings in sorted(cells, key=lambda key: (list(TITLES).index(key[0]), -key[1])):
+        found = _accuracies(cells[network, share, settings])
+        before = fmean(each["before"] for each in found)
+        lost = [_summarise([100 * (each["before"] - each[step]) for each in found]) for step in FITTED]
+        data = "Fashion-MNIST" if network in BY_UNITS else "CIFAR-10"
+        kept = f"{100 * share:.0f} % of the {'units' if network in BY_UNITS else 'multiply-adds'}"
+        rows.append([f"{TITLES[network]}, {data}", f"{100 * before:.1f} %", kept, *lost])
+    header = ["network", "accuracy", "kept", *(f"points lost, {STEPS[step]}" for step in FITTED)]
+    return format_table(header, rows, numbers=(1, 3, 4))
 
 
 def tabulate(tested: Lines) -> list[str]:

@@ -1,4 +1,5 @@
-"""Front page: the picture and the table of the README from the stored results of benchmarks/quality.py.
+"""Front page: the picture of the README from the stored results of benchmarks/quality.py, its table from those of
+benchmarks/distillation.py.
 
 python benchmarks/front_page.py      docs/figures/front-light.svg, front-dark.svg and the table in README.md
 """
@@ -15,8 +16,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from critical_neurons.core.files import make_folder, write_atomically
-from critical_neurons.core.markdown import format_table
 from critical_neurons_reproduction.store import Store
+from distillation import read_lines
+from distillation_page import summarise
 from quality_page import CALIBRATION, OURS, RANDOM, UNIFORM, Measured, collect
 
 RESULTS = Path(__file__).parent / "results"
@@ -25,9 +27,6 @@ CASES = (("fashion", "lenet5"), ("fashion", "784-300-100-10"))
 """Data and network of each chart."""
 
 PAPER = "paper's program"
-TABULATED = ("mnist", "fashion")
-"""Data sets of the table."""
-
 README = Path(__file__).parent.parent / "README.md"
 TABLE = re.compile("(?<=<!-- table -->\n)(.*?)(?=<!-- end of the table -->)", re.DOTALL)
 """Where the table stands in the README."""
@@ -48,24 +47,8 @@ def main() -> None:
     folder = make_folder(FOLDER)
     for theme in THEMES:
         write_atomically(folder / f"front-{theme}.svg", draw(measured, theme))
-    write_atomically(README, TABLE.sub(lambda _: tabulate(measured), README.read_text()).encode())
-
-
-def tabulate(measured: Sequence[Measured]) -> str:
-    """Points lost with multiply-adds as the budget: ours, and the best other in each cell."""
-    by_macs = [each for each in measured if each.place.measure == "macs" and each.place.data in TABULATED]
-    shares = sorted({each.place.share for each in by_macs}, reverse=True)
-    header = ["network", "accuracy", *(f"lost at {100 * share:.0f} % (best other)" for share in shares)]
-    rows = []
-    for case in dict.fromkeys(each.place.case for each in by_macs):
-        cells = {each.place.share: each for each in by_macs if each.place.case == case and each.part == "test"}
-        first = cells[shares[0]]
-        row = [first.place.case_title, f"{100 * fmean(each['before'] for each in first.results.values()):.1f} %"]
-        for share in shares:
-            ours = fmean(cells[share].lose(OURS, COMPENSATE))
-            row.append(f"{ours:.2f} ({cells[share].compare(COMPENSATE).lost:.2f})")
-        rows.append(row)
-    return "\n".join(format_table(header, rows)) + "\n"
+    table = "\n".join(summarise(read_lines())) + "\n"
+    write_atomically(README, TABLE.sub(lambda _: table, README.read_text()).encode())
 
 
 def choose(measured: Sequence[Measured], case: tuple[str, str]) -> list[Measured]:

@@ -15,6 +15,7 @@ import critical_neurons as cn
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDES = sorted(DOCS.glob("guides/*.md"))
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NEEDED_BY_GUIDES = {"deploy": ("onnxscript", "onnxruntime"), "torch-pruning": ("torch_pruning",)}
 NEEDS = {"as_torch_pruning": "torch_pruning", "export": "onnxscript", "from_onnx": "onnxruntime"}
 
 
@@ -41,13 +42,22 @@ def test_every_public_name_has_an_example_that_runs(name, prepared):
     assert not failed, told.getvalue()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
 def test_guides_run(guide, prepared):
+    for package in NEEDED_BY_GUIDES.get(guide.stem, ()):
+        pytest.importorskip(package)
     names = dict(prepared)
     for block in PYTHON.findall(guide.read_text()):
         with contextlib.redirect_stdout(io.StringIO()):
             exec(compile(block, guide.name, "exec"), names)
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem)
+def test_what_pages_import_and_call_is_there(page):
+    """Of code that needs a cluster or a trained network: it compiles, and names only what is public."""
+    for block in PYTHON.findall(page.read_text()):
+        compile(block, page.name, "exec")
+        assert set(re.findall(r"\bcn\.([A-Za-z_]+)", block)) <= set(cn.__all__)
 
 
 def test_the_reference_has_every_public_name():

@@ -81,10 +81,9 @@ def score(
       leave the best scores so far; with `cn.ByClass` the average over the finished classes.
     * `ignore`: names of layers that get no scores. `progress` is called with every `Step`.
     * `start`, `stop`: names of the first and the last module to read and score, as in `named_modules`; for a
-    container
-      its first and its last call, for a function the name that torch.fx gives it. What comes before is run as it is:
-      its outputs are the inputs of the program, and `input_radius` is around them. What follows is linearised at
-      every data point. Budgets are shares of the span.
+      container its first and its last call, for a function the name that torch.fx gives it. What comes before is run
+      as it is: its outputs are the inputs of the program, and `input_radius` is around them. What follows is
+      linearised at every data point. Budgets are shares of the span.
 
     >>> scores = cn.score(model, inputs[:3], labels[:3])
     >>> scores.status

@@ -22,9 +22,8 @@ from critical_neurons.errors import InvalidSettingError
 class Objective:
     """How the scores of a layer are weighted, and whether the softmax term is a mean or a sum over the data points.
 
-    * `balanced`: the sum of a layer's scores is divided by its number of units, so that all layers weigh the same;
-    the
-      softmax term is a mean.
+    * `balanced`: the sum of a layer's scores is divided by its number of units, so that all layers weigh the
+      same; the softmax term is a mean.
     * `authors`: divided by the layer's neurons as the authors' code counts them, units times kernel height times
       kernel width; a mean.
     * `paper`: divided by the number of all units; a sum. As printed.
