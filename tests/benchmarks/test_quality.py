@@ -199,7 +199,7 @@ def test_results_say_what_was_measured(records):
 def test_page_from_a_run(records, tmp_path):
     usual = [*records, *(relabel(record, images=1000) for record in records)]
     write_page(usual, tmp_path / "quality.md", {"mnist/fc3": 7})
-    page = (tmp_path / "quality.md").read_text()
+    page = (tmp_path / "quality.md").read_text() + (tmp_path / "quality-cells.md").read_text()
     assert "not measured yet: mnist/fc3 (7)." in page
     assert "784-300-100-10, Fashion-MNIST, 70 % removed (validation)" in page
     for name in ("fashion-784-300-100-10", "mnist-lenet5", "mnist-lenet5-images"):
@@ -218,7 +218,8 @@ def test_cells_are_missing_until_they_are_stored():
 
 def test_page_of_nothing(tmp_path):
     write_page([], tmp_path / "quality.md", {})
-    assert "Nothing has been measured yet." in (tmp_path / "quality.md").read_text()
+    assert "Nothing has been measured yet." in (tmp_path / "quality-cells.md").read_text()
+    assert (tmp_path / "quality.md").exists()
 
 
 def relabel(record: Record, **settings) -> Record:
