@@ -167,14 +167,21 @@ def read_checkpoint(path: Path) -> Mapping[str, Any]:
 
 
 def _refuse_compressed(path: Path) -> None:
-    """torch writes its archives as they are; a small one may otherwise hold more than memory."""
+    """torch writes its archives as they are; a small one may otherwise hold more than memory. Checksums must fit."""
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(each.file_size for each in archive.infolist())
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        return  # an older format, or a damaged file, which torch will say
-    if size > path.stat().st_size:
-        raise InvalidFileError(f"{path}: its entries are compressed, to {size:,} bytes. Give what torch.save writes.")
+            if size > path.stat().st_size:
+                raise InvalidFileError(
+                    f"{path}: its entries are compressed, to {size:,} bytes. Accepted: torch.save's."
+                )
+            damaged = archive.testzip()  # torch itself checks no checksums
+    except InvalidFileError:
+        raise
+    except Exception:  # an older format, or a damaged file, which torch will say
+        return
+    if damaged is not None:
+        raise InvalidFileError(f"{path}: damaged: the checksum of {damaged} is another.")
 
 
 def _fill(model: nn.Module, weights: dict[str, Tensor], path: str | os.PathLike[str]) -> None:

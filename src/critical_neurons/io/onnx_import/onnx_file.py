@@ -69,6 +69,9 @@ def read_onnx(path: str | os.PathLike[str]) -> OnnxGraph:
             "replaced by onnx.inliner.inline_local_functions."
         )
     constants = {each.name: _read_tensor(file, each) for each in graph.initializer}
+    for name, values in constants.items():
+        if values.is_floating_point() and not values.isfinite().all():
+            raise InvalidFileError(f"{file}: the weight {_printable(name)} is NaN or infinite somewhere.")
     inputs = [each for each in graph.input if each.name not in constants]
     if len(inputs) != 1:
         names = ", ".join(repr(each.name) for each in inputs) or "none"
