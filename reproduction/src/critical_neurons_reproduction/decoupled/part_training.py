@@ -23,6 +23,7 @@ from critical_neurons.core.batch import check_classes
 from critical_neurons.core.documents import check_file
 from critical_neurons.core.files import check_writable, write_atomically
 from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError, first_line
+from critical_neurons.io.models import read_checkpoint
 from critical_neurons.removal.metrics import count_classes
 from critical_neurons.structure import fingerprint
 from critical_neurons_reproduction.decoupled.parts import Decoupled, Part
@@ -191,7 +192,7 @@ class _Task:
             return []
         check_file(path)
         try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            state = read_checkpoint(Path(path))
         except Exception as error:
             raise InvalidFileError(f"{path}: not a checkpoint, or damaged. Remove it to start anew.") from error
         if not isinstance(state, dict) or (state.get("format"), state.get("version")) != (FORMAT, FORMAT_VERSION):
