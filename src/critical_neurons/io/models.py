@@ -178,8 +178,11 @@ def _refuse_compressed(path: Path) -> None:
             damaged = archive.testzip()  # torch itself checks no checksums
     except InvalidFileError:
         raise
-    except Exception:  # an older format, or a damaged file, which torch will say
-        return
+    except Exception as error:
+        with path.open("rb") as file:
+            if file.read(2) != b"PK":
+                return  # an older format, or something else, which torch will say
+        raise InvalidFileError(f"{path}: is no torch checkpoint, or a damaged one ({first_line(error)}).") from error
     if damaged is not None:
         raise InvalidFileError(f"{path}: damaged: the checksum of {damaged} is another.")
 
