@@ -64,7 +64,7 @@ class Step:
     1.5 s  incumbent -0.7  bound -0.8  gap 10.0%  rows 40  cuts 12
     """
 
-    time_limit: float | None = field(default=None, kw_only=True)
+    time_limit: float | None = field(default=None, kw_only=True, compare=False)
     """Seconds after which the solve ends; told while it runs, and left out of its history."""
 
     seconds: float
