@@ -1,4 +1,4 @@
-"""A model is run for its structure once, whatever is done with it."""
+"""A model is run for its structure once, from the search to the smaller model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def build():
     return nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
 
 
-def test_from_inspect_to_the_smaller_model(count):
+def test_from_search_to_the_smaller_model(count):
     model = build()
     scores = cn.search(model, INPUTS, units=0.5, effort="quick")
     assert count() == 1

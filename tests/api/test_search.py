@@ -419,3 +419,19 @@ def test_how_a_search_went(tmp_path, effort, compensate):
         assert len(history.drafts) == 1 + MOST_KEPT
     scores.save(tmp_path / "scores.json")
     assert cn.Scores.load(tmp_path / "scores.json").search_history == history
+
+
+def test_distances_that_are_not_finite_are_saved(tmp_path):
+    """Before anything is removed the logarithm is minus infinity."""
+    scores = quick(
+        build(), draw(), units=0.5, compensate="none", distance=lambda one, other: ((one - other) ** 2).mean().log()
+    )
+    assert None in [each.loss for each in scores.search_history.drafts]
+    scores.save(tmp_path / "scores.json")
+    assert cn.Scores.load(tmp_path / "scores.json").search_history == scores.search_history
+
+
+def test_a_distance_without_a_name_is_saved_by_its_type(tmp_path):
+    scores = quick(build(), draw(), units=0.5, distance=nn.MSELoss())
+    scores.save(tmp_path / "scores.json")
+    assert cn.Scores.load(tmp_path / "scores.json").settings["distance"] == "MSELoss"

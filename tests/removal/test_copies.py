@@ -41,6 +41,14 @@ def test_tensors_of_one_memory_stay_so():
     assert copied.again is copied[1].running_mean
 
 
+def test_views_of_a_whole_buffer_stay_views():
+    model = build()
+    model.register_buffer("shaped", model[1].running_var.view(2, 2))
+    copied = copy_whole(model)
+    copied[1].running_var[3] = 70.0
+    assert copied.shaped[1, 1] == 70.0
+
+
 def test_hooks_are_not_shared():
     """Of a module without hooks the copy has a dict of its own to put some in."""
     model = build()

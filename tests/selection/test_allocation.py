@@ -76,7 +76,7 @@ def test_blocks_go_together():
 
 
 def test_a_budget_out_of_reach_is_told():
-    with pytest.raises(InvalidSettingError, match="cannot be met; with one unit of every layer the cost is 1"):
+    with pytest.raises(InvalidSettingError, match="with the fewest units of every layer the cost is 1,"):
         share_budget(make_groups(3), [np.arange(3.0)], count, slope, 0.5)
 
 
@@ -87,7 +87,7 @@ def test_counts_are_multiples_or_whole():
     assert share_budget(groups, losses, count, slope, 22.0, round_to=4) == [11, 8, 3]
     assert share_budget(groups, losses, count, slope, 19.0, round_to=4) == [8, 8, 3]
     assert share_budget(groups, losses, count, slope, 12.0, round_to=4) == [4, 4, 3]
-    with pytest.raises(InvalidSettingError, match="with 4 units of every layer the cost is 11"):
+    with pytest.raises(InvalidSettingError, match="with the fewest units of every layer the cost is 11"):
         share_budget(groups, losses, count, slope, 10.0, round_to=4)
 
 

@@ -48,6 +48,43 @@ class Counting(nn.Module):
         return y
 
 
+class Caching(nn.Module):
+    """Makes a buffer in its first run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = build()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "scale"):
+            self.register_buffer("scale", torch.ones(1), persistent=False)
+        return self.inner(x) * self.scale
+
+
+class Ending(nn.Module):
+    """Runs twice, with other outputs, and then no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.calls = build(), 0
+        self.register_buffer("scales", torch.tensor([1.0, 2.0]))
+        self.register_buffer("last", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last.fill_(self.calls)
+        self.calls += 1
+        return self.inner(x) * self.scales[self.calls - 1]
+
+
+def test_a_buffer_made_in_the_first_run():
+    assert len(find_structure(Caching().double(), ROWS).removable) == 1
+
+
+def test_no_third_run():
+    with pytest.raises(UnreadableModelError, match="it changes itself while it runs"):
+        find_structure(Ending().double(), ROWS)
+
+
 def test_not_a_module():
     with pytest.raises(UnreadableModelError, match=r"found function, expected a torch\.nn\.Module"):
         find_structure(lambda x: x, ROWS)

@@ -77,8 +77,8 @@ def compare(
     data is labelled calibration. For other networks give `data="calibration"`, or the inputs that were used as
     `calibration`. The int8 ranges come from `calibration`, else from the first of `inputs`.
 
-    Every latency is the median of `repeats` samples, before and after in turns, on `threads` threads. `progress`
-    receives what is about to be measured.
+    Every latency is the median of up to `repeats` samples, before and after in turns, on `threads` threads.
+    `progress` receives what is about to be measured.
 
     >>> comparison = cn.compare(model, smaller, test_inputs, test_labels, onnx=False)
     >>> comparison.after.macs < comparison.before.macs

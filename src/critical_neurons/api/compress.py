@@ -17,6 +17,7 @@ from critical_neurons.core.batch import check_classes
 from critical_neurons.core.budget import Budget
 from critical_neurons.core.distillation import Distillation
 from critical_neurons.core.formulation import Formulation, FormulationName, as_formulation, check_together
+from critical_neurons.core.progress import Progress
 from critical_neurons.core.settings import Compensation, DistanceName, EffortName, OutputDistance
 from critical_neurons.core.solver import Solver, as_solver
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
@@ -57,7 +58,7 @@ def compress(
     seed: int = 0,
     onnx: bool = True,
     progress: Callable[[str], None] = lambda text: None,
-    detail: Callable[[str], None] = lambda text: None,
+    detail: Callable[[Progress], None] = lambda told: None,
 ) -> Compression:
     """Search, plan, prune, compensate and compare in one call, for any model.
 
@@ -89,8 +90,8 @@ def compress(
     The comparison is made on `test`, a pair (inputs, labels) that was not used before; without it on the inputs, and
     labelled so. Labels are needed for accuracies, for `max_drop` without `evaluate`, and for programs. `progress`
     receives the name of each step, `detail` how far it is and the time left, as a `cn.Progress`. Ctrl-C during
-    solving, during the search for `max_drop` and during distillation leaves the best result so far, with which the
-    remaining steps are done.
+    solving, the rounds of a search, the search for `max_drop` and distillation leaves the best result so far, with
+    which the remaining steps are done.
 
     >>> test = test_inputs, test_labels
     >>> found = cn.compress(model, inputs, labels, macs=0.5, test=test, effort="quick", onnx=False)
@@ -157,7 +158,7 @@ def compress(
     progress("Removing and refitting" if compensate != "none" else "Removing")
     smaller = task.carry_out(found)
     progress("Comparing")
-    measure = partial(compare, model, smaller, onnx=onnx, progress=lambda what: detail(f"Measuring {what}"))
+    measure = partial(compare, model, smaller, onnx=onnx, progress=lambda what: detail(Progress(f"Measuring {what}")))
     if tested is None:
         comparison = measure(data.inputs, data.labels, data="calibration")
     else:

@@ -60,7 +60,7 @@ class CompressTask:
     judged_on: Inputs | None
     stopwatch: Stopwatch | None
     progress: Callable[[str], None]
-    detail: Callable[[str], None]
+    detail: Callable[[Progress], None]
 
     def search(self) -> tuple[Plan, Scores]:
         self.progress("Searching" if self.budget else LOOKING)
@@ -69,7 +69,7 @@ class CompressTask:
             settings = replace(settings, ignore=(*settings.ignore, *self.planned["keep"]))
             structure = find_structure(self.model, self.data.inputs, ignore=settings.ignore)
         if self.stopwatch is not None:
-            self.detail("timing layers")
+            self.detail(Progress("timing layers"))
             structure = self.stopwatch.add_table(structure)
         search = Search(self.model, self.data.inputs, settings, progress=self.detail, structure=structure)
         if self.budget is None:
@@ -94,7 +94,7 @@ class CompressTask:
             max_drop=self.max_drop,
             evaluate=self.evaluate,
             judged_on=self.judged_on,
-            progress=self.detail,
+            progress=lambda text: self.detail(Progress(text)),
         )
 
     def _meet_latency(self, search: Search, budget: Budget, stopwatch: Stopwatch) -> tuple[Plan, Scores]:
@@ -104,7 +104,7 @@ class CompressTask:
 
         def measure(found: tuple[Plan, Scores]) -> float:
             taken = stopwatch.compare(prune(self.model, found[0]))
-            self.detail(f"{taken:.3f} of the time in {stopwatch.runtime}")
+            self.detail(Progress(f"{taken:.3f} of the time in {stopwatch.runtime}"))
             return taken
 
         return meet_latency(budget.share, partial(choose, search.sketch), partial(choose, search.find), measure)
@@ -123,7 +123,7 @@ class CompressTask:
             formulation=program,
             budget=self.budget or Budget(macs=halve_macs(self.structure)),
             solver=solver,
-            progress=lambda step: self.detail(str(step)),
+            progress=lambda step: self.detail(Progress(str(step))),
             **self.settings.read,
         )
         return self._plan(scores)
@@ -143,13 +143,13 @@ class CompressTask:
             model=self.model,
             calibration=self.data.inputs,
             compensate=self.settings.compensate,
-            progress=self.detail,
+            progress=lambda text: self.detail(Progress(text)),
         )
         return found, scores
 
 
 def carry_out(
-    model: nn.Module, data: Data, settings: SearchSettings, found: Plan, detail: Callable[[str], None]
+    model: nn.Module, data: Data, settings: SearchSettings, found: Plan, detail: Callable[[Progress], None]
 ) -> nn.Module:
     return prune(
         model,

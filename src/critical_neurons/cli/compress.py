@@ -83,8 +83,8 @@ def compress(
 
     Give one of --macs, --params, --units, --latency and --max-drop, and --save or --output. The units to keep are
     found by a search, unless --paper or --formulation asks for a program's scores. Files are written only when
-    everything has succeeded. Ctrl-C during solving or the search for --max-drop continues with the best result so
-    far; at any other time it ends the command.
+    everything has succeeded. Ctrl-C during solving, the rounds of a search, the search for --max-drop and
+    distillation continues with the best result so far; at any other time it ends the command.
 
     \b
     Examples:

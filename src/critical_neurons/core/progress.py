@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Progress(str):
-    """What `progress=` and `detail=` are told: a line of text. Where the stage can be counted, it also has how much
+    """A line of text about work that goes on. Where the stage can be counted, it also has how much
     is `done` of the `total`, and the seconds that are left of this stage, at the pace so far; None where not known.
 
     >>> print(cn.Progress("pricing layers", 3, 12, seconds_left=95))

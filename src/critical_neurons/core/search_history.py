@@ -28,10 +28,11 @@ class SearchStage:
 @dataclass(frozen=True)
 class Draft:
     """A smaller network that was tried `seconds` after the search began: how far its outputs are from the model's,
-    and what it is judged by where outputs are classes: the share of decisions that change, near misses in part."""
+    and what it is judged by where outputs are classes: the share of decisions that change, near misses in part.
+    A distance that is not finite is None."""
 
     seconds: Amount
-    loss: float
+    loss: float | None
     miss: float | None = None
 
 
@@ -57,6 +58,6 @@ class SearchHistory:
 
 
 def thin(values: Sequence[_Each]) -> tuple[_Each, ...]:
-    """With the first and the last."""
+    """At most `MOST_KEPT` of the values, evenly spaced, the first and the last among them."""
     places = np.linspace(0, len(values) - 1, min(len(values), MOST_KEPT)).round().astype(int)
     return tuple(values[place] for place in places)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Any
 
 import torch
@@ -27,7 +27,8 @@ def _copy_common(model: nn.Module) -> dict[int, object]:
     """Copies by identity, for `deepcopy`: of what it refuses, and of what takes most of its time, the empty dicts of
     hooks and the buffers."""
     copies: dict[int, object] = {}
-    memories: set[int] = set()
+    tensors = {id(each): each for each in (*model.parameters(), *model.buffers()) if each.layout == torch.strided}
+    memories = Counter(each.untyped_storage().data_ptr() for each in tensors.values())
     for module in model.modules():
         for key, value in vars(module).items():
             if type(value) in (dict, OrderedDict) and not value:
@@ -37,8 +38,7 @@ def _copy_common(model: nn.Module) -> dict[int, object]:
         for buffer in module._buffers.values():
             if buffer is not None and buffer.grad_fn is not None:  # written to in a run with gradients
                 copies[id(buffer)] = buffer.detach().clone()
-            elif buffer is not None and _is_plain(buffer) and buffer.data_ptr() not in memories:
-                memories.add(buffer.data_ptr())
+            elif buffer is not None and _is_plain(buffer) and memories[buffer.data_ptr()] == 1:
                 copies[id(buffer)] = buffer.clone()
     return copies
 

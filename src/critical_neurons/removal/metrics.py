@@ -148,12 +148,9 @@ def _choose_loop(call: Callable[[], object]) -> int:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every module is back in its mode, and buffers are as they were: a
-    forward may count its calls in them."""
+def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards every module is back in its mode."""
     modes = {module: module.training for module in model.modules()}
-    buffers = [(module._buffers, name, values) for module in modes for name, values in module._buffers.items()]
-    saved = [None if values is None else values.detach().clone() for _, _, values in buffers]
     model.eval()
     try:
         with torch.no_grad():
@@ -161,6 +158,18 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards buffers are as they were, too: a forward may count its calls in them."""
+    owners = [module._buffers for module in model.modules()]
+    buffers = [(own, name, values) for own in owners for name, values in own.items()]
+    saved = [None if values is None else values.detach().clone() for _, _, values in buffers]
+    try:
+        with in_evaluation_mode(model):
+            yield
+    finally:
         for (own, name, values), before in zip(buffers, saved, strict=True):
             own[name] = values
             if values is not None and before is not None and not torch.equal(values, before):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, singledispatch
@@ -159,7 +160,8 @@ def draw_drafts(history: SearchHistory) -> str:
     """How far the outputs of every network that was tried are from the model's."""
 
     def draw(axes: Any) -> None:
-        seconds, losses = zip(*((each.seconds, each.loss) for each in history.drafts), strict=True)
+        losses = [math.nan if each.loss is None else each.loss for each in history.drafts]  # a gap in the line
+        seconds = [each.seconds for each in history.drafts]
         axes.plot(seconds, losses, "o-", color=KEPT, markersize=2.5, linewidth=1.2, label="tried")
         axes.plot(seconds[history.taken], losses[history.taken], "o", color=REMOVED, markersize=6, label="taken")
         axes.set_xlabel("seconds")

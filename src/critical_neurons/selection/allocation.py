@@ -71,10 +71,9 @@ def share_budget(
         prices = price(NEXT)
         which = int(prices.argmin())
         if prices[which] == np.inf:
-            least = "one unit" if round_to == 1 else f"{round_to} units"
             raise InvalidSettingError(
-                f"search: the budget cannot be met; with {least} of every layer the cost is {cost(kept):.4g}, and "
-                f"{limit:.4g} is asked for."
+                f"search: the budget cannot be met; with the fewest units of every layer the cost is "
+                f"{cost(kept):.4g}, and {limit:.4g} is asked for."
             )
         move(which, +1)
     fits = np.ones(len(groups), dtype=bool)

@@ -176,6 +176,7 @@ class Search:
         began = [*(at for _, at in self._stages), ended]
         stages = (SearchStage(name, began[at + 1] - began[at]) for at, (name, _) in enumerate(self._stages))
         distance = self._settings.distance
+        named = distance if isinstance(distance, str) else getattr(distance, "__name__", type(distance).__name__)
         return Scores(
             values_by_layer=spread_scores(self.structure, found.per_unit),
             structure=self.structure,
@@ -187,9 +188,10 @@ class Search:
             settings={
                 "method": "elimination" if self._eliminates else "gates",
                 "effort": self._settings.effort,
-                "distance": getattr(distance, "__name__", distance),
+                "distance": named,
                 "seed": self._settings.seed,
                 "ignore": list(self._settings.ignore),
+                "round_to": self._settings.round_to,
                 "versions": describe_versions("torch", "numpy"),
             },
             history=(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -94,13 +95,15 @@ class BudgetTask:
 
     def _draft(self, loss: float, miss: float | None = None) -> Draft:
         """Where outputs are no classes, networks are judged by the loss itself."""
-        return Draft(time.monotonic() - self.started, loss, None if miss == loss else miss)
+        known = loss if math.isfinite(loss) else None
+        return Draft(time.monotonic() - self.started, known, None if miss == loss else miss)
 
     def _list_costs(self, counts: Sequence[int]) -> tuple[RemovalCost, ...]:
         pairs = zip(self.structure.groups, self.search.traced, counts, strict=True)
         return tuple(
             RemovalCost(group.layers, len(group), len(group) - count, thin([0.0, *found.errors.tolist()]))
             for group, found, count in pairs
+            if found.errors.isfinite().all()
         )
 
     def trace(self) -> Floats:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from critical_neurons.errors import InvalidInputError
-from critical_neurons.removal.metrics import evaluating
+from critical_neurons.removal.metrics import evaluating, in_evaluation_mode
 from critical_neurons.removal.refit.batches import HELD_OUT, LEAST_INPUTS, plan_batches, shuffle
 from critical_neurons.removal.refit.im2col import find_channel_axis
 from critical_neurons.removal.refit.least_squares import Refit, Refitting, begin_refit, is_refittable
@@ -58,7 +58,7 @@ def refit_modules(
     names = _find_refittable(smaller, stops)
     chosen = {stop.module: stop for stop in stops if stop.module in names}
     with ExitStack() as stack:
-        for setting in (torch.inference_mode(False), evaluating(original), evaluating(smaller)):
+        for setting in (torch.inference_mode(False), evaluating(original), in_evaluation_mode(smaller)):
             stack.enter_context(setting)
         return _Stream(original, smaller, chosen, inputs, method, tell).run(progress) if chosen else {}
 
