@@ -321,7 +321,7 @@ CHAINS: dict[str, Specimen] = {
 GRAPHS: dict[str, Specimen] = {
     "resnet": Specimen(ResNet, IMAGE),
     "pre-activation resnet": Specimen(PreActivationResNet, IMAGE),
-    "mobilenet": Specimen(build_mobilenet, IMAGE, gain=3.0),
+    "mobilenet": Specimen(build_mobilenet, LARGE, gain=3.0),
     "densenet": Specimen(DenseNet, LARGE),
     "addition in place": Specimen(lambda: Joined(add_in_place), (3,)),
     "addition by function": Specimen(lambda: Joined(add_by_function), (3,)),

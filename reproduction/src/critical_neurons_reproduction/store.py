@@ -194,7 +194,7 @@ class Store:
     def _read(self, table: str) -> tuple[dict[str, Record], list[str]]:
         """The last record of every key, oldest first, and what was skipped."""
         path = self._path(table)
-        if not os.path.lexists(path):
+        if not path.exists():  # or a link to a file that is gone: writing will tell
             return {}, []
         content = read_file(path)
         records: dict[str, Record] = {}

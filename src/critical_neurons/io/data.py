@@ -75,8 +75,9 @@ def load_batch(
                 f"{source}: inputs of shape {inputs.shape} and labels of shape {labels.shape} do not fit; expected "
                 "(batch, ...) and (batch,)."
             )
-        if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
-            raise InvalidInputError(f"{source}: some inputs are NaN or infinite. Give finite ones.")
+        if inputs.dtype.kind == "f" and not (finite := np.isfinite(inputs.reshape(len(inputs), -1)).all(1)).all():
+            bad = ", ".join(map(str, np.flatnonzero(~finite)[:5]))
+            raise InvalidInputError(f"{source}: NaN or infinite values in data points {bad}. Give finite ones.")
         chosen = choose_balanced(labels, per_class, seed)
         return _prepare(source, _scaled(source, inputs[chosen]), look), torch.from_numpy(labels[chosen])
     data, image_column = open_data_set(source, split)

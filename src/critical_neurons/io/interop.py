@@ -210,7 +210,8 @@ class TorchPruningImportance:
             if layer is None or layer.name in self.ignored:
                 return None
             units = layer.units[alive[layer.units]]
-            found = item.dep.target.module.weight.shape[0]
+            module = item.dep.target.module
+            found = getattr(module, "out_channels", module.weight.shape[0])
             if found != len(units):
                 raise PlanMismatchError(
                     f"{layer.name}: has {found} channels where {len(units)} of the {layer.size} scored ones should "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 from typing import Any
 
@@ -125,13 +126,17 @@ def check_architecture(model: nn.Module, architecture: str, subject: str) -> Non
         )
 
 
+TRACING = threading.Lock()
+"""Two traces at once would undo each other's changes of nn.Module."""
+
+
 class _Tracer(fx.Tracer):
     """Treats as leaves every layer with a reader, subclasses that must not be read as their parent, and opaque
     modules."""
 
     def __init__(self, opaque: Collection[str]) -> None:
         super().__init__()
-        self._opaque = opaque
+        self._opaque, self._thread = opaque, threading.get_ident()
         self.failed = ""
         """The innermost module, not opaque yet, whose forward raised."""
 
@@ -144,6 +149,8 @@ class _Tracer(fx.Tracer):
         )
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:  # torch changes nn.Module for all threads while it traces
+            return forward(*args, **kwargs)
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:
@@ -162,7 +169,8 @@ def trace_model(model: nn.Module, span: Span) -> tuple[fx.GraphModule, Cut]:
     while True:
         tracer = _Tracer(opaque)
         try:
-            graph = tracer.trace(model)
+            with TRACING:
+                graph = tracer.trace(model)
             break
         except Exception as error:
             ends = (span.start or "", span.stop or "")
