@@ -72,3 +72,21 @@ def test_no_multiply_adds_to_count():
         cn.search(model, (numbers, numbers), macs=0.5)
     plan = cn.plan(cn.search(model, (numbers, numbers), units=0.5, effort="quick"))
     assert cn.prune(model, plan, (numbers, numbers)).one.embedding_dim == 4
+
+
+@pytest.mark.parametrize("compensate", ["none", "least_squares"])
+def test_outputs_that_begin_with_another_axis(compensate):
+    """The batch behind the steps of time, or not there at all: the same distance as where it comes first."""
+
+    def search(arrange):
+        torch.manual_seed(0)
+        parts = {"hidden": nn.Linear(3, 6), "out": nn.Linear(6, 2)}
+        model = Written(lambda m, x: arrange(m.out(m.hidden(x).relu())), **parts)
+        return cn.search(model, torch.randn(20, 7, 3), units=0.5, effort="quick", compensate=compensate)
+
+    first, second = search(lambda values: values), search(lambda values: values.transpose(0, 1))
+    if compensate == "least_squares":  # gates draw rows, of which there is one now
+        assert (first.per_unit >= 0.5).tolist() == (second.per_unit >= 0.5).tolist()
+        assert second.objective == pytest.approx(first.objective, rel=1e-3)
+    assert 0 < second.objective < 10
+    assert search(torch.sum).objective > 0

@@ -55,6 +55,16 @@ def is_whole(inputs: Inputs) -> bool:
     return len(sizes) > 1 or sizes == {()}
 
 
+def take_outputs(outputs: Sequence[Tensor], inputs: Inputs, rows: Tensor) -> list[Tensor]:
+    """The outputs for these rows of the inputs; everything if the inputs cannot be split."""
+    return [*outputs] if is_whole(inputs) else [each[rows] for each in outputs]
+
+
+def join_outputs(batches: Iterable[Sequence[Tensor]]) -> list[Tensor]:
+    """The outputs of several batches as those of one; of a single batch they may have any shape."""
+    return [torch.cat(each) if len(each) > 1 else each[0] for each in zip(*batches, strict=True)]
+
+
 def take_rows(inputs: Inputs, rows: Tensor, device: torch.device | None = None) -> Inputs:
     """Copies of these rows, optionally on another device; everything if the inputs cannot be split."""
     if is_whole(inputs):

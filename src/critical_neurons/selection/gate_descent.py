@@ -15,7 +15,7 @@ from torch import Tensor
 
 from critical_neurons.core.structure import Bools, Floats, Ints
 from critical_neurons.removal.gradients import differentiate
-from critical_neurons.removal.rows import Inputs, count_rows, take_rows
+from critical_neurons.removal.rows import Inputs, count_rows, join_outputs, take_outputs, take_rows
 from critical_neurons.selection.distance import Distance
 from critical_neurons.selection.gated_model import GatedModel
 
@@ -102,12 +102,11 @@ class GateSearch:
     @torch.no_grad()
     def _run_all(self, gates: Tensor) -> list[Tensor]:
         rows = torch.split(torch.arange(self._count), PASS_SIZE)
-        parts = [self._model.run(take_rows(self._inputs, some), gates) for some in rows]
-        return [torch.cat(each) for each in zip(*parts, strict=True)]
+        return join_outputs(self._model.run(take_rows(self._inputs, some), gates) for some in rows)
 
     def _differentiate(self, gates: Tensor, rows: Tensor) -> tuple[float, Tensor]:
         """The loss on these rows, and the gradient of the loss at `TEMPERATURE`."""
-        wanted = [each[rows] for each in self._wanted]
+        wanted = take_outputs(self._wanted, self._inputs, rows)
 
         def find_slope() -> tuple[float, Tensor]:
             with torch.enable_grad():

@@ -26,7 +26,7 @@ from critical_neurons.removal.refit.behind import list_stops
 from critical_neurons.removal.refit.im2col import Weighted, from_matrix, to_matrix
 from critical_neurons.removal.refit.ridge import add_ridge
 from critical_neurons.removal.refit.stream import refit_modules
-from critical_neurons.removal.rows import Inputs, call_model, count_rows, take_rows
+from critical_neurons.removal.rows import Inputs, call_model, count_rows, join_outputs, take_outputs, take_rows
 from critical_neurons.selection.consumers import list_consumers, split_module
 from critical_neurons.selection.distance import Distance, list_outputs
 from critical_neurons.selection.elimination import NONE, Consumer, Elimination, eliminate, measure_error, refit
@@ -155,7 +155,7 @@ class LayerwiseSearch:
         for done, some in enumerate(batches):
             progress(done, len(batches))
             replay = Replay(draft, take_rows(self._inputs, some))
-            wanted = [each[some] for each in self._outputs]
+            wanted = take_outputs(self._outputs, self._inputs, some)
             for place, trial in enumerate(trials):
                 if trial.error > 0:
                     with self._put(draft, trial.fitted) as changed, torch.no_grad():
@@ -189,7 +189,7 @@ class LayerwiseSearch:
         parts = [
             list_outputs(call_model(other, take_rows(self._inputs, some))) for some in torch.split(rows, self._batch)
         ]
-        found, wanted = [torch.cat(each) for each in zip(*parts, strict=True)], [each[rows] for each in self._outputs]
+        found, wanted = join_outputs(parts), take_outputs(self._outputs, self._inputs, rows)
         return float(self._distance.measure(found, wanted)), self._distance.miss(found, wanted)
 
     def describe(self, view: View, stays: Bools) -> tuple[LayerChoice, ...]:

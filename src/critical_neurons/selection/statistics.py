@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from critical_neurons.errors import InvalidInputError
 from critical_neurons.removal.gradients import differentiate
 from critical_neurons.removal.refit.im2col import Weighted, by_group, channels_first, count_groups, to_matrix, unroll
-from critical_neurons.removal.rows import Inputs, call_model, count_rows, take_rows
+from critical_neurons.removal.rows import Inputs, call_model, count_rows, join_outputs, take_rows
 from critical_neurons.selection.consumers import Part
 from critical_neurons.selection.distance import Distance, list_outputs
 
@@ -55,7 +55,7 @@ def gather_moments(
         for handle in handles:
             handle.remove()
     found = {name: each.finish() for name, each in sums.items()}
-    given = [torch.cat(each) for each in zip(*outputs, strict=True)]
+    given = join_outputs(outputs)
     covariances = [moments.covariance for each in found.values() for moments in each]
     if not all(torch.isfinite(each).all() for each in (*given, *covariances)):
         raise InvalidInputError(

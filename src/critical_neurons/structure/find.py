@@ -86,13 +86,15 @@ def find_structure(model: nn.Module, inputs: Inputs, *, ignore: Collection[str] 
 
 
 def join_rows(model: nn.Module, inputs: Inputs) -> Inputs:
-    """The inputs, of the model's type and device; as one row if the model does not run on a few of them. `model` is a
-    copy."""
+    """The inputs, of the model's type and device; as one row if the model does not run on a few of them, or if its
+    outputs do not begin with as many rows. `model` is a copy."""
     count = count_rows(inputs)
     few = take_rows(inputs, torch.arange(min(EXAMPLE_ROWS, count)))
     try:
-        run_evenly(model, few)
+        split = all(values.shape[:1] == (count_rows(few),) for values in run_evenly(model, few))
     except FAILURES:
+        split = False
+    if not split:
         rows = as_whole(inputs) if EXAMPLE_ROWS < count <= MOST_ROWS else few
         with _failing_clearly(rows):
             run_evenly(model, rows)
