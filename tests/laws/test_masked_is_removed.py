@@ -12,7 +12,7 @@ from torch import nn
 
 import critical_neurons as cn
 from critical_neurons.errors import PlanMismatchError, PruningError
-from critical_neurons.removal.remove import check_removal
+from critical_neurons.removal.same_outputs import check_removal
 from tests.drawing import draw_plan
 from tests.zoo import CORE, ZOO, build_model, draw_inputs, first_or_slow
 

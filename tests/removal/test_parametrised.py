@@ -15,7 +15,8 @@ import critical_neurons as cn
 from critical_neurons.removal.copies import copy_whole
 from critical_neurons.removal.parametrised import make_plain
 from critical_neurons.removal.refit.behind import refit_behind
-from critical_neurons.removal.remove import remove_units, run_evenly, zero_units
+from critical_neurons.removal.remove import remove_units, zero_units
+from critical_neurons.removal.same_outputs import run_evenly
 from critical_neurons.structure import find_structure
 from tests.structure.checks import assert_alike, draw_stays
 

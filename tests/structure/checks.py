@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from critical_neurons.core.structure import Bools, Structure
-from critical_neurons.removal.remove import remove_units, run_evenly, zero_units
+from critical_neurons.removal.remove import remove_units, zero_units
 from critical_neurons.removal.rows import Inputs
+from critical_neurons.removal.same_outputs import run_evenly
 from critical_neurons.structure import find_structure
 
 SAME = 1e-9

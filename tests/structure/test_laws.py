@@ -18,7 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from critical_neurons.core.costs import count_cost, count_new_biases
 from critical_neurons.core.structure import NO_UNIT, Structure
 from critical_neurons.errors import CriticalNeuronsError
-from critical_neurons.removal.remove import remove_units, run_evenly, zero_units
+from critical_neurons.removal.remove import remove_units, zero_units
+from critical_neurons.removal.same_outputs import run_evenly
 from critical_neurons.structure import OUTPUT, find_structure
 from tests.structure import idioms
 from tests.structure.checks import (

@@ -33,7 +33,8 @@ from critical_neurons.parallel import Piece, Tell, hire
 from critical_neurons.readers import copy_for_reading, isolated, read_network
 from critical_neurons.removal.fold import Folding
 from critical_neurons.removal.metrics import count_parameters
-from critical_neurons.removal.remove import check_removal, keep_attributes, own_tensors, remove_units
+from critical_neurons.removal.remove import keep_attributes, own_tensors, remove_units
+from critical_neurons.removal.same_outputs import check_removal
 from critical_neurons.stability.decide import Decision
 from critical_neurons.stability.inquiry import Inquiry, Reply
 from critical_neurons.stability.points import Points

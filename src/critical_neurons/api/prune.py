@@ -19,7 +19,7 @@ from critical_neurons.removal.augmentation import choose_augmentation
 from critical_neurons.removal.distil import distil
 from critical_neurons.removal.imitation import Aim, StreamReader, find_readers
 from critical_neurons.removal.refit.behind import refit_behind
-from critical_neurons.removal.remove import check_removal, keep_attributes, own_tensors, remove_units, zero_units
+from critical_neurons.removal.remove import keep_attributes, own_tensors, remove_units, zero_units
 from critical_neurons.removal.rows import (
     Inputs,
     count_rows,
@@ -29,6 +29,7 @@ from critical_neurons.removal.rows import (
     match_model,
     take_rows,
 )
+from critical_neurons.removal.same_outputs import check_removal
 from critical_neurons.selection.distance import list_outputs, try_distance
 from critical_neurons.structure import convert_to_double, copy_model, join_rows, unwrap
 

@@ -15,7 +15,9 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-BAD_INPUT, UNWRITABLE, INTERRUPTED, CLOSED_PIPE, TERMINATED = 2, 74, 130, 141, 143
+from critical_neurons.interrupted_start import INTERRUPTED, TERMINATED
+
+BAD_INPUT, UNWRITABLE, CLOSED_PIPE = 2, 74, 141
 
 IMPORTING = "<frozen importlib._bootstrap>"
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
-from critical_neurons.cli.ending import BAD_INPUT, INTERRUPTED, commands
+from critical_neurons.cli.ending import BAD_INPUT, commands
 from critical_neurons.core.progress import Progress
 from critical_neurons.errors import CriticalNeuronsError, InvalidSettingError
+from critical_neurons.interrupted_start import INTERRUPTED
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -12,22 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from critical_neurons.core.structure import SIZE, Bools, Slice, Structure, Wiring
-from critical_neurons.errors import PruningError, first_line
+from critical_neurons.errors import PruningError
 from critical_neurons.removal.attention import FewerHeads, convert_attention
 from critical_neurons.removal.copies import copy_sharing
-from critical_neurons.removal.dispatch import DispatchMode
 from critical_neurons.removal.parametrised import Parametrised, find_parametrised, list_parametrised
-from critical_neurons.removal.rows import Inputs, call_model, find_tensors, map_inputs
-from critical_neurons.removal.seeding import seeded
-
-REMOVAL_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
-"""Largest relative difference between the outputs of the masked and of the smaller model, by their type."""
-
-ROUGH_TOLERANCE = 1e-1
-"""The same for types of lower precision."""
-
-FAILURES = (RuntimeError, ValueError, LookupError, TypeError, AssertionError, AttributeError, ArithmeticError)
-"""What a forward pass may raise on unsuitable inputs or sizes."""
 
 
 def remove_units(model: nn.Module, structure: Structure, stays: Bools) -> nn.Module:
@@ -97,71 +85,6 @@ def _replace(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module
         if isinstance(module, nn.RNNBase):  # it keeps a list of its weights
             module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
     return model
-
-
-def check_removal(masked: nn.Module, smaller: nn.Module, inputs: Inputs) -> None:
-    """Raise unless both models give the same outputs."""
-    compare_outputs(run_evenly(masked, inputs), run_smaller(smaller, inputs))
-
-
-def run_smaller(smaller: nn.Module, inputs: Inputs) -> list[Tensor]:
-    try:
-        return run_evenly(smaller, inputs)
-    except FAILURES as error:
-        raise PruningError(
-            f"the smaller model does not run ({first_line(error)}). Is a size written into its forward?"
-        ) from error
-
-
-def compare_outputs(expected: list[Tensor], found: list[Tensor]) -> None:
-    """Raise unless the outputs of the masked and of the smaller model agree."""
-    shapes = [[tuple(values.shape) for values in outputs] for outputs in (expected, found)]
-    if shapes[0] != shapes[1]:
-        accepted, given = (", ".join(map(str, each)) for each in shapes)
-        raise PruningError(f"the smaller model gives outputs of shape {given}, not {accepted}.")
-    for one, other in zip(expected, found, strict=True):
-        difference, scale = _compare(one, other)
-        if not difference <= REMOVAL_TOLERANCE.get(one.dtype, ROUGH_TOLERANCE) * scale:
-            raise PruningError(
-                f"the smaller model gives other outputs than the masked one (difference {difference:.2e})."
-            )
-
-
-def run_evenly(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """The outputs, without gradients and with a constant in place of every random number, since models of different
-    sizes would draw different ones. The inputs are copied: a forward pass may change them in place."""
-    with seeded(0, model), torch.no_grad(), _EvenNoise():  # type: ignore[no-untyped-call]
-        return list(find_tensors(call_model(model, map_inputs(inputs, Tensor.clone))))
-
-
-class _EvenNoise(DispatchMode):  # type: ignore[no-untyped-call]
-    """Random functions return `LEVEL` everywhere, or the mean plus `LEVEL` standard deviations."""
-
-    LEVEL = 0.5
-    NAMES = frozenset({"rand", "randn", "rand_like", "randn_like", "normal", "uniform", "exponential", "bernoulli"})
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        outputs = func(*args, **(kwargs or {}))
-        name = func._schema.name.partition("::")[2].rstrip("_")
-        if name not in self.NAMES or not outputs.is_floating_point():
-            return outputs
-        if name == "normal" and not func._schema.is_mutable and len(args) == 2:
-            return outputs.copy_(args[0] + self.LEVEL * args[1])
-        if name == "bernoulli" and not func._schema.is_mutable:
-            return outputs.copy_(args[0])
-        return outputs.fill_(self.LEVEL)
-
-
-def _compare(one: Tensor, other: Tensor) -> tuple[float, float]:
-    """The largest difference, and the scale it is relative to. Infinite values must be equal."""
-    if not (one.is_floating_point() or one.is_complex()) or one.numel() == 0:
-        return 0.0, 1.0
-    same = (one == other) | (one.isnan() & other.isnan())
-    difference = torch.where(same, 0.0, (one - other).abs())
-    finite = one.abs()[one.isfinite()]
-    return float(difference.max()), max(1.0, float(finite.max())) if len(finite) else 1.0
 
 
 def _fold_constants(model: nn.Module, wirings: tuple[Wiring, ...], stays: Bools) -> list[Slice]:

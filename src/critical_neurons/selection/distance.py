@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from critical_neurons.core.settings import DistanceName, OutputDistance
 from critical_neurons.errors import InvalidInputError, InvalidSettingError, first_line
-from critical_neurons.removal.remove import FAILURES
 from critical_neurons.removal.rows import Inputs, call_model, count_numbers, count_rows, find_tensors, take_rows
+from critical_neurons.removal.same_outputs import FAILURES
 
 SOFTENING = 0.1
 """Softmax temperature for comparing decisions, relative to the standard deviation of the logits."""

@@ -19,7 +19,6 @@ from critical_neurons.errors import (
 )
 from critical_neurons.removal.copies import copy_whole
 from critical_neurons.removal.parametrised import open_attention
-from critical_neurons.removal.remove import FAILURES, compare_outputs, run_evenly
 from critical_neurons.removal.rows import (
     Inputs,
     as_whole,
@@ -31,6 +30,7 @@ from critical_neurons.removal.rows import (
     split_arguments,
     take_rows,
 )
+from critical_neurons.removal.same_outputs import FAILURES, require_same, run_evenly
 from critical_neurons.removal.seeding import seeded
 from critical_neurons.structure.assembly import assemble
 from critical_neurons.structure.run import NOTHING, LabelledRun
@@ -191,7 +191,7 @@ def _settles(model: nn.Module, rows: Inputs) -> bool:
 
 def _agree(first: list[Tensor], second: list[Tensor]) -> bool:
     try:
-        compare_outputs(first, second)
+        require_same(first, second)
     except PruningError:
         return False
     return True

@@ -16,16 +16,9 @@ from critical_neurons.core.structure import Bools, Group, Structure
 from critical_neurons.errors import PruningError
 from critical_neurons.removal.copies import copy_sharing
 from critical_neurons.removal.parametrised import list_parametrised
-from critical_neurons.removal.remove import (
-    FAILURES,
-    compare_outputs,
-    double_tensors,
-    remove_units,
-    run_evenly,
-    run_smaller,
-    zero_units,
-)
+from critical_neurons.removal.remove import double_tensors, remove_units, zero_units
 from critical_neurons.removal.rows import Inputs, count_rows, find_tensors, map_inputs, take_rows
+from critical_neurons.removal.same_outputs import FAILURES, require_same, run_evenly, run_smaller
 from critical_neurons.structure.user_code import find_failing_line
 
 ROUNDS = 3
@@ -144,7 +137,7 @@ class Trial:
             del smaller  # large models take much memory
             copy = self._copy_double if self._exact else Tensor.clone
             masked = self._as_tried(zero_units(self._tried, structure, stays, copy=copy))
-            compare_outputs(run_evenly(masked, self._rows), found)
+            require_same(run_evenly(masked, self._rows), found)
         except PruningError as error:
             failed = error.__cause__ is not None
             reason = f"its removal fails: {error}{find_failing_line(error.__cause__)}"
