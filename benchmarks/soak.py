@@ -1,6 +1,7 @@
 """Soak: many damaged files and many random networks, each of which must give what it should or one clear error.
 
 python benchmarks/soak.py run --files 10000 --networks 2000     what is not stored yet; benchmarks/results/soak.jsonl
+python benchmarks/soak.py run --kind "file: npz" --files 20000   of one kind alone
 python benchmarks/soak.py again                                  seeds with violations, once more
 python benchmarks/soak.py try --kind network --seed 17           one case, with its traceback
 python benchmarks/soak.py report                                 what is stored, and every violation
@@ -47,8 +48,8 @@ TEMPLATE = """# Soak
 
 Written by `python benchmarks/soak.py page` from `benchmarks/results/soak.jsonl`; `make soak` runs what is not stored
 there, and goes on where it was stopped. A case is known by its kind and its seed:
-`python benchmarks/soak.py again                                  seeds with violations, once more
-python benchmarks/soak.py try --kind network --seed 17`.
+`python benchmarks/soak.py try --kind network --seed 17` runs it alone, `python benchmarks/soak.py again` all those
+with violations.
 
 * **Files**: of every kind half are damaged by chance (bytes changed, inserted, cut, moved), half changed with
   checksums that fit (values of other types and ranges, entries gone, twice or renamed). Each gives what the whole
@@ -75,28 +76,28 @@ def main() -> None:
     parser.add_argument("action", choices=["run", "again", "try", "report", "page"])
     parser.add_argument("--files", type=int, default=10_000, help="damaged files of every kind")
     parser.add_argument("--networks", type=int, default=2_000)
-    parser.add_argument("--kind", default="network")
+    parser.add_argument("--kind", help="the only kind that is run; the kind of the seed that is tried")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.RLIM_INFINITY))
     match given.action:
         case "run":
-            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.RLIM_INFINITY))
-            run(given.files, given.networks)
+            run(given.files, given.networks, given.kind)
         case "again":
             run_again()
         case "try":
-            print({kind: check for kind, check, *_ in list_kinds(1, 1)}[given.kind](given.seed))
+            print({kind: check for kind, check, *_ in list_kinds(1, 1)}[given.kind or "network"](given.seed))
         case "page":
             PAGE.write_text(write_page(read_lines()))
     if given.action in ("run", "again", "report"):
         print("\n".join(" ".join(map(str, row)) for row in list_rows(read_lines())))
 
 
-def run(files: int, networks: int) -> None:
+def run(files: int, networks: int, only: str | None = None) -> None:
     done, commit = {(line["kind"], line.get("first")) for line in read_lines()}, find_commit()
     for kind, check, total, size in list_kinds(files, networks):
         for first in range(0, total, size):
-            if (kind, first) not in done:
+            if (kind, first) not in done and only in (None, kind):
                 seeds = range(first, min(first + size, total))
                 began, outcomes = time.process_time(), Counter[str]()
                 violations = [found for seed in seeds if (found := attempt(check, kind, seed, outcomes))]

@@ -6,6 +6,7 @@ import io
 import os
 import random
 import shutil
+import warnings
 import zipfile
 from contextlib import suppress
 
@@ -73,6 +74,26 @@ def test_encrypted_entries_are_refused(tmp_path):
     path.write_bytes(content)
     with pytest.raises(InvalidFileError, match=r"inputs\.npy is encrypted"):
         load_batch(str(path))
+
+
+def test_torch_reads_no_more_of_the_directory_than_is_checked(tmp_path):
+    """An entry that the directory calls a folder is empty to torch, and whole to zipfile."""
+    path, load = WRITERS["torch checkpoint"](tmp_path)
+    content, expected = bytearray(path.read_bytes()), load()
+    place = content.find(b"PK\x01\x02")
+    while place >= 0:
+        content[place + 38] |= 0x10  # external attributes
+        place = content.find(b"PK\x01\x02", place + 1)
+    path.write_bytes(content)
+    assert load() == expected
+
+
+def test_a_checkpoint_with_an_entry_twice_is_refused(tmp_path):
+    path, load = WRITERS["torch checkpoint"](tmp_path)
+    with zipfile.ZipFile(path, "a") as archive, warnings.catch_warnings(action="ignore"):
+        archive.writestr("weights/data/0", bytes(80))
+    with pytest.raises(InvalidFileError, match=r"weights/data/0 is in it twice"):
+        load()
 
 
 def make_huge(path):

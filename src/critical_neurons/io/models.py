@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import pickle
 import re
@@ -18,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from critical_neurons.core.documents import check_file
+from critical_neurons.core.documents import check_file, find_free_memory
 from critical_neurons.errors import InvalidFileError, InvalidSettingError, first_line
 from critical_neurons.io.builtin_models import MODELS
 from critical_neurons.io.onnx_import import import_onnx
@@ -148,9 +149,10 @@ def _read_safetensors(path: Path) -> Mapping[str, Any]:
 
 def read_checkpoint(path: Path) -> Mapping[str, Any]:
     """Read a file of `torch.save` without running any code from it."""
-    _refuse_compressed(path)
+    check_file(path)
+    source = _open_checkpoint(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(source, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if found := re.search(r"GLOBAL ([\w.]+)|class (\S+)", str(error)):
             raise InvalidFileError(
@@ -166,25 +168,35 @@ def read_checkpoint(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def _refuse_compressed(path: Path) -> None:
-    """torch writes its archives as they are; a small one may otherwise hold more than memory. Checksums must fit."""
+def _open_checkpoint(path: Path) -> io.BytesIO | Path:
+    """An archive written anew from its entries, since torch checks no checksums and reads by fields of the directory
+    that no checksum covers; other formats as they are, for torch to read or refuse.
+
+    torch does not compress its archives, so that a small file cannot hold more than memory.
+    """
+    with path.open("rb") as file:
+        if file.read(2) != b"PK":
+            return path
+    content = io.BytesIO()
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(path) as archive, zipfile.ZipFile(content, "w") as checked:
             size = sum(each.file_size for each in archive.infolist())
             if size > path.stat().st_size:
                 raise InvalidFileError(
                     f"{path}: its entries are compressed, to {size:,} bytes. Accepted: torch.save's."
                 )
-            damaged = archive.testzip()  # torch itself checks no checksums
+            if 2 * size > (memory := find_free_memory()):  # as it is read, and as tensors
+                raise InvalidFileError(f"{path}: has {size:,} bytes, and {memory:,} of memory are free.")
+            for each in archive.infolist():
+                if each.filename in checked.NameToInfo:
+                    raise InvalidFileError(f"{path}: damaged: {each.filename} is in it twice.")
+                checked.writestr(zipfile.ZipInfo(each.filename), archive.read(each))
     except InvalidFileError:
         raise
-    except Exception as error:
-        with path.open("rb") as file:
-            if file.read(2) != b"PK":
-                return  # an older format, or something else, which torch will say
+    except Exception as error:  # a damaged archive makes it raise nearly anything; a wrong checksum is among it
         raise InvalidFileError(f"{path}: is no torch checkpoint, or a damaged one ({first_line(error)}).") from error
-    if damaged is not None:
-        raise InvalidFileError(f"{path}: damaged: the checksum of {damaged} is another.")
+    content.seek(0)
+    return content
 
 
 def _fill(model: nn.Module, weights: dict[str, Tensor], path: str | os.PathLike[str]) -> None:

@@ -20,7 +20,6 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from critical_neurons.core.batch import check_classes
-from critical_neurons.core.documents import check_file
 from critical_neurons.core.files import check_writable, write_atomically
 from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError, first_line
 from critical_neurons.io.models import read_checkpoint
@@ -190,7 +189,6 @@ class _Task:
         check_writable(path)
         if not Path(path).exists():
             return []
-        check_file(path)
         try:
             state = read_checkpoint(Path(path))
         except Exception as error:
