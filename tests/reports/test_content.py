@@ -104,6 +104,16 @@ def test_rails_that_overlap_lie_on_different_lanes():
                 assert one.lane != two.lane
 
 
+def test_skips_that_are_kept_are_rails_of_their_own():
+    whole, _ = make_residual(2).restrict({EVIL: "asked for"})
+    (rail,) = diagram.find_rails(whole)
+    assert (rail.writers, rail.readers, rail.kept) == ((0, 2, 4), (1, 3, 5), True)
+    page = render_page(assemble(plan=draw_plan(whole)))
+    assert 'class="rail fixed"' in page
+    assert "on a dashed line all stay" in page
+    assert "on a dashed line" not in render_page(assemble(plan=draw_plan(make_residual(2))))
+
+
 def test_a_chain_has_no_rails():
     layers = [Layer("a", "Linear", np.array([0])), make_output()]
     wirings = [Wiring("out", np.array([0]), layers[1].units, np.zeros(1))]

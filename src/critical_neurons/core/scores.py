@@ -21,7 +21,7 @@ from critical_neurons.core.settings import Compensation, Plain
 from critical_neurons.core.solution import Dual, Status, Step, relative_gap
 from critical_neurons.core.solver import Solver
 from critical_neurons.core.span import WHOLE, Span
-from critical_neurons.core.structure import NO_UNIT, Fingerprint, Floats, Layer, Structure, spread
+from critical_neurons.core.structure import NO_UNIT, Fingerprint, Floats, Layer, Structure
 
 TYPES: Mapping[str, Callable[[Mapping[str, Any]], Plain]] = {
     "formulation": read_formulation,
@@ -248,4 +248,5 @@ def average_scores(
 
 def spread_scores(structure: Structure, per_unit: Floats) -> dict[str, Floats]:
     """Scores by layer; channels that must stay have 1."""
-    return {layer.name: spread(per_unit)[layer.units] for layer in structure.removable}
+    spread = np.append(per_unit, 1.0)  # the last entry is that of NO_UNIT
+    return {layer.name: spread[layer.units] for layer in structure.removable}

@@ -140,10 +140,19 @@ class Group:
         return choose_highest(values, count, self.blocks)
 
 
+@dataclass(frozen=True)
+class KeptStream:
+    """Channels that must stay: the layers that write them, and those that read them."""
+
+    writers: tuple[str, ...]
+    readers: tuple[str, ...]
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Structure:
     """What can be removed from a model. Units are numbered group by group, with `group_sizes` units each. `params`,
-    `macs` and, if measured, `latency` in nanoseconds are the costs of the whole model."""
+    `macs` and, if measured, `latency` in nanoseconds are the costs of the whole model. `kept_streams` say where
+    channels without units go."""
 
     layers: tuple[Layer, ...]
     group_sizes: tuple[Number, ...]
@@ -154,6 +163,7 @@ class Structure:
     fingerprint: Fingerprint
     notes: tuple[str, ...] = ()
     latency: tuple[Product, ...] = ()
+    kept_streams: tuple[KeptStream, ...] = ()
 
     @property
     def unit_count(self) -> int:
@@ -169,9 +179,7 @@ class Structure:
         found, first = [], 0
         for size in self.group_sizes:
             units = np.arange(first, first + size)
-            members = [
-                layer for layer in self.removable if ((layer.units >= first) & (layer.units < first + size)).any()
-            ]
+            members = [layer for layer in self.removable if np.isin(layer.units, units).any()]
             found.append(Group(tuple(layer.name for layer in members), units, members[0].blocks))
             first += size
         return tuple(found)
@@ -198,13 +206,16 @@ class Structure:
         why = f" ({layer.stays})" if layer.stays else ""
         return f"{words}; {kept} of its channels must stay{why}" if kept else words
 
+    def find_readers(self, units: Ints) -> tuple[str, ...]:
+        """The linear layers and convolutions that read any of these units, in the order of calls."""
+        return tuple(each.module for each in self.wirings if each.kernel and np.isin(each.inputs, units).any())
+
     def restrict(self, reasons: Mapping[str, str]) -> tuple[Structure, Ints]:
         """Keep the groups of the layers in `reasons` whole. Returns the structure and the new number of every unit. A
         given reason replaces the one that a layer had."""
-        stays = {name: group for group in self.groups for name in group.layers if name in reasons}
-        gone = {id(group): name for name, group in stays.items()}
+        gone = {id(group): name for group in self.groups for name in group.layers if name in reasons}
         number, sizes, first = np.full(self.unit_count + 1, NO_UNIT), [], 0
-        why = dict(reasons)
+        why, kept = dict(reasons), list(self.kept_streams)
         for group in self.groups:
             if (name := gone.get(id(group))) is None:
                 number[group.units] = np.arange(first, first + len(group))
@@ -213,6 +224,7 @@ class Structure:
             else:
                 shared = f"it shares its channels with {name}: {reasons[name]}"
                 why = {**dict.fromkeys(group.layers, shared), **why}
+                kept.append(KeptStream(group.layers, self.find_readers(group.units)))
         layers = tuple(
             replace(layer, units=number[layer.units], reason=why.get(layer.name, layer.reason))
             for layer in self.layers
@@ -226,6 +238,7 @@ class Structure:
             params=_renumber(self.params, number),
             macs=_renumber(self.macs, number),
             latency=_renumber(self.latency, number),
+            kept_streams=tuple(kept),
         )
         return found, number
 
@@ -271,11 +284,6 @@ class Structure:
             raise ValueError("a unit of no layer")
         if any(len(group.units) % group.blocks for group in self.groups):
             raise ValueError("a group whose units do not fall into its blocks")
-
-
-def spread(per_unit: Floats) -> Floats:
-    """Append the entry of NO_UNIT, 1."""
-    return np.append(per_unit, 1.0)
 
 
 def choose_highest(values: Floats, count: int, blocks: int = 1) -> Bools:

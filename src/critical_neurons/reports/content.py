@@ -56,12 +56,13 @@ class LayerWidth:
 @dataclass(frozen=True)
 class Rail:
     """Channels that several layers write and that are removed together, or that not only the next layer reads: skip
-    connections. Layers by their place; `lane` keeps rails that overlap apart."""
+    connections. Layers by their place; `lane` keeps rails that overlap apart. `kept`: all of them must stay."""
 
     name: str
     lane: int
     writers: tuple[int, ...]
     readers: tuple[int, ...]
+    kept: bool = False
 
 
 @dataclass(frozen=True)

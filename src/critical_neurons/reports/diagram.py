@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 
 from critical_neurons.core.plan import Plan
 from critical_neurons.core.scores import Scores
-from critical_neurons.core.structure import Bools, Floats, Group, Structure
+from critical_neurons.core.structure import Bools, Floats, Structure
 from critical_neurons.reports.content import LayerWidth, Rail, Strip
 
 MOST_UNITS = 60_000
@@ -27,38 +27,30 @@ def list_layers(structure: Structure, plan: Plan | None) -> tuple[LayerWidth, ..
 
 
 def find_rails(structure: Structure) -> tuple[Rail, ...]:
-    """One for every group of units that several layers write, or that is read not only by the next layer."""
+    """One for every group of channels that several layers write, or that is read not only by the next layer."""
     places = {layer.name: place for place, layer in enumerate(structure.layers)}
-    ends = np.cumsum(structure.group_sizes)
-    readers = defaultdict[int, set[int]](set)
-    for wiring in structure.wirings:
-        if wiring.kernel and wiring.module in places:
-            read = np.unique(wiring.inputs[wiring.inputs >= 0])
-            for group in np.unique(np.searchsorted(ends, read, side="right")).tolist():
-                readers[group].add(places[wiring.module])
-    found = []
-    for number, group in enumerate(structure.groups):
-        writers = sorted(places[name] for name in group.layers)
-        behind = sorted(readers[number] - set(writers))
-        if len(writers) > 1 or any(place != writers[0] + 1 for place in behind):
-            found.append((writers, behind, name_group(group)))
+    streams = [(group.layers, structure.find_readers(group.units), False) for group in structure.groups]
+    streams += [(each.writers, each.readers, True) for each in structure.kept_streams]
+    found: list[Rail] = []
+    for writing, reading, kept in streams:
+        writers = tuple(sorted(places[name] for name in writing if name in places))
+        readers = tuple(sorted({places[name] for name in reading if name in places} - set(writers)))
+        told = any(set(writers) <= set(rail.writers) and set(readers) <= set(rail.readers) for rail in found)
+        if not told and (len(writers) > 1 or (writers and any(place != writers[0] + 1 for place in readers))):
+            found.append(Rail(", ".join(writing), 0, writers, readers, kept))
     return _deal(found)
 
 
-def _deal(found: list[tuple[list[int], list[int], str]]) -> tuple[Rail, ...]:
+def _deal(rails: list[Rail]) -> tuple[Rail, ...]:
     """Each on the first lane that is free from its first layer to its last."""
     free: list[int] = []  # where every lane is free again
-    rails = []
-    for writers, readers, name in sorted(found, key=lambda each: min(each[0] + each[1])):
-        first, last = min(writers + readers), max(writers + readers)
-        lane = next((at for at, end in enumerate(free) if end < first), len(free))
-        free[lane : lane + 1] = [last]
-        rails.append(Rail(name, lane, tuple(writers), tuple(readers)))
-    return tuple(rails)
-
-
-def name_group(group: Group) -> str:
-    return ", ".join(group.layers)
+    dealt = []
+    for rail in sorted(rails, key=lambda each: min(each.writers + each.readers)):
+        ends = rail.writers + rail.readers
+        lane = next((at for at, end in enumerate(free) if end < min(ends)), len(free))
+        free[lane : lane + 1] = [max(ends)]
+        dealt.append(replace(rail, lane=lane))
+    return tuple(dealt)
 
 
 def list_strips(structure: Structure, scores: Scores | None, plan: Plan | None) -> tuple[Strip, ...]:

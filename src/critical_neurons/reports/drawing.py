@@ -40,6 +40,7 @@ class RailLine:
     bottom: float
     writers: tuple[float, ...]
     readers: tuple[float, ...]
+    kept: bool
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def _draw_rail(rail: Rail, step: float, row: int) -> RailLine:
     writers, readers = ([row * (place + 0.5) for place in places] for places in (rail.writers, rail.readers))
     ends = writers + readers
     x = round(step * (rail.lane + 0.5), 1)
-    return RailLine(rail.name, x, min(ends), max(ends), tuple(writers), tuple(readers))
+    return RailLine(rail.name, x, min(ends), max(ends), tuple(writers), tuple(readers), rail.kept)
 
 
 def draw_units(strip: Strip, *, by_score: bool) -> dict[str, str]:

@@ -91,6 +91,7 @@ def describe(
         tuple(_count_macs(run, numbered, classes)),
         print_of,
         notes,
+        kept_streams=tuple(run.flow.list_streams(layer.name for layer in listed if not layer.removable)),
     )
 
 

@@ -20,6 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from critical_neurons.removal.dispatch import DispatchMode
 from critical_neurons.removal.rows import find_tensors
+from critical_neurons.structure.flow import Flow
 from critical_neurons.structure.labels import FILL, NONE, Labels
 from critical_neurons.structure.parameters import Parameters
 from critical_neurons.structure.records import Cost, LeftAlone, Multiplication
@@ -49,7 +50,7 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, model: nn.Module, *, follows: bool = True, split: Mapping[str, str] = NOTHING) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.model, self.labels = model, Labels()
+        self.model, self.labels, self.flow = model, Labels(), Flow()
         self.parameters = Parameters(model, self.labels)
         self.multiplications: list[Multiplication] = []
         self.costs: list[Cost] = []
@@ -64,8 +65,7 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
         self.blocks: list[Tensor] = []
         """(blocks, size): labels of which every block must lose equally many."""
         self.rows = 1
-        self.follows, self.filled = follows, False
-        self._split = split
+        self.follows, self.filled, self._split = follows, False, split
         self._tags = WeakTensorKeyDictionary()
         self._stack: list[tuple[str, nn.Module]] = []
         self._opaque = 0
@@ -82,6 +82,7 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
         self.parameters.link_computed()
         for values in find_tensors(outputs):
             self.labels.keep(self.tag(values).labels, OUTPUT, foremost=True)
+            self.flow.end(values)
         return outputs
 
     def __torch_dispatch__(
@@ -172,7 +173,9 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
                 return
             if not writes and all(self.parameters.owns(values) for values in given):
                 return  # a view of a parameter: known without a tag
+        known = len(self.multiplications)
         tags = apply_rule(self, func, args, kwargs, outputs)
+        self.flow.follow(tensors, given, [each.name for each in self.multiplications[known:] if each.kernel])
         for values, tag in zip(list_outputs(outputs), tags, strict=False):
             if isinstance(values, Tensor) and tag is not None:
                 if writes:
@@ -254,6 +257,7 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
                 given = [values for values in tree_leaves((args, kwargs)) if isinstance(values, Tensor)]
                 for values in given:
                     self.keep(self.tag(values).labels, f"it feeds {type(module).__name__}, left as it is,")
+                self.flow.follow(given, (), [name])
                 self.costs.append(Cost(name, _count_recurrent_macs(module, given) // self.rows, ()))
             self._opaque += isinstance(module, OPAQUE)
 
@@ -274,12 +278,13 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
         return note
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
-        self._stack.pop()
+        name, _ = self._stack.pop()
         if isinstance(module, OPAQUE):
             self._opaque -= 1
-            for values in tree_leaves(outputs):
-                if isinstance(values, Tensor):
-                    self._tags[values] = blank(values.ndim)
+            made = [values for values in tree_leaves(outputs) if isinstance(values, Tensor)]
+            self.flow.follow((), made, [name])
+            for values in made:
+                self._tags[values] = blank(values.ndim)
 
 
 def _count_recurrent_macs(module: nn.Module, given: list[Tensor]) -> int:
