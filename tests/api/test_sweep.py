@@ -90,8 +90,22 @@ def test_one_search_is_set_up(task, monkeypatch):
         original(self, *args, **kwargs)
 
     monkeypatch.setattr(module.Search, "__init__", count)
+    cn.sweep(*task, units=[0.5], methods=["norm", "paper"], **QUICK)
+    assert not made
     cn.sweep(*task, units=[0.8, 0.5, 0.3], **QUICK)
     assert len(made) == 1
+
+
+def test_what_is_searched_for_is_also_removed_at_random(task, monkeypatch):
+    searched, original = [], module.Search.find
+
+    def find(self, budget):
+        searched.append(budget.units)
+        return original(self, budget)
+
+    monkeypatch.setattr(module.Search, "find", find)
+    cn.sweep(*task, units=[0.8, 0.3], methods=["search", "random"], **QUICK)
+    assert searched == [0.8, 0.3]
 
 
 def test_an_interrupt_leaves_what_was_found(task, tmp_path, monkeypatch):
@@ -108,7 +122,7 @@ def test_an_interrupt_leaves_what_was_found(task, tmp_path, monkeypatch):
     assert found.curve.notes == (module.INTERRUPTED,)
     monkeypatch.setattr(module._Task, "find", original)
     whole = cn.sweep(*task, units=[0.8, 0.3], folder=tmp_path / "sweep", progress=told.append, **QUICK)
-    assert told[0] == "1 networks to find, 1 found before"
+    assert told[0] == "1 network to find, 1 found before"
     assert [point.share for point in whole.curve.points] == [0.8, 0.3]
 
 
@@ -131,6 +145,12 @@ def test_curves_are_saved_and_shown(swept, tmp_path):
     assert set(zip(macs.tolist(), accuracies.tolist(), strict=True)) == expected
     swept[1].pick(0.3).report(tmp_path / "report.html", curve=curve)
     assert "How small can it go" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert swept[1]._repr_html_() == curve._repr_html_()
+    cn.report(tmp_path / "curve.html", curve=swept[1])
+    page = (tmp_path / "curve.html").read_text(encoding="utf-8")
+    assert "<h1>How small can it go</h1>" in page
+    assert "<pre><code>cn.sweep(model, inputs, labels, macs=(0.3, 0.6)" in page
+    assert swept[1].curve.settings["inputs"] in page
 
 
 @pytest.mark.slow

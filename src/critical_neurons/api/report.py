@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,8 +19,11 @@ from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.readers import isolated
 from critical_neurons.removal.rows import count_rows, find_tensors, gather_inputs, take_rows
 from critical_neurons.reports import assemble, render_page
-from critical_neurons.reports.content_assembly import TITLE
+from critical_neurons.reports.content_assembly import SWEPT_TITLE, TITLE
 from critical_neurons.reports.pictures import MOST_PICTURES, draw_pictures
+
+if TYPE_CHECKING:
+    from critical_neurons.api.sweep import Sweep
 
 IMAGE_CHANNELS = (1, 3)
 FEWEST_PIXELS = 4
@@ -34,26 +37,27 @@ def report(
     comparison: Comparison | None = None,
     plan: Plan | None = None,
     scores: Scores | None = None,
-    curve: Curve | None = None,
+    curve: Curve | Sweep | None = None,
     inputs: Any = None,
     class_names: Sequence[str] = (),
-    title: str = TITLE,
+    title: str = "",
     files: Mapping[str, str] | None = None,
     call: str = "",
 ) -> None:
     """Write a self-contained page about a smaller network to an .html file, which also works offline.
 
-    Give at least one of `comparison`, `plan`, `scores` and the `curve` of a sweep; the result of `compress` has them
-    all and a method `found.report(path)`. `inputs` are those of the comparison: if they are images, those whose
-    prediction changed are shown. `class_names` are the names of classes 0, 1, 2 and so on; `files` are digests of
-    files by name; `call` is the code that makes the same again.
+    Give at least one of `comparison`, `plan`, `scores` and `curve`, a sweep or its curve. The result of `compress`
+    has a method `found.report(path)` with all that it knows. `inputs` are those of the comparison: if they are
+    images, those whose prediction changed are shown. `class_names` are the names of classes 0, 1, 2 and so on;
+    `files` are digests of files by name; `call` is the code that makes the same again.
 
     >>> cn.report("report.html", plan=plan, title="Half of the units")
     >>> from pathlib import Path
     >>> Path("report.html").read_text()[:15]
     '<!doctype html>'
     """
-    given = {"comparison": comparison, "plan": plan, "scores": scores, "curve": curve}
+    swept: Any = getattr(curve, "curve", curve)
+    given = {"comparison": comparison, "plan": plan, "scores": scores, "curve": swept}
     for (name, value), kind in zip(given.items(), (Comparison, Plan, Scores, Curve), strict=True):
         if value is not None and not isinstance(value, kind):
             raise InvalidSettingError(f"{name}: found {type(value).__name__}. Accepted: {kind.__name__}.")
@@ -67,11 +71,11 @@ def report(
         comparison=comparison,
         plan=plan,
         scores=scores,
-        curve=curve,
-        title=title,
+        curve=swept,
+        title=title or (TITLE if swept is None or plan or comparison else SWEPT_TITLE),
         class_names=class_names,
         files=files,
-        call=call,
+        call=call or getattr(curve, "call", ""),
     )
     write_atomically(path, render_page(content, pictures).encode())
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
 from numbers import Real
@@ -34,7 +34,7 @@ from critical_neurons.core.settings import (
     check_share,
 )
 from critical_neurons.core.solver import Solver
-from critical_neurons.core.structure import Measure
+from critical_neurons.core.structure import Measure, Structure
 from critical_neurons.core.workers import HERE, Workers
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.parallel import Tell, hire
@@ -42,7 +42,7 @@ from critical_neurons.readers import isolated
 from critical_neurons.removal.rows import digest_inputs
 from critical_neurons.selection.budget_search import Search, SearchSettings
 from critical_neurons.selection.norms import score_norms
-from critical_neurons.structure import fingerprint, unwrap
+from critical_neurons.structure import find_structure, fingerprint, unwrap
 
 CURVE = "curve.json"
 INTERRUPTED = "interrupted: not all points are there"
@@ -50,7 +50,7 @@ INTERRUPTED = "interrupted: not all points are there"
 
 @dataclass(frozen=True)
 class Sweep:
-    """`curve` has the quality of all points, `networks` the result for each, by name.
+    """`curve` has the quality of all points, `networks` the result for each, by name, `call` the code that makes it.
 
     >>> found = cn.sweep(model, inputs, labels, units=[0.5], effort="quick")
     >>> found.pick(0.5).model[0].out_channels
@@ -59,12 +59,16 @@ class Sweep:
 
     curve: Curve
     networks: Mapping[str, Compression]
+    call: str = ""
 
     def __repr__(self) -> str:
         return f"Sweep({', '.join(self.networks)})"
 
     def __str__(self) -> str:
         return str(self.curve)
+
+    def _repr_html_(self) -> str:
+        return self.curve._repr_html_()
 
     def pick(self, share: float, method: Method = "search") -> Compression:
         """The result for this share."""
@@ -141,7 +145,8 @@ def sweep(
     try:
         pace = _Pace(len(missing), detail)
         with hire(workers, most=max(1, len(missing)), on_message=pace.pass_on) as crew:
-            progress(f"{len(missing)} networks to find" + (f", {len(found)} found before" if found else ""))
+            networks = "network" if len(missing) == 1 else "networks"
+            progress(f"{len(missing)} {networks} to find" + (f", {len(found)} found before" if found else ""))
             pieces = ((name_point(method, share), partial(task.find, method, share)) for method, share in missing)
             for done in crew.run(pieces):
                 if done.error is not None:
@@ -159,7 +164,7 @@ def sweep(
         notes = (INTERRUPTED,)
     ordered = [found[each] for each in wanted if each in found]
     curve = Curve(task.measure, tuple(point for point, _ in ordered), task.record, notes)
-    return Sweep(curve, {point.name: compression for point, compression in ordered})
+    return Sweep(curve, {point.name: compression for point, compression in ordered}, call)
 
 
 class _Pace:
@@ -190,7 +195,8 @@ def _digest(data: Data) -> str:
 
 @dataclass(frozen=True)
 class _Task:
-    """What all points share. The search is set up on first use, in the worker that uses it."""
+    """What all points share. Structure and search are set up on first use, in the worker that uses them; `scored` has
+    its scores so far, by share or method."""
 
     model: nn.Module
     data: Data
@@ -199,6 +205,7 @@ class _Task:
     settings: SearchSettings
     onnx: bool
     call: str
+    scored: dict[float | Method, Scores] = field(default_factory=dict)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -222,12 +229,12 @@ class _Task:
         return self.data if self.test is None else self.test
 
     @cached_property
-    def search(self) -> Search:
-        return Search(self.model, self.data.inputs, self.settings)
+    def structure(self) -> Structure:
+        return find_structure(self.model, self.data.inputs, ignore=self.settings.ignore)
 
     @cached_property
-    def by_paper(self) -> Scores:
-        return score_one_per_class(self.model, self.data, self.settings, PAPER, Solver(), self.search.tell)
+    def search(self) -> Search:
+        return Search(self.model, self.data.inputs, self.settings, structure=self.structure)
 
     def find(self, method: Method, share: float, tell: Tell) -> tuple[CurvePoint, Compression]:
         started = time.monotonic()
@@ -246,12 +253,15 @@ class _Task:
         return point, Compression(smaller, found, scores, comparison, inputs, call)
 
     def _score(self, method: Method, share: float, tell: Tell) -> Scores:
-        self.search.tell = tell
-        if method == "paper":
-            return self.by_paper
         if method == "norm":
-            return score_norms(self.model, self.search.structure)
-        return self.search.find(Budget(**{self.measure: share}))  # type: ignore[arg-type]
+            return score_norms(self.model, self.structure)
+        key = method if method == "paper" else share  # random removal counts the units of the search
+        if key not in self.scored and method == "paper":
+            self.scored[key] = score_one_per_class(self.model, self.data, self.settings, PAPER, Solver(), tell)
+        elif key not in self.scored:
+            self.search.tell = tell
+            self.scored[key] = self.search.find(Budget(**{self.measure: share}))  # type: ignore[arg-type]
+        return self.scored[key]
 
 
 @dataclass(frozen=True)

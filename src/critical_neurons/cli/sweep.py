@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 from critical_neurons.cli import options
 from critical_neurons.cli.fields import takes_settings
 from critical_neurons.cli.outputs import Read, check_files, name_written
-from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
+from critical_neurons.cli.terminal import name_command, note, reports_errors, show, show_json, show_progress
 from critical_neurons.errors import InvalidSettingError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -122,12 +123,14 @@ def sweep(
     if picture is not None:
         _draw(found.curve, picture)
     picked = None if pick is None else found.pick(pick, chosen[0])
+    if picked is not None:
+        picked = replace(picked, call=name_command())
     if picked is not None and save is not None:
         picked.save(save, overwrite=overwrite)
     if report is not None and picked is not None:
         picked.report(report, curve=found.curve)
     elif report is not None:
-        cn.report(report, curve=found.curve, title="How small can it go")
+        cn.report(report, curve=found, call=name_command())
     if as_json:
         show_json(found.curve.to_dict())
     else:

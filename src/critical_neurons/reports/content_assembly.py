@@ -20,7 +20,7 @@ from critical_neurons.reports.course import describe_course, trade_off
 from critical_neurons.reports.diagram import find_rails, list_layers, list_strips
 from critical_neurons.reports.provenance import list_facts
 
-TITLE = "A smaller network"
+TITLE, SWEPT_TITLE = "A smaller network", "How small can it go"
 
 MOST_CLASSES, MOST_CHANGES = 1000, 10_000
 """Listed in a page at most, so that it stays small."""

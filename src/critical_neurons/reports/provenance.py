@@ -16,6 +16,9 @@ from critical_neurons.core.structure import Structure
 APART = ("inputs", "versions")
 """Settings that are shown elsewhere on the page."""
 
+DIGESTED = {"weights": "weights", "inputs": "inputs seen", "test": "inputs measured on"}
+"""Settings of a curve that are digests, and of what."""
+
 LISTED = 12
 """A setting with more values than this, such as labels, is shown as their number."""
 
@@ -36,11 +39,13 @@ def list_facts(
     elif plan is not None:
         settings = plan.provenance.get("settings", {})
     elif curve is not None:
-        settings = curve.settings
+        settings = {name: value for name, value in curve.settings.items() if name not in DIGESTED}
     versions = {**settings.get("versions", {}), **({} if comparison is None else comparison.versions)}
     seen = sorted(plan.seen if plan is not None else scores.inputs if scores is not None else ())
     made_of = {} if structure is None else vars(structure.fingerprint)
     digests = {f"digest of the {name}": text for name, text in made_of.items()}
+    if curve is not None and not digests:
+        digests = {f"digest of the {what}": curve.settings[name] for name, what in DIGESTED.items()}
     if seen:
         digests[f"digest of the {len(seen)} inputs seen"] = hashlib.sha256("".join(seen).encode()).hexdigest()
     facts = {
