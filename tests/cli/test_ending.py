@@ -51,6 +51,17 @@ def test_signals_while_modules_are_imported(signal, tmp_path):
     assert (done.returncode, done.stderr) == SIGNALS[signal]
 
 
+def test_progress_is_taken_away(tmp_path):
+    (tmp_path / "slow_to_import.py").write_text(SLOW_IMPORT.format(KILL.format("INT")))
+    done = run(
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "def work():\n    ending.commands.append('work')\n    ending.in_place.append(None)\n"
+        "    import slow_to_import\nending.run_to_an_end(work)"
+    )
+    assert done.returncode == 130
+    assert done.stderr.endswith("\x1b[2K\x1b[?25hInterrupted.\n")
+
+
 AT_IMPORT = """
 import os, signal, sys
 class Interrupt:

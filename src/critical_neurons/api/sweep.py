@@ -24,7 +24,7 @@ from critical_neurons.core.budget import Budget
 from critical_neurons.core.curve import Curve, CurvePoint, Method, name_point
 from critical_neurons.core.distillation import Distillation
 from critical_neurons.core.files import make_folder
-from critical_neurons.core.progress import Progress, show_time
+from critical_neurons.core.progress import Progress
 from critical_neurons.core.scores import Scores
 from critical_neurons.core.settings import (
     Compensation,
@@ -174,12 +174,10 @@ class _Pace:
         self.done, self._total, self._tell, self._began = 0, total, tell, time.monotonic()
 
     def pass_on(self, name: str, news: Progress) -> None:
-        """Progress of one network, with the time left for all of them."""
-        left = ""
-        if self.done:
-            pace = (time.monotonic() - self._began) / self.done
-            left = f"{show_time(pace * (self._total - self.done))} left in all"
-        self._tell(news.within(f"{self.done} of {self._total} networks found, {name}", left))
+        """The stage of one network, and how far the sweep is."""
+        pace = (time.monotonic() - self._began) / self.done if self.done else None
+        left = None if pace is None else pace * (self._total - self.done)
+        self._tell(Progress(f"{name}, {news.stage}", self.done, self._total, left))
 
 
 def _check_shares(shares: Any) -> tuple[float, ...]:

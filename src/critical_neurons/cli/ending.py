@@ -13,9 +13,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from critical_neurons.interrupted_start import INTERRUPTED, TERMINATED
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 BAD_INPUT, UNWRITABLE, CLOSED_PIPE = 2, 74, 141
 
@@ -23,6 +26,12 @@ IMPORTING = "<frozen importlib._bootstrap>"
 
 commands: list[str] = []
 """Names of the commands that run."""
+
+in_place: list[Console] = []
+"""Consoles whose last line shows progress in place."""
+
+WITHOUT_PROGRESS = b"\r\x1b[2K\x1b[?25h"
+"""Clears the line of progress and shows the cursor again."""
 
 
 class Terminated(BaseException):
@@ -88,9 +97,10 @@ def _imports(frame: FrameType | None) -> bool:
 
 
 def _leave(code: int, text: str) -> NoReturn:
-    if text:
+    cleared = WITHOUT_PROGRESS if in_place else b""
+    if cleared or text:
         with suppress(OSError):
-            os.write(2, f"{text}\n".encode())
+            os.write(2, cleared + (f"{text}\n".encode() if text else b""))
     os._exit(code)
 
 

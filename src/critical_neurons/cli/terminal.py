@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
-from critical_neurons.cli.ending import BAD_INPUT, commands
+from critical_neurons.cli.ending import BAD_INPUT, commands, in_place
 from critical_neurons.core.progress import Progress
 from critical_neurons.errors import CriticalNeuronsError, InvalidSettingError
 from critical_neurons.interrupted_start import INTERRUPTED
@@ -28,7 +28,7 @@ SECONDS_BETWEEN_LINES = 5.0
 WIDTH_OF_FILES = 140
 """Width in columns if the output is not a terminal."""
 
-WIDTH_OF_BARS = 24
+WIDTH_OF_BARS, SHORTEST_NAME = 18, 8
 
 Parameters = ParamSpec("Parameters")
 
@@ -99,7 +99,10 @@ def show_json(content: Any) -> None:
 def note(text: str) -> None:
     if _told["notes"]:
         time_passed = f"{time.monotonic() - _told['since']:.1f} s  " if _told["everything"] else ""
-        typer.echo(f"{time_passed}{text}", err=True)
+        if in_place:  # above the progress
+            in_place[-1].print(f"{time_passed}{text}", soft_wrap=True)
+        else:
+            typer.echo(f"{time_passed}{text}", err=True)
 
 
 @contextmanager
@@ -111,8 +114,12 @@ def show_progress() -> Iterator[Callable[[object], None]]:
         yield lambda state: note(str(state))
         return
     if console.is_terminal:
-        with console.status("") as status:
-            yield lambda state: status.update(_draw(state))
+        with console.status("starting") as status:
+            in_place.append(console)
+            try:
+                yield lambda state: status.update(_draw(state, console.width))
+            finally:
+                in_place.remove(console)
         return
     told = time.monotonic()
 
@@ -125,16 +132,26 @@ def show_progress() -> Iterator[Callable[[object], None]]:
     yield tell
 
 
-def _draw(state: object) -> RenderableType:
-    """A bar between the name of the stage and the time left, if there is something to count."""
-    if not isinstance(state, Progress) or not state.total:
-        return str(state)
+def _draw(state: object, width: int) -> RenderableType:
+    """One line: a bar between the name of the stage and the time left, if there is something to count and room for
+    it. What does not fit is cut off the name."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
+    from rich.text import Text
 
+    width -= 2  # the spinner
+    told = str(state).removeprefix(f"{state.stage}: ") if isinstance(state, Progress) else ""
+    counted = told.removesuffix(f", {state.note}") if isinstance(state, Progress) and state.note else told
+    room = width - WIDTH_OF_BARS - len(counted) - 2
+    if not isinstance(state, Progress) or not state.total or room < SHORTEST_NAME:
+        line = Text(str(state))
+        line.truncate(width, overflow="ellipsis")
+        return line
+    name = Text(state.stage)
+    name.truncate(room, overflow="ellipsis")
     row = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=state.total, completed=state.done, width=WIDTH_OF_BARS)
-    row.add_row(state.stage, bar, str(state).removeprefix(f"{state.stage}: "))
+    row.add_row(name, bar, told if len(told) - len(counted) <= room - name.cell_len else counted)
     return row
 
 

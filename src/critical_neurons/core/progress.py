@@ -35,11 +35,6 @@ class Progress(str):
     def __getnewargs__(self) -> tuple[str, int, int, float | None, str]:  # type: ignore[override]
         return self.stage, self.done, self.total, self.seconds_left, self.note
 
-    def within(self, place: str, note: str = "") -> Progress:
-        """The same, of one of several pieces of work."""
-        notes = ", ".join(filter(None, (self.note, note)))
-        return Progress(f"{place}, {self.stage}", self.done, self.total, self.seconds_left, notes)
-
 
 class Stage:
     """Tells of a stage of some work whenever it is called with how much is done, and of how much."""

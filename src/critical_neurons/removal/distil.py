@@ -68,6 +68,7 @@ def distil(
 
     Ctrl-C ends the training early, like the time limit. torch's global random state is not changed.
     """
+    report(Progress("preparing to distil"))
     with torch.inference_mode(False), torch.enable_grad(), seeded(seed, original, smaller):
         training = _Training(Imitation(original, smaller, aim), inputs, augment, settings, report)
         with suppress(KeyboardInterrupt):
@@ -150,11 +151,11 @@ class _Training:
 
     def _report_progress(self) -> None:
         self._steps_done, self._steps_left = self._steps_done + 1, self._steps_left - 1
-        spent = time.monotonic() - self._began
-        left = max(min(self._settings.seconds - spent, spent / self._steps_done * self._steps_left), 0)
-        missed = f"{self.best.worth:.4g} missed on held-out inputs, {self.first.worth:.4g} by least squares"
-        done = self._steps_done
-        self._report(Progress("distilling", done, done + max(self._steps_left, 0), left, missed))
+        spent, done = time.monotonic() - self._began, self._steps_done
+        left = max(min(self._settings.seconds - spent, spent / done * self._steps_left), 0)
+        fitting = round(left * done / spent) if spent else self._steps_left  # steps in the time that is left
+        missed = f"held-out loss {self.best.worth:.3g} after {self.first.worth:.3g}"
+        self._report(Progress("distilling", done, done + fitting, left, missed))
 
     def _draw_batches(self) -> Iterator[Inputs]:
         """Endless; every epoch in a new order."""
