@@ -22,9 +22,9 @@ from torch_pruning.pruner import importance as tp
 import critical_neurons as cn
 from critical_neurons.core.structure import Floats, Ints, Structure, Wiring
 from critical_neurons.removal.metrics import predict
-from critical_neurons.removal.refit.ridge import add_ridge
 from critical_neurons.selection.consumers import split_module
-from critical_neurons.selection.elimination import NONE, Consumer, eliminate
+from critical_neurons.selection.elimination import Consumer, eliminate
+from critical_neurons.selection.inverses import invert
 from critical_neurons.selection.statistics import Moments, gather_moments
 from critical_neurons_reproduction.baselines import measure_sensitivity
 from critical_neurons_reproduction.score_settings import read_score_settings
@@ -146,18 +146,19 @@ def by_elimination(subject: Subject) -> Floats:
     values = np.zeros(subject.structure.unit_count)
     for group in subject.structure.groups:
         units = group.units
-        numbers = np.full(subject.structure.unit_count + 1, NONE)
+        numbers = np.full(subject.structure.unit_count + 1, -1)
         numbers[units] = np.arange(len(units))
         consumers = []
         for wiring in subject.consumers:
             if not np.isin(wiring.inputs, units).any():
                 continue
             weight, columns = subject.read_weight(wiring), torch.from_numpy(numbers[_list_columns(subject, wiring)])
-            metric, first = torch.eye(len(weight), dtype=torch.float64), 0
+            first = 0
             for moments in subject.moments[wiring.module]:
                 some = slice(first, first + len(moments.mean))
-                squares = add_ridge(moments.covariance.double())
-                consumers.append(Consumer(squares, weight[:, some].T, metric, columns[some]))
+                free = (columns[some] >= 0).nonzero().flatten()
+                inverse = invert(moments.covariance)[free[:, None], free]
+                consumers.append(Consumer(inverse, weight[:, some].T[free], columns[some][free]))
                 first = some.stop
         found = eliminate(consumers, len(units), group.blocks)
         values[units[found.order.numpy()]] = found.errors.numpy()

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from critical_neurons.selection import lower_bound
-from critical_neurons.selection.elimination import Consumer, measure_error
+from critical_neurons.selection.elimination import measure_error
 from critical_neurons.selection.lower_bound import bound_error
-from tests.selection.test_elimination import CONSUMERS, draw_consumer
+from tests.selection.test_elimination import CONSUMERS, draw_consumer, make_reader
 from tests.zoo import first_or_slow
 
 ROUNDING = 1e-9
@@ -51,12 +51,12 @@ def test_blocks_are_heard(seed):
 
 def test_on_independent_inputs_the_bound_is_the_least_error():
     drawn = draw_consumer([*range(6)])
-    apart = Consumer(torch.diag(drawn.squares.diagonal()), drawn.weight, drawn.metric, drawn.units)
+    apart = make_reader(torch.diag(drawn.squares.diagonal()), drawn.weight, drawn.units)
     assert bound_error([apart], 6, 3) == pytest.approx(min(list_errors([apart], 6, 3)), rel=TIGHT)
 
 
 def test_without_anything_felt_the_bound_is_nothing():
-    consumer = replace(draw_consumer([*range(4)]), metric=torch.zeros(3, 3, dtype=torch.float64))
+    consumer = replace(draw_consumer([*range(4)]), weight=torch.zeros(4, 0, dtype=torch.float64))
     assert bound_error([consumer], 4, 2) == 0.0
     assert bound_error([], 4, 2) == 0.0
 

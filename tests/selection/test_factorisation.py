@@ -5,9 +5,9 @@ import torch
 
 import critical_neurons as cn
 from critical_neurons.errors import InvalidInputError
-from critical_neurons.removal.refit.ridge import add_ridge
-from critical_neurons.selection.elimination import Consumer, eliminate, measure_error, take_root
-from critical_neurons.selection.factorisation import decompose, factorise
+from critical_neurons.selection.elimination import Consumer, eliminate, measure_error
+from critical_neurons.selection.factorisation import factorise, take_root
+from critical_neurons.selection.inverses import invert
 from critical_neurons.selection.lower_bound import bound_error
 from critical_neurons.selection.swaps import exchange
 
@@ -37,9 +37,8 @@ def draw(spectrum, size):
 @pytest.mark.parametrize("squares", SPECTRA)
 def test_any_spectrum(squares, metric):
     weight = torch.randn(COLUMNS, OUTPUTS, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    consumer = Consumer(
-        add_ridge(draw(SPECTRA[squares], COLUMNS)), weight, draw(SPECTRA[metric], OUTPUTS), torch.arange(COLUMNS)
-    )
+    felt = weight @ take_root(draw(SPECTRA[metric], OUTPUTS))
+    consumer = Consumer(invert(draw(SPECTRA[squares], COLUMNS)), felt, torch.arange(COLUMNS))
     stays = torch.arange(COLUMNS) % 2 == 0
     assert sorted(eliminate([consumer], COLUMNS).order.tolist()) == list(range(COLUMNS))
     assert exchange([consumer], stays).sum() == stays.sum()
@@ -58,17 +57,18 @@ def test_noise_is_an_error():
         factorise(torch.full((3, 3), torch.nan, dtype=torch.float64))
 
 
-def test_where_divide_and_conquer_does_not_converge(monkeypatch):
-    matrix = draw(torch.linspace(0, 2, COLUMNS), COLUMNS)
-    wanted = take_root(matrix)
+@pytest.mark.parametrize("spectrum", [name for name in SPECTRA if "below" not in name])
+def test_roots_are_exact_and_as_narrow_as_the_rank(spectrum):
+    matrix = draw(SPECTRA[spectrum], COLUMNS)
+    root = take_root(matrix)
+    assert torch.allclose(root @ root.T, matrix, rtol=0, atol=SAME * float(matrix.abs().max()))
+    assert root.shape[1] <= torch.linalg.matrix_rank(matrix)
 
-    def fail(matrix):
-        raise torch.linalg.LinAlgError("linalg.eigh: did not converge")
 
-    monkeypatch.setattr(torch.linalg, "eigh", fail)
-    found = take_root(matrix)
-    assert torch.allclose(found @ found.T, wanted @ wanted.T, atol=SAME)
-    assert decompose(matrix)[0].diff().min() >= 0
+def test_of_a_matrix_that_is_not_quite_positive_the_root_is_of_the_nearest():
+    matrix = draw(SPECTRA["below zero by rounding"], COLUMNS)
+    root = take_root(matrix)
+    assert torch.allclose(root @ root.T, matrix, atol=1e-6)
 
 
 @pytest.mark.parametrize("effort", ["quick", "standard"])

@@ -68,7 +68,7 @@ def test_errors_are_those_of_what_reaches_the_consumer_and_bounds_hold(no_ridge,
     model, inputs = build_chain(seed=3)
     search, structure = make_search(model, inputs)
     monkeypatch.setattr(
-        search, "_find_metrics", lambda view: {"2": torch.eye(6).double(), "4": torch.eye(4).double()}
+        search, "_find_roots", lambda view: {"2": [torch.eye(6).double()], "4": [torch.eye(4).double()]}
     )
     stays = np.ones(structure.unit_count + 1, dtype=bool)
     stays[structure.groups[0].units] = keep_last(search.order(search.whole)[0].order.numpy(), 2)

@@ -10,7 +10,7 @@ import torch
 from critical_neurons.selection import swaps
 from critical_neurons.selection.elimination import eliminate, measure_error
 from critical_neurons.selection.swaps import exchange
-from tests.selection.test_elimination import CONSUMERS, SAME_ERROR, draw_consumer, solve_anew
+from tests.selection.test_elimination import CONSUMERS, SAME_ERROR, draw_consumer, make_reader, solve_anew
 
 NO_BETTER = 10 * swaps.WORTH
 """Relative to the error left: what an exchange may have been too small to save."""
@@ -65,8 +65,7 @@ def test_what_greed_got_wrong_is_mended():
     rows = torch.randn(200, 2, generator=generator, dtype=torch.float64)
     rows = torch.cat([rows, rows.sum(1, keepdim=True) + 0.5 * torch.randn(200, 1, generator=generator)], 1)
     weight = torch.tensor([[1.0], [1.0], [0.0]], dtype=torch.float64)
-    consumer = draw_consumer([0, 1, 2], 1)
-    consumer = type(consumer)(rows.T @ rows / 200, weight, torch.ones(1, 1, dtype=torch.float64), consumer.units)
+    consumer = make_reader(rows.T @ rows / 200, weight, torch.arange(3))
     stays = torch.tensor([False, True, True])
     assert exchange([consumer], stays).tolist() == [True, True, False]
 

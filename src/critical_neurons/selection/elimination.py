@@ -1,14 +1,16 @@
 """Backward elimination: in which order to remove inputs of linear maps whose remaining weights are refitted.
 
-The error of a consumer that keeps the inputs S is the minimum over weights V supported on S of
+The error of a consumer without the inputs R is the minimum over weights V that are zero on R of
 
-    tr M (W - V)' G (W - V),
+    tr (W - V)' G (W - V),
 
-with W its weights (columns, outputs), G the covariance of its inputs plus a ridge, and M the Fisher matrix of its
-outputs. With H = G⁻¹ restricted to the remaining inputs and V their refitted weights, removing the inputs of a unit
-u adds exactly
+with G the covariance of its inputs plus a ridge, and W its weights times L, where L L' is the Fisher matrix of its
+outputs. (Refitting is linear in the weights, so L may be multiplied first.) With H = G⁻¹ the error is
 
-    tr M V_u' (H_uu)⁻¹ V_u.
+    tr W_R' (H_RR)⁻¹ W_R,
+
+and the remaining inputs then have W - H_R (H_RR)⁻¹ W_R for W and H - H_R (H_RR)⁻¹ H_R' for H. So only the inputs that
+may be removed need be known of W and H, whatever else the consumer reads.
 """
 
 from __future__ import annotations
@@ -19,10 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from critical_neurons.selection.factorisation import decompose, factorise
-
-NONE = -1
-"""Instead of a unit's number: a column that cannot be removed."""
+from critical_neurons.selection.factorisation import factorise
 
 HELD_BACK = 128
 """Columns removed before H is updated, so that the update is one matrix product."""
@@ -30,12 +29,11 @@ HELD_BACK = 128
 
 @dataclass(frozen=True)
 class Consumer:
-    """G (columns, columns), W (columns, outputs), M (outputs, outputs), and the unit of every column: its number in
-    its group, or `NONE`."""
+    """H (columns, columns) and W (columns, rank of L) of the columns that may be removed, and the unit of each: its
+    number in its group."""
 
-    squares: Tensor
+    inverse: Tensor
     weight: Tensor
-    metric: Tensor
     units: Tensor
 
 
@@ -73,14 +71,18 @@ def eliminate(consumers: Sequence[Consumer], unit_count: int, blocks: int = 1) -
     return Elimination(torch.stack(order), torch.stack(added).cumsum(0))
 
 
-def refit(squares: Tensor, weight: Tensor, stays: Tensor) -> Tensor:
-    """V (columns, outputs): the weights with the least error, zero for removed columns."""
-    inside, outside = stays.nonzero().flatten(), (~stays).nonzero().flatten()
+def refit(squares: Tensor, inverse: Tensor, weight: Tensor, gone: Tensor) -> Tensor:
+    """V (columns, outputs): the weights with the least error, zero for the columns that are gone. From G if few stay,
+    from H if few go."""
+    left, removed = (~gone).nonzero().flatten(), gone.nonzero().flatten()
     fitted = torch.zeros_like(weight)
-    if len(inside):
-        factor = factorise(squares[inside[:, None], inside])
-        moved = squares[inside[:, None], outside] @ weight[outside]
-        fitted[inside] = weight[inside] + torch.cholesky_solve(moved, factor)
+    if len(left) < len(removed):
+        factor = factorise(squares[left[:, None], left])
+        moved = torch.cholesky_solve(squares[left[:, None], removed] @ weight[removed], factor)
+    else:
+        factor = factorise(inverse[removed[:, None], removed])
+        moved = -inverse[left[:, None], removed] @ torch.cholesky_solve(weight[removed], factor)
+    fitted[left] = weight[left] + moved
     return fitted
 
 
@@ -88,23 +90,23 @@ def measure_error(consumers: Sequence[Consumer], stays: Tensor) -> float:
     """The error with these units kept and the weights refitted."""
     total = 0.0
     for each in consumers:
-        missing = each.weight - refit(each.squares, each.weight, stays[each.units] | (each.units == NONE))
-        total += float((missing.T @ each.squares @ missing * each.metric).sum())
+        gone = (~stays[each.units]).nonzero().flatten()
+        factor, weight = factorise(each.inverse[gone[:, None], gone]), each.weight[gone]
+        total += float(torch.linalg.solve_triangular(factor, weight, upper=False).square().sum())
     return total
 
 
 class _System:
-    """H and V L, with M = L L', on the remaining columns.
+    """H and V on the remaining columns.
 
     Removing columns subtracts P'P from H, with one row of P per column. Rows are collected until one large matrix
-    product applies them all; V L and the diagonal blocks of H, which determine the errors, are always up to date.
+    product applies them all; V and the diagonal blocks of H, which determine the errors, are always up to date.
     """
 
     def __init__(self, consumer: Consumer) -> None:
         order = _sort_columns(consumer.units)
         self._units = consumer.units[order]
-        self._inverse = torch.cholesky_inverse(factorise(consumer.squares[order[:, None], order]))
-        self._weight = consumer.weight[order] @ take_root(consumer.metric)
+        self._inverse, self._weight = consumer.inverse[order[:, None], order], consumer.weight[order]
         self._begin()
 
     def _begin(self) -> None:
@@ -155,17 +157,16 @@ class _Kind:
 
 
 def _sort_columns(units: Tensor) -> Tensor:
-    """Columns that cannot be removed first, then unit by unit, units with the same number of columns together."""
+    """Unit by unit, units with the same number of columns together."""
     _, places, counts = torch.unique(units, return_inverse=True, return_counts=True)
-    sizes = torch.where(units == NONE, 0, counts[places])
     order = units.argsort(stable=True)
-    return order[sizes[order].argsort(stable=True)]
+    return order[counts[places][order].argsort(stable=True)]
 
 
 def _list_kinds(units: Tensor, inverse: Tensor) -> list[_Kind]:
     """For columns in the order of `_sort_columns`."""
-    present, counts = torch.unique_consecutive(units[units != NONE], return_counts=True)
-    kinds, start = [], int((units == NONE).sum())
+    present, counts = torch.unique_consecutive(units, return_counts=True)
+    kinds, start = [], 0
     for size in counts.unique().tolist():
         same = present[counts == size]
         columns = torch.arange(start, start + size * len(same)).reshape(-1, size)
@@ -173,11 +174,3 @@ def _list_kinds(units: Tensor, inverse: Tensor) -> list[_Kind]:
         kinds.append(_Kind(same, slice(start, start + columns.numel()), own))
         start += columns.numel()
     return kinds
-
-
-def take_root(metric: Tensor) -> Tensor:
-    """L (outputs, rank) with M = L L'. Eigenvalues at rounding level are left out."""
-    values, vectors = decompose(metric)
-    used = values > torch.finfo(values.dtype).eps * len(values) * values[-1].clamp(min=0.0)
-    root: Tensor = vectors[:, used] * values[used].sqrt()
-    return root

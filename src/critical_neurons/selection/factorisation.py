@@ -1,9 +1,9 @@
-"""Factorisation: Cholesky and eigenvalues of symmetric matrices, with fallbacks where rounding made them singular."""
+"""Factorisation: Cholesky factors of symmetric matrices, with fallbacks where rounding made them singular."""
 
 from __future__ import annotations
 
 import torch
-from scipy import linalg
+from scipy.linalg import lapack
 from torch import Tensor
 
 from critical_neurons.errors import InvalidInputError
@@ -14,6 +14,8 @@ LIFTS = tuple(10.0**power for power in range(-12, 1))
 
 def factorise(matrix: Tensor) -> Tensor:
     """The Cholesky factor, with the smallest of `LIFTS` added to the diagonal that makes it exist."""
+    if len(matrix) == 1 and matrix > 0:  # the units of linear layers, one by one
+        return matrix.sqrt()
     factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if not failed:
@@ -29,11 +31,10 @@ def factorise(matrix: Tensor) -> Tensor:
     )
 
 
-def decompose(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues in ascending order, and eigenvectors as columns."""
-    try:
-        values, vectors = torch.linalg.eigh(matrix)
-    except RuntimeError:  # divide and conquer may not converge where QR iteration does
-        found = linalg.eigh(matrix.cpu().numpy(), driver="ev")
-        values, vectors = (torch.from_numpy(each).to(matrix) for each in found)
-    return values, vectors
+def take_root(matrix: Tensor) -> Tensor:
+    """L (size, rank) with L L' the positive semidefinite matrix, by Cholesky with pivots: the lower the rank, the
+    cheaper. Pivots at rounding level are left out."""
+    packed, order, rank, _ = lapack.dpstrf(matrix.cpu().numpy().T, lower=1)
+    root = torch.zeros(len(matrix), int(rank), dtype=matrix.dtype)
+    root[torch.from_numpy(order).long() - 1] = torch.from_numpy(packed[:, :rank]).tril()
+    return root.to(matrix.device)

@@ -9,7 +9,6 @@ every consumer are those of the smaller network, and the choice in every group c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,13 +23,13 @@ from critical_neurons.core.structure import Bools, Group, Ints, Structure, Wirin
 from critical_neurons.removal.copies import copy_whole
 from critical_neurons.removal.refit.behind import list_stops
 from critical_neurons.removal.refit.im2col import Weighted, from_matrix, to_matrix
-from critical_neurons.removal.refit.ridge import add_ridge
 from critical_neurons.removal.refit.stream import refit_modules
 from critical_neurons.removal.rows import Inputs, call_model, count_rows, join_outputs, take_outputs, take_rows
-from critical_neurons.selection.consumers import list_consumers, split_module
+from critical_neurons.selection.consumers import Fitted, list_consumers, put_weights, split_module
 from critical_neurons.selection.distance import Distance, list_outputs
-from critical_neurons.selection.elimination import NONE, Consumer, Elimination, eliminate, measure_error, refit
-from critical_neurons.selection.factorisation import factorise
+from critical_neurons.selection.elimination import Consumer, Elimination, eliminate, measure_error, refit
+from critical_neurons.selection.factorisation import take_root
+from critical_neurons.selection.inverses import Inverses, invert, regularise
 from critical_neurons.selection.lower_bound import bound_error
 from critical_neurons.selection.replay import Replay
 from critical_neurons.selection.statistics import gather_metrics, gather_moments
@@ -93,7 +92,8 @@ class LayerwiseSearch:
         numbers = sum(NUMBERS_PER_OUTPUT * len(each.outputs) * each.positions for each in structure.wirings)
         self._batch = max(min(MOST_BATCH, BATCH_NUMBERS // max(numbers, 1)), 1)
         self._moments, self._outputs = gather_moments(model, self._parts, inputs, self._batch, progress)
-        self._inputs, self._metrics = inputs, WeakKeyDictionary[View, dict[str, Tensor]]()
+        self._inverses = Inverses(self._moments)
+        self._inputs, self._roots = inputs, WeakKeyDictionary[View, dict[str, list[Tensor]]]()
         generator = torch.Generator().manual_seed(seed)
         self._shuffled = torch.randperm(count_rows(inputs), generator=generator)  # data may be sorted by class
 
@@ -158,7 +158,7 @@ class LayerwiseSearch:
             wanted = take_outputs(self._outputs, self._inputs, some)
             for place, trial in enumerate(trials):
                 if trial.error > 0:
-                    with self._put(draft, trial.fitted) as changed, torch.no_grad():
+                    with put_weights(draft, trial.fitted) as changed, torch.no_grad():
                         loss = self._distance.measure(list_outputs(replay.run(changed)), wanted)
                     losses[place] += float(loss) * len(some) / len(rows)
         priced = []
@@ -180,7 +180,7 @@ class LayerwiseSearch:
         """The loss on some inputs with only these units, consumers refitted with the original model's moments."""
         losing = [wiring for wiring in self._consumers if not stays[wiring.inputs].all()]
         draft = copy_whole(self._model)
-        with self._put(draft, {wiring.module: self._fit(wiring, stays) for wiring in losing}):
+        with put_weights(draft, {wiring.module: self._fit(wiring, stays) for wiring in losing}):
             return self._compare(draft, self._shuffled[:MOST_MEASURED])[0]
 
     @torch.no_grad()
@@ -202,11 +202,11 @@ class LayerwiseSearch:
             choices.append(LayerChoice(group.layers, error, bound))
         return tuple(choices)
 
-    def _find_metrics(self, view: View) -> dict[str, Tensor]:
-        """Fisher matrices, computed once per view."""
-        if view not in self._metrics:
+    def _find_roots(self, view: View) -> dict[str, list[Tensor]]:
+        """Roots of the Fisher matrix of every consumer, one per group of a convolution; computed once per view."""
+        if view not in self._roots:
             count = min(max(int(self._fisher_share * len(self._shuffled)), LEAST_METRIC), MOST_METRIC)
-            self._metrics[view] = gather_metrics(
+            metrics = gather_metrics(
                 view.model,
                 list(self._parts),
                 self._inputs,
@@ -216,68 +216,60 @@ class LayerwiseSearch:
                 TEMPERATURE,
                 self._seed,
             )
-        return self._metrics[view]
+            self._roots[view] = {}
+            for name, parts in self._parts.items():
+                metric, outputs = metrics.pop(name), {part.group: part.outputs for part in parts}
+                self._roots[view][name] = [take_root(metric[each][:, each]) for each in outputs.values()]
+        return self._roots[view]
 
     def _list_readers(self, group: Group) -> list[Wiring]:
         return [wiring for wiring in self._consumers if np.isin(wiring.inputs, group.units).any()]
 
     def _find_maps(self, group: Group, view: View) -> list[Consumer]:
         """The consumers of the group as linear maps of all its units and of the remaining units of other groups."""
-        numbers, left = np.full(len(view.stays), NONE), view.stays.copy()
+        numbers, left = np.full(len(view.stays), -1), view.stays.copy()
         numbers[group.units], left[group.units] = np.arange(len(group)), True
-        maps, metrics = [], self._find_metrics(view)
+        maps, roots = [], self._find_roots(view)
         for wiring in self._list_readers(group):
             name = wiring.module
-            known = zip(self._parts[name], view.squares[name], view.missing[name], strict=True)
-            for part, squares, missing in known:
+            for number, part in enumerate(self._parts[name]):
                 inside = torch.from_numpy(left[part.units])
                 units = torch.from_numpy(numbers[part.units])[inside]
-                if (units != NONE).any():
-                    own, weight = squares.double()[inside][:, inside], part.weight[inside]
-                    gone = torch.from_numpy(~view.stays[part.units])[inside]
-                    wrong = None if missing is None else missing[inside] - own[:, gone] @ weight[gone]
-                    add_ridge(own)
-                    if wrong is not None:
-                        weight = weight + torch.cholesky_solve(wrong, factorise(own))
-                    metric = metrics[name][part.outputs][:, part.outputs]
-                    maps.append(Consumer(own, weight, metric, units))
+                free = (units >= 0).nonzero().flatten()
+                if len(free):
+                    inverse, weight = self._refit_view(view, name, number, inside)
+                    felt = weight[free] @ roots[name][part.group]
+                    own = inverse if len(free) == len(units) else inverse[free[:, None], free]
+                    maps.append(Consumer(own, felt, units[free]))
         return maps
 
+    def _refit_view(self, view: View, module: str, number: int, inside: Tensor) -> tuple[Tensor, Tensor]:
+        """H and weights of a part that reads these columns, refitted to what they are in the view."""
+        part, missing = self._parts[module][number], view.missing[module][number]
+        if missing is None and inside.all():
+            return self._inverses.find(module, number), part.weight
+        own, weight = view.squares[module][number][inside][:, inside], part.weight[inside]
+        inverse = invert(own)
+        if missing is None:
+            return inverse, weight
+        gone = torch.from_numpy(~view.stays[part.units])[inside]
+        return inverse, weight + inverse @ (missing[inside] - own.double()[:, gone] @ weight[gone])
+
     @torch.no_grad()
-    def _fit(self, wiring: Wiring, stays: Bools) -> _Fitted:
+    def _fit(self, wiring: Wiring, stays: Bools) -> Fitted:
         """Weights and bias refitted to the units that stay, with the original model's moments."""
         module = self._model.get_submodule(wiring.module)
         assert isinstance(module, Weighted)
         matrix = to_matrix(module, module.weight.detach()).clone()
         old = module.bias
         bias = old.detach().clone() if isinstance(old, Tensor) else module.weight.new_zeros(len(wiring.outputs))
-        for part, moments in zip(self._parts[wiring.module], self._moments[wiring.module], strict=True):
-            kept = torch.from_numpy(stays[part.units])
-            fitted = refit(add_ridge(moments.covariance.double()), part.weight, kept)
+        for number, part in enumerate(self._parts[wiring.module]):
+            moments, inverse = self._moments[wiring.module][number], self._inverses.find(wiring.module, number)
+            gone = torch.from_numpy(~stays[part.units])
+            fitted = refit(regularise(moments.covariance), inverse, part.weight, gone)
             matrix[part.group, part.columns] = fitted.to(matrix)
             bias[part.outputs] += (moments.mean.double() @ (part.weight - fitted)).to(bias)
-        return _Fitted(from_matrix(module, matrix), bias)
-
-    @contextmanager
-    def _put(self, draft: nn.Module, fitted: Mapping[str, _Fitted]) -> Iterator[set[nn.Module]]:
-        """Put weights and biases into the draft while the context lasts. Yields the modules that changed."""
-        modules = {name: draft.get_submodule(name) for name in fitted}
-        own = {name: (module.weight.data, module.bias) for name, module in modules.items()}
-        weights = {id(module.weight) for module in modules.values()}  # other modules may share them
-        try:
-            for name, each in fitted.items():
-                modules[name].weight.data = each.weight
-                modules[name].bias = nn.Parameter(each.bias, requires_grad=False)
-            yield {each for each in draft.modules() if weights & {id(value) for value in each._parameters.values()}}
-        finally:
-            for name, (weight, bias) in own.items():
-                modules[name].weight.data, modules[name].bias = weight, bias
-
-
-@dataclass(frozen=True, eq=False)
-class _Fitted:
-    weight: Tensor
-    bias: Tensor
+        return Fitted(from_matrix(module, matrix), bias)
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,7 +277,7 @@ class _Trial:
     """The error of a trial removal in one group, and its refitted consumers by name."""
 
     error: float
-    fitted: Mapping[str, _Fitted]
+    fitted: Mapping[str, Fitted]
 
 
 def _by_group(values: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -1,6 +1,6 @@
 """Lower bound: an error that no choice of the same number of units can fall below.
 
-Notation as in `elimination`, with W for W L where M = L L'. Let D <= G be block-diagonal with one block per unit. The
+Notation as in `elimination`. Let D <= G be block-diagonal with one block per unit. The
 quadratic form of G - D is bounded below by its tangent at any X, and that of D separates into units. So for every X,
 with Q = (G - D) X, the error of a choice is at least
 
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from critical_neurons.selection.elimination import NONE, Consumer, take_root
+from critical_neurons.selection.elimination import Consumer
 from critical_neurons.selection.factorisation import factorise
 
 MOST_COLUMNS = 1024
@@ -63,14 +63,11 @@ def bound_error(consumers: Sequence[Consumer], unit_count: int, count: int, bloc
 
 
 class _Form:
-    """G - D and W of a consumer, restricted to removable columns, in coordinates in which the diagonal blocks of G⁻¹
-    are identities. D is then the largest multiple of the identity for which G - D is positive semidefinite."""
+    """G - D and W of a consumer, with H⁻¹ for G, in coordinates in which the diagonal blocks of H are
+    identities. D is then the largest multiple of the identity for which G - D is positive semidefinite."""
 
     def __init__(self, consumer: Consumer) -> None:
-        free = (consumer.units != NONE).nonzero().flatten()
-        self._units = consumer.units[free]
-        inverse = torch.cholesky_inverse(factorise(consumer.squares))[free[:, None], free]
-        weight = consumer.weight[free] @ take_root(consumer.metric)
+        self._units, inverse, weight = consumer.units, consumer.inverse, consumer.weight
         scale = factorise(torch.where(self._units[:, None] == self._units, inverse, 0.0))
         self._weight = torch.linalg.solve_triangular(scale, weight, upper=False)
         half = torch.linalg.solve_triangular(scale, inverse, upper=False)

@@ -1,8 +1,8 @@
 """Swaps: exchange kept for removed units as long as the error falls.
 
-Notation as in `elimination`, with M = L L', K the kept and R the removed columns. Let
+Notation as in `elimination`, with K the kept and R the removed columns. Let
 
-    A = [[-G_KK⁻¹, G_KK⁻¹ G_KR], [(G_KK⁻¹ G_KR)', G_RR - G_RK G_KK⁻¹ G_KR]],    Y = [V L, G_R (W - V) L].
+    A = [[-G_KK⁻¹, G_KK⁻¹ G_KR], [(G_KK⁻¹ G_KR)', G_RR - G_RK G_KK⁻¹ G_KR]],    Y = [V, G_R (W - V)].
 
 Removing a kept unit adds tr Y_u' (-A_uu)⁻¹ Y_u to the error, and returning a removed one saves tr Y_u' (A_uu)⁻¹ Y_u.
 Both are exact. So is the saving of returning r after removing u: A_rr and Y_r are updated by A_ur, A_uu and Y_u.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from critical_neurons.selection.elimination import NONE, Consumer, take_root
+from critical_neurons.selection.elimination import Consumer
 from critical_neurons.selection.factorisation import factorise
 
 SHORTLIST = 32
@@ -64,17 +64,15 @@ class _Tableau:
 
     def __init__(self, consumer: Consumer, stays: Tensor) -> None:
         self._units, self._kinds = consumer.units, _list_kinds(consumer.units)
-        squares, weight = consumer.squares, consumer.weight @ take_root(consumer.metric)
-        kept = stays[consumer.units] | (consumer.units == NONE)
+        inverse, weight, kept = consumer.inverse, consumer.weight, stays[consumer.units]
         inside, outside = kept.nonzero().flatten(), (~kept).nonzero().flatten()
-        across = squares[inside[:, None], outside]
-        inverse = torch.cholesky_inverse(factorise(squares[inside[:, None], inside]))
-        moved = inverse @ across
-        self._squares = torch.empty_like(squares)
-        self._squares[inside[:, None], inside] = -inverse
+        across = inverse[inside[:, None], outside]
+        rest = torch.cholesky_inverse(factorise(inverse[outside[:, None], outside]))
+        moved = -across @ rest
+        self._squares = torch.empty_like(inverse)
+        self._squares[inside[:, None], inside] = -inverse[inside[:, None], inside] - moved @ across.T
         self._squares[inside[:, None], outside] = moved
         self._squares[outside[:, None], inside] = moved.T
-        rest = squares[outside[:, None], outside] - across.T @ moved
         self._squares[outside[:, None], outside] = rest
         self._products = torch.empty_like(weight)
         self._products[inside] = weight[inside] + moved @ weight[outside]
@@ -147,9 +145,8 @@ class _Kind:
 
 
 def _list_kinds(units: Tensor) -> list[_Kind]:
-    present, counts = torch.unique(units[units != NONE], return_counts=True)
-    order = units.argsort(stable=True)[int((units == NONE).sum()) :]
-    columns = torch.split(order, counts.tolist())
+    present, counts = torch.unique(units, return_counts=True)
+    columns = torch.split(units.argsort(stable=True), counts.tolist())
     return [
         _Kind(
             present[counts == size], torch.stack([columns[place] for place in (counts == size).nonzero().flatten()])
