@@ -62,11 +62,11 @@ NORMED = 16
 PARTS = {
     "structure": [(Search, "__init__")],
     "covariances": [(LayerwiseSearch, "__init__")],
-    "Fisher matrices": [(LayerwiseSearch, "_find_metrics")],
+    "Fisher matrices": [(LayerwiseSearch, "_find_roots")],
     "elimination": [(LayerwiseSearch, "order")],
     "exchanges": [(LayerwiseSearch, "exchange")],
     "pricing": [(LayerwiseSearch, "price")],
-    "drafts": [(LayerwiseSearch, "carry_out")],
+    "drafts": [(LayerwiseSearch, "carry_out"), (LayerwiseSearch, "judge")],
     "bounds": [(LayerwiseSearch, "describe")],
     "refitting": [(cn, "prune")],
 }

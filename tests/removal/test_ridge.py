@@ -33,6 +33,32 @@ def regress(kind, inputs, errors, held_out=(False, False, False, True)):
     return regression.solve()
 
 
+@pytest.mark.parametrize("kept", [(12, 12), (5, 5), (1, 8)])
+def test_columns_that_do_not_stay_are_as_if_never_read(kept):
+    inputs, errors = draw()
+    generator = torch.Generator().manual_seed(0)
+    stays = torch.stack([torch.randperm(12, generator=generator) < count for count in kept])
+    regression = NormalEquations(2, 12, 3, inputs.device, stays)
+    for rows, missing, apart in zip(inputs.chunk(4, 1), errors.chunk(4, 1), (False,) * 3 + (True,), strict=True):
+        regression.add(rows, missing, held_out=apart)
+    added, shift = regression.solve()
+    assert not added[~stays].any()
+    if kept[0] == kept[1]:
+        read = torch.stack([rows[:, columns] for rows, columns in zip(inputs, stays, strict=True)])
+        alone, moved = regress(NormalEquations, read, errors)
+        assert torch.allclose(added[stays].reshape(alone.shape), alone, rtol=SAME)
+        assert torch.allclose(shift, moved, rtol=SAME)
+    left = errors - inputs @ added - shift[:, None]
+    assert left.square().sum() < (errors - errors.mean(1, keepdim=True)).square().sum()
+
+
+@pytest.mark.parametrize("columns", [3, 4, 11])
+def test_symmetric_products_by_blocks(monkeypatch, columns):
+    monkeypatch.setattr(ridge, "BLOCK", 4)
+    rows, _ = draw(columns=columns)
+    assert torch.allclose(ridge.multiply_columns(rows), rows.mT @ rows, rtol=SAME)
+
+
 BOTH = pytest.mark.parametrize("kind", [NormalEquations, RowProducts])
 
 

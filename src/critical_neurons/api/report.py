@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,12 +22,16 @@ from critical_neurons.reports import assemble, render_page
 from critical_neurons.reports.content_assembly import SWEPT_TITLE, TITLE
 from critical_neurons.reports.pictures import MOST_PICTURES, draw_pictures
 
-if TYPE_CHECKING:
-    from critical_neurons.api.sweep import Sweep
-
 IMAGE_CHANNELS = (1, 3)
 FEWEST_PIXELS = 4
 """Along either side; smaller inputs do not count as images."""
+
+
+class Swept(Protocol):
+    """What `sweep` returns."""
+
+    @property
+    def curve(self) -> Curve: ...
 
 
 @isolated
@@ -37,7 +41,7 @@ def report(
     comparison: Comparison | None = None,
     plan: Plan | None = None,
     scores: Scores | None = None,
-    curve: Curve | Sweep | None = None,
+    curve: Curve | Swept | None = None,
     inputs: Any = None,
     class_names: Sequence[str] = (),
     title: str = "",

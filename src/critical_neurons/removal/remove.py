@@ -36,6 +36,12 @@ def remove_units(model: nn.Module, structure: Structure, stays: Bools) -> nn.Mod
     return smaller
 
 
+def has_tensors(model: nn.Module, structure: Structure) -> bool:
+    """Whether the model has all tensors that units are parts of, under their names."""
+    known = {name for name, _ in chain(model.named_parameters(), model.named_buffers())}
+    return all(each.axis == SIZE or each.tensor in known for each in structure.slices)
+
+
 def zero_units(
     model: nn.Module, structure: Structure, stays: Bools, *, copy: Callable[[Tensor], Tensor] = Tensor.clone
 ) -> nn.Module:

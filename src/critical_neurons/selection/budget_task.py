@@ -83,7 +83,8 @@ class BudgetTask:
                 found = layers.order(view, report(f"{round_}, ordering units"))
                 report(f"{round_}, exchanging units")
                 per_unit = self._grade(counts, layers.exchange(view, found, counts))
-                after = layers.carry_out(self._keep_best(per_unit), report(f"{round_}, refitting a draft"))
+                carry_out = layers.judge if number == rounds else layers.carry_out
+                after = carry_out(self._keep_best(per_unit), report(f"{round_}, refitting a draft"))
                 drafts.append(self._draft(after.loss, after.miss))
                 if after.miss < best[2].miss:
                     best, taken = (per_unit, view, after), number

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from critical_neurons.core.scores import LayerChoice
 from critical_neurons.core.structure import Bools, Group, Ints, Structure, Wiring
 from critical_neurons.removal.copies import copy_whole
-from critical_neurons.removal.refit.behind import list_stops
+from critical_neurons.removal.refit.behind import list_stops, refit_behind
 from critical_neurons.removal.refit.im2col import Weighted, from_matrix, to_matrix
 from critical_neurons.removal.refit.stream import refit_modules
+from critical_neurons.removal.remove import has_tensors, remove_units
 from critical_neurons.removal.rows import Inputs, call_model, count_rows, join_outputs, take_outputs, take_rows
 from critical_neurons.selection.consumers import Fitted, list_consumers, put_weights, split_module
 from critical_neurons.selection.distance import Distance, list_outputs
@@ -102,8 +103,7 @@ class LayerwiseSearch:
         """The view of the original model."""
         squares = {name: [each.covariance for each in moments] for name, moments in self._moments.items()}
         missing: dict[str, list[Tensor | None]] = {name: [None] * len(parts) for name, parts in self._parts.items()}
-        stays = np.ones(self._structure.unit_count + 1, dtype=bool)
-        return View(self._model, stays, squares, missing)
+        return View(self._model, np.ones(self._structure.unit_count + 1, dtype=bool), squares, missing)
 
     def carry_out(self, stays: Bools, progress: Progress = lambda done, total: None) -> View:
         """The draft with only these units; `stays` has a last entry for NO_UNIT."""
@@ -119,6 +119,14 @@ class LayerwiseSearch:
 
         refit_modules(self._model, draft, stops, self._inputs, "least_squares", progress, learn)
         return View(draft, stays, squares, missing, *self._compare(draft, self._shuffled))
+
+    def judge(self, stays: Bools, progress: Progress = lambda done, total: None) -> View:
+        """As `carry_out`, of a choice that is not revised any more: cheaper, without covariances."""
+        if not has_tensors(self._model, self._structure):  # weights were parametrised before
+            return self.carry_out(stays, progress)
+        smaller = remove_units(self._model, self._structure, stays)
+        fitted = refit_behind(self._model, smaller, self._structure, stays, self._inputs, "least_squares", progress)
+        return View(fitted, stays, {}, {}, *self._compare(fitted, self._shuffled))
 
     def order(self, view: View, progress: Progress = lambda done, total: None) -> list[Elimination]:
         """For every group the order of removal, and the error after each removal."""

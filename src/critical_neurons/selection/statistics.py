@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from critical_neurons.errors import InvalidInputError
 from critical_neurons.removal.gradients import differentiate
 from critical_neurons.removal.refit.im2col import Weighted, by_group, channels_first, count_groups, to_matrix, unroll
+from critical_neurons.removal.refit.ridge import multiply_columns
 from critical_neurons.removal.rows import Inputs, call_model, count_rows, join_outputs, take_rows
 from critical_neurons.selection.consumers import Part
 from critical_neurons.selection.distance import Distance, list_outputs
@@ -91,7 +92,7 @@ class _Sums:
         for part, firsts, squares in zip(self._parts, self._firsts, self._squares, strict=True):
             own = rows[part.group, :, part.columns]
             firsts += own.sum(0)
-            squares += own.T @ own
+            squares += multiply_columns(own)
 
     def finish(self) -> list[Moments]:
         assert self._origin is not None
@@ -132,7 +133,7 @@ def gather_metrics(
 
         for name, slope in differentiate(partial(find_slopes, take_rows(inputs, some))).items():
             errors = channels_first(model.get_submodule(name), slope).movedim(1, -1).flatten(0, -2)
-            metrics[name] = metrics.get(name, 0.0) + (errors.T @ errors).double() / len(rows)
+            metrics[name] = metrics.get(name, 0.0) + multiply_columns(errors).double() / len(rows)
     return metrics
 
 

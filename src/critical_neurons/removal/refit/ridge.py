@@ -25,6 +25,9 @@ RIDGES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 RIDGE = 1e-3
 """The ridge where none can be chosen, relative to the mean square of the inputs."""
 
+BLOCK = 576
+"""Columns of a block of a symmetric product."""
+
 ROUNDING = 1e-7
 """Rounding error of single precision in a sum of squares that should be zero, relative to their mean."""
 
@@ -63,7 +66,7 @@ class NormalEquations:
         self, groups: int, columns: int, outputs: int, device: torch.device, stays: Tensor | None = None
     ) -> None:
         home = find_home(device)
-        self._stays = None if stays is None else stays.to(home)
+        self._stays = None if stays is None else _Columns.find(stays.to(home))
         self._fitted, self._held_out = (_Moments.none(groups, columns, outputs, home) for _ in range(2))
         self._origin: Tensor | None = None
 
@@ -81,7 +84,10 @@ class NormalEquations:
         if self._fitted.count and self._held_out.count:
             fitted, held_out = self._fitted.centre(self._stays), self._held_out.centre(self._stays)
             ridge = choose_ridge(lambda ridge: held_out.change(fitted.solve(ridge)))
-        added = torch.zeros_like(every.products) if ridge is None else every.centre(self._stays).solve(ridge)
+        added = torch.zeros_like(every.products)
+        if ridge is not None:
+            solved = every.centre(self._stays).solve(ridge)
+            added = solved if self._stays is None else self._stays.put(solved, added)
         mean = self._origin.to(added) + every.inputs[:, None] / every.count
         return added, every.errors / every.count - (mean @ added)[:, 0]
 
@@ -124,7 +130,7 @@ class _Moments:
         self.count += rows.shape[1]
         self.inputs += rows.sum(1).to(home)
         self.errors += errors.sum(1).to(home)
-        self.squares += (rows.mT @ rows).to(home)
+        self.squares += multiply_columns(rows).to(home)
         self.products += (rows.mT @ errors).to(home)
 
     def join(self, other: _Moments) -> _Moments:
@@ -136,17 +142,47 @@ class _Moments:
             self.products + other.products,
         )
 
-    def centre(self, stays: Tensor | None = None) -> _System:
-        """Subtract the means, and zero the columns that do not stay."""
-        mean = self.inputs[:, :, None] / self.count
-        floor = scale_ridge(mean_square(self.squares, self.squares.shape[1]), ROUNDING)
-        squares = self.squares - mean @ self.inputs[:, None]
+    def centre(self, stays: _Columns | None = None) -> _System:
+        """Subtract the means, and take only the columns that stay."""
+        known = self if stays is None else stays.take(self)
+        mean = known.inputs[:, :, None] / self.count
+        squares = known.squares - mean @ known.inputs[:, None]
+        products = known.products - mean @ self.errors[:, None]
+        counts = torch.full_like(mean[:, 0, 0], squares.shape[1]) if stays is None else stays.counts.to(mean)
+        floor = scale_ridge(mean_square(known.squares, counts), ROUNDING)
         squares.diagonal(dim1=1, dim2=2).add_(floor[:, None])
-        products = self.products - mean @ self.errors[:, None]
-        if stays is None:
-            return _System(squares, products, torch.full_like(floor, squares.shape[1]))
-        mask = stays[:, :, None].to(squares)
-        return _System(squares * mask * mask.mT, products * mask, stays.sum(1).clamp(min=1).to(floor))
+        return _System(squares, products, counts)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The columns that stay, group by group, and how many; groups with fewer are filled up with columns that do not,
+    of which nothing is taken."""
+
+    numbers: Tensor
+    counts: Tensor
+    filled: Tensor
+
+    @classmethod
+    def find(cls, stays: Tensor) -> _Columns:
+        """From booleans (groups, columns)."""
+        counts = stays.sum(1).clamp(min=1)
+        numbers = (~stays).to(torch.uint8).argsort(dim=1, stable=True)[:, : int(counts.max())]
+        return cls(numbers, counts, ~stays.take_along_dim(numbers, 1))
+
+    def take(self, moments: _Moments) -> _Moments:
+        down, across, gone = self.numbers[:, :, None], self.numbers[:, None], self.filled[:, :, None]
+        squares = moments.squares.take_along_dim(down, 1).take_along_dim(across, 2)
+        return _Moments(
+            moments.count,
+            moments.inputs.take_along_dim(self.numbers, 1).masked_fill_(self.filled, 0.0),
+            moments.errors,
+            squares.masked_fill_(gone, 0.0).masked_fill_(gone.mT, 0.0),
+            moments.products.take_along_dim(down, 1).masked_fill_(gone, 0.0),
+        )
+
+    def put(self, values: Tensor, into: Tensor) -> Tensor:
+        return into.scatter(1, self.numbers[:, :, None].expand_as(values), values)
 
 
 @dataclass(frozen=True)
@@ -176,6 +212,19 @@ def solve_regular(squares: Tensor, products: Tensor, ridge: Tensor) -> Tensor:
         factor = torch.where(singular, torch.eye(squares.shape[1]).to(factor), factor)
         products = torch.where(singular, 0.0, products)
     return torch.cholesky_solve(products, factor)
+
+
+def multiply_columns(rows: Tensor) -> Tensor:
+    """rows' rows: (..., rows, columns) to (..., columns, columns). Blocks below the diagonal are copied."""
+    columns = rows.shape[-1]
+    if columns <= BLOCK:
+        return rows.mT @ rows
+    product = rows.new_empty(*rows.shape[:-2], columns, columns)
+    for first in range(0, columns, BLOCK):
+        last = first + BLOCK
+        product[..., first:last, first:] = rows[..., first:last].mT @ rows[..., first:]
+        product[..., last:, first:last] = product[..., first:last, last:].mT
+    return product
 
 
 def mean_square(squares: Tensor, columns: int | Tensor) -> Tensor:
