@@ -277,6 +277,25 @@ def test_bad_input(arguments, message):
         cn.lossless(MODEL, **arguments)
 
 
+def test_without_time_the_model_comes_back_as_it_was():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2)).train()
+    model[0].weight.requires_grad_(False)
+    with torch.no_grad():
+        model[0].bias.zero_()
+        model[2].bias.copy_(-1e-3 * torch.arange(6))  # no interval of a unit is on one side of zero
+    found = cn.lossless(model, (-np.ones(3), np.ones(3)), time_limit=1e-9)
+    assert found.stability.stopped == "time limit"
+    assert found.parameters[0] == found.parameters[1]
+    assert found.plan.stays.all()
+    assert found.model is not model
+    assert found.model.training
+    for one, other in zip(found.model.parameters(), model.parameters(), strict=True):
+        assert one is not other
+        assert torch.equal(one, other)
+        assert one.requires_grad == other.requires_grad
+
+
 def test_networks_that_cannot_be_read():
     with pytest.raises(UnreadableModelError, match="GELU"):
         cn.lossless(nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)), UNIT_BOX)

@@ -16,7 +16,6 @@ from scipy.optimize import linprog
 from torch import nn
 
 import critical_neurons as cn
-from critical_neurons.core.deadline import TimeIsUp, until
 from critical_neurons.core.solution import Solution, Status, relative_gap
 from critical_neurons.errors import (
     CriticalNeuronsError,
@@ -700,14 +699,6 @@ def test_a_time_limit_of_classes_that_ends_before_programs_are_ready():
     scores = cn.score(case.model, case.inputs, [0, 1, 1], formulation=cn.ByClass(), solver=cn.Solver(time_limit=1e-9))
     assert scores.status is Status.FEASIBLE
     assert (scores.per_unit == 1).all()
-
-
-def test_bounding_stops_in_time():
-    case = share_case("groups")
-    network = cn.read_network(case.model, torch.from_numpy(case.inputs))
-    with pytest.raises(TimeIsUp), until(time.monotonic() + 1e-3):
-        list(iter(lambda: cn.bound_network(network, case.inputs), None))  # a large network would take as long
-    cn.bound_network(network, case.inputs)
 
 
 def draw_scaled(scale):

@@ -111,6 +111,20 @@ def test_a_time_limit_ends_it():
     assert "0 s left" in told[-1]
 
 
+def test_without_time_the_weights_stay():
+    _, smaller, _ = build_pair()
+    assert same(train(cn.Distillation(seconds=1e-9)), smaller)
+
+
+def test_no_step_begins_that_would_end_too_late(monkeypatch):
+    """Nor a trial of learning rates that would take more than its share."""
+    monkeypatch.setattr(distil_module, "STEP_COST", 1e9)
+    _, smaller, _ = build_pair()
+    told = []
+    assert same(train(cn.Distillation(seconds=60.0), report=told.append), smaller)
+    assert not [each for each in told if "held-out" in str(each)]
+
+
 def test_an_interrupt_leaves_the_best_so_far():
     told = []
 

@@ -198,3 +198,13 @@ def test_point_that_breaks_rows_is_not_believed(monkeypatch):
     program = encode()
     assert solve(replace(program, start=None)).status is Status.FAILED
     assert np.array_equal(solve(program).point, program.start)
+
+
+def test_a_program_too_large_for_the_time_is_not_begun(monkeypatch):
+    monkeypatch.setattr(cvxpy_conic, "SECONDS_PER_NUMBER", 1.0)
+    monkeypatch.setattr(cvxpy.Problem, "solve", lambda *given, **named: pytest.fail("it was begun"))
+    program = encode()
+    solution = solve(program)
+    assert solution.status is Status.FEASIBLE
+    assert np.array_equal(solution.point, program.unpruned)
+    assert "too large" in solution.note

@@ -419,6 +419,19 @@ def test_every_solve_gets_its_own_seconds():
     assert engine.solve(0.9 * spent).outcome is Outcome.OPTIMAL
 
 
+def test_no_presolve_begins_that_would_end_too_late(monkeypatch):
+    program = knapsack()
+    engine = HighsEngine(program, LIMITS)
+    monkeypatch.setattr("critical_neurons.solvers.highs.DELAY", 1e3)
+    monkeypatch.setattr("critical_neurons.solvers.highs.LARGE", 0)
+    assert engine.solve(20.0).outcome is Outcome.STOPPED
+    assert engine.solve_integer(20.0, 0.0, None, lambda bound, point: None).outcome is Outcome.STOPPED
+    solution = find_solver("highs").solve(program, LIMITS, ignore_progress)
+    assert solution.status in (Status.TIMED_OUT, Status.FEASIBLE)
+    monkeypatch.undo()
+    assert engine.solve(20.0).outcome is Outcome.OPTIMAL
+
+
 def hard(seed=0, columns=60):
     """A market split of four rows: its relaxation says 0, and nobody finds out in a few seconds that it is not."""
     generator = np.random.default_rng(seed)

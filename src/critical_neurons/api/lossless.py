@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch import nn
 from critical_neurons.core.batch import CALIBRATED_ON, gather_batch
 from critical_neurons.core.bounds import Interval
 from critical_neurons.core.box import make_boxes
+from critical_neurons.core.deadline import reading_until
 from critical_neurons.core.files import check_writable
 from critical_neurons.core.network import Affine, Network
 from critical_neurons.core.plan import Plan
@@ -31,6 +32,7 @@ from critical_neurons.errors import WorkersError
 from critical_neurons.formulations.bound_propagation import bound_values
 from critical_neurons.parallel import Piece, Tell, hire
 from critical_neurons.readers import copy_for_reading, isolated, read_network
+from critical_neurons.removal.copies import copy_whole
 from critical_neurons.removal.fold import Folding
 from critical_neurons.removal.metrics import count_parameters
 from critical_neurons.removal.remove import keep_attributes, own_tensors, remove_units
@@ -40,8 +42,11 @@ from critical_neurons.stability.inquiry import Inquiry, Reply
 from critical_neurons.stability.points import Points
 from critical_neurons.structure import unwrap
 
-CHECKED = 64
-"""Points of the boxes at which both models are compared, in float64."""
+CHECKED, CHECKED_AT_ONCE = 64, 8
+"""Points of the boxes at which both models are compared, in float64; fewer if time is short, but some."""
+
+BUILDING = 1.5
+"""Time kept for building the smaller model, relative to that of reading the model."""
 
 SAVED_EVERY = 10.0
 """Seconds between two writes of the record."""
@@ -100,8 +105,8 @@ def lossless(
     * Units that are always off are removed. Always active units whose weights are linear combinations of others are
       folded into the next layers, as are units equal to a multiple of another. With `collapse`, a linear layer whose
       units are all active is merged with the next.
-    * `time_limit`: seconds for proofs; units undecided by then, or at Ctrl-C, stay. `workers` share the programs. To
-      build and check a large network takes seconds more.
+    * `time_limit`: seconds; units that are undecided when proofs have to end, or at Ctrl-C, stay. If none is decided
+      by then the model comes back as it was. `workers` share the programs.
     * `record`: a file in which proofs are stored as they come, and from which those of an earlier call are read.
 
     >>> found = cn.lossless(model, (0.0, 1.0), inputs=inputs, time_limit=5)
@@ -116,10 +121,22 @@ def lossless(
     boxes = make_boxes(box, data, radius)
     source = unwrap(model)
     example = torch.from_numpy((boxes.lower[:3] + boxes.upper[:3]) / 2)
-    network = read_network(source, example)
-    task = _Task(network, boxes, started, started + seconds, workers, record, progress)
+    with reading_until(started, seconds):
+        network = read_network(source, example)
+    deadline = started + seconds - BUILDING * (time.monotonic() - started)
+    task = _Task(network, boxes, started, deadline, workers, record, progress)
     stability = task.prove(data, check_seed(seed))
-    return _build(source, network, stability, boxes, collapse=collapse, started=started)
+    if time.monotonic() >= deadline and not any(unit.state in (State.OFF, State.ON) for unit in stability.units):
+        return _leave(source, network, stability)
+    found = _build(source, network, stability, boxes, collapse=collapse, end=started + seconds)
+    return replace(found, stability=replace(found.stability, seconds=time.monotonic() - started))
+
+
+def _leave(source: nn.Module, network: Network, stability: Stability) -> Lossless:
+    """A copy of the model as it is."""
+    stays, weights = np.ones(network.unit_count + 1, dtype=bool), {"weights": network.fingerprint.weights}
+    plan = Plan(network.structure, stays, {}, "lossless", weights)
+    return Lossless(copy_whole(source), stability, plan, (count_parameters(source),) * 2)
 
 
 class _Task:
@@ -226,7 +243,7 @@ def _answer(inquiry: Inquiry, seconds: float, tell: Tell) -> None:
 
 
 def _build(
-    source: nn.Module, network: Network, stability: Stability, boxes: Interval, *, collapse: bool, started: float
+    source: nn.Module, network: Network, stability: Stability, boxes: Interval, *, collapse: bool, end: float
 ) -> Lossless:
     """Build the smaller model, and compare it with the original in float64."""
     exact, folded = copy_for_reading(source), copy_for_reading(source)
@@ -234,12 +251,14 @@ def _build(
     smaller = own_tensors(remove_units(folded, folding.structure, folding.stays), folded)
     if collapse:
         folding.collapse(smaller)
-    check_removal(exact, smaller, torch.from_numpy(_draw(boxes)))
+    for number, points in enumerate(torch.split(torch.from_numpy(_draw(boxes)), CHECKED_AT_ONCE)):
+        if number == 0 or time.monotonic() < end:
+            check_removal(exact, smaller, points)
     _bring_back(smaller, source)
     keep_attributes(smaller, source)
     reasons = {change.name: change.sentence for change in folding.changes}
     plan = Plan(network.structure, folding.stays, reasons, "lossless", {"weights": network.fingerprint.weights})
-    found = stability.changed(folding.changes, time.monotonic() - started)
+    found = replace(stability, changes=folding.changes)
     return Lossless(smaller, found, plan, (count_parameters(source), count_parameters(smaller)))
 
 
@@ -258,7 +277,7 @@ def _draw(boxes: Interval) -> Floats:
     generator = np.random.default_rng(0)
     which = generator.integers(len(boxes.lower), size=CHECKED)
     shares = generator.random((CHECKED, *boxes.lower.shape[1:]))
-    shares[CHECKED // 2 :] = shares[CHECKED // 2 :].round()
+    shares[::2] = shares[::2].round()
     return boxes.lower[which] + shares * (boxes.upper - boxes.lower)[which]
 
 

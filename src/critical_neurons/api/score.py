@@ -17,6 +17,7 @@ from critical_neurons.api.score_task import PATTERN_ADVICE, DataPoints, ScoreTas
 from critical_neurons.core.batch import digest_rows, gather_batch
 from critical_neurons.core.bounds import Bounds
 from critical_neurons.core.budget import Budget
+from critical_neurons.core.deadline import reading_until
 from critical_neurons.core.environment import describe_versions
 from critical_neurons.core.formulation import (
     Bisection,
@@ -99,12 +100,13 @@ def score(
     backend = find_solver(told.name)
     backend.check_options(told.options)
     batch = gather_batch(inputs, labels, real=True)
-    network = read_network(model, torch.from_numpy(batch.inputs), ignore=ignored, start=start, stop=stop)
-    if not network.removable:
-        others = find_structure(model, torch.from_numpy(batch.inputs), ignore=ignored).groups
-        advice = f"\n{NO_PROGRAM}" if others else ""
-        raise InvalidInputError(f"the network has nothing to score:\n{network}{advice}")
-    passage = run_model(model, batch.inputs, network.span)
+    with reading_until(started, told.time_limit):
+        network = read_network(model, torch.from_numpy(batch.inputs), ignore=ignored, start=start, stop=stop)
+        if not network.removable:
+            others = find_structure(model, torch.from_numpy(batch.inputs), ignore=ignored).groups
+            advice = f"\n{NO_PROGRAM}" if others else ""
+            raise InvalidInputError(f"the network has nothing to score:\n{network}{advice}")
+        passage = run_model(model, batch.inputs, network.span)
     aim = make_loss(program.loss, batch, passage.logits)
     if isinstance(aim, SquaredLoss):
         _check_squared(network, by_class)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -108,11 +107,11 @@ class ScoreTask:
         network, formulation = self.network, self.formulation
         goal = self._set_goal()
         try:
-            with until(deadline if self.proposal is None else math.inf):  # with an incumbent there is always a result
+            with until(deadline):
                 bounds = self._bound(points)
                 program = self._encode(points, bounds, goal)
         except TimeIsUp:
-            return self._keep_all(points, goal, started), False
+            return self._give_up(points, goal, started), False
         if self.proposal is not None:
             program = replace(program, given=_place(program, self.proposal.mask))
         assert program.unpruned is not None
@@ -152,6 +151,7 @@ class ScoreTask:
             *network.notes,
             *(() if certified else ("linearised: a ranking, nothing is certified",)),
             *((INTERRUPTED,) if solution.interrupted else ()),
+            *((solution.note,) if solution.note else ()),
         )
         per_unit = np.clip(solution.point[program.blocks["score"]].round(SCORE_DECIMALS), 0.0, 1.0) + 0.0  # no -0.0
         # By definition, from the rounded scores: the objective does not depend on the solver's arithmetic.
@@ -189,14 +189,23 @@ class ScoreTask:
         )
         return scores, solution.interrupted
 
-    def _keep_all(self, points: DataPoints, goal: Goal, started: float) -> Scores:
-        """The result without a program: the unpruned network, and the bound that no loss is negative."""
-        if self.budget is not None:
+    def _give_up(self, points: DataPoints, goal: Goal, started: float) -> Scores:
+        """The result without a program: the unpruned network or the incumbent, and the bound that no loss is
+        negative."""
+        network, proposal = self.network, self.proposal
+        if self.budget is not None and proposal is None:
             raise SolverError(f"{NO_TIME}, and scores within {self.budget} have to be looked for. Allow more time.")
-        network = self.network
-        kept = np.ones(network.unit_count)
-        objective = goal.compute(network, kept, points.loss.values(points.passage.logits))
         bound = None if isinstance(self.formulation, Linearised) else find_floor(goal, network)
+        kept, incumbent, note = np.ones(network.unit_count), None, f"{NO_TIME}: every unit has a score of 1"
+        objective = goal.compute(network, kept, points.loss.values(points.passage.logits))
+        if proposal is not None:
+            assert bound is not None
+            logits = network.evaluate(points.passage.inputs, proposal.mask)[-1]
+            own = goal.compute(network, proposal.mask, points.loss.values(logits))
+            if own < objective or self.budget is not None:
+                kept, objective = proposal.mask, own
+            incumbent = Incumbent(proposal.rule, own, bound)
+            note = f"{NO_TIME}; {_describe_incumbent(incumbent, objective)}"
         return Scores(
             values_by_layer=spread_scores(network.structure, kept),
             structure=network.structure,
@@ -209,7 +218,8 @@ class ScoreTask:
             history=(),
             sizes={},
             logit_error=0.0,  # the model itself was run
-            notes=(*network.notes, f"{NO_TIME}: every unit has a score of 1"),
+            notes=(*network.notes, note),
+            incumbent=incumbent,
             budget=self.budget,
             span=network.span,
             inputs=tuple(points.digests.tolist()),

@@ -8,11 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from critical_neurons.errors import SolverError
+
 _DEADLINE = ContextVar("deadline", default=math.inf)
 
 
-class TimeIsUp(Exception):
-    """Caught where the deadline was set; the user never sees it."""
+GRACE, GRACE_SHARE = 0.7, 0.07
+"""Seconds, or share of the limit if that is more, by which a model may be read too late."""
+
+
+class TimeIsUp(BaseException):
+    """Caught where the deadline was set; the user never sees it. No `Exception`, so that nothing on its way takes it
+    for a failure of the model."""
 
 
 @contextmanager
@@ -24,6 +31,16 @@ def until(deadline: float) -> Iterator[None]:
         yield
     finally:
         _DEADLINE.reset(before)
+
+
+@contextmanager
+def reading_until(started: float, seconds: float) -> Iterator[None]:
+    """For the part of a call without which there is no result: an error if it takes the whole time limit and more."""
+    try:
+        with until(started + seconds + max(GRACE, GRACE_SHARE * seconds)):
+            yield
+    except TimeIsUp:
+        raise SolverError(f"time_limit: {seconds:g} s were over before the model was read. Allow more.") from None
 
 
 def check_time() -> None:

@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 from scipy import sparse
 
+from critical_neurons.core.deadline import check_time
 from critical_neurons.core.files import write_atomically
 from critical_neurons.core.loss import Loss
 from critical_neurons.core.lp import format_lp
@@ -225,7 +226,11 @@ class Program:
 
     def write_out(self) -> Program:
         """The same program with all rows of all sources written out, for solvers without lazy constraints."""
-        built = [source.build(np.arange(source.count)) for source in self.sources]
+        built = []
+        for source in self.sources:
+            for first in range(0, source.count, source.piece):
+                check_time()
+                built.append(source.build(np.arange(first, min(first + source.piece, source.count))))
         rows = stack_rows([self.rows, *built], self.column_count)
         return replace(self, rows=rows, sources=())
 

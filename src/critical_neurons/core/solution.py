@@ -174,6 +174,8 @@ class Solution:
     learnt: Rows | None = None
     """Rows of the sources and tangents of the convex term that the solve added: with the program's own rows, the
     linear program whose optimum is the bound."""
+    note: str = ""
+    """Why there is no better point, if the solver knows."""
 
     @property
     def gap(self) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
@@ -170,9 +170,6 @@ class Stability(Document):
             if unit.state in (State.OFF, State.ON) and (unit.lower is None or unit.upper is None):
                 raise ValueError(f"unit {unit.unit}: a state without a proof")
         return found
-
-    def changed(self, changes: tuple[LayerChange, ...], seconds: float) -> Stability:
-        return replace(self, changes=changes, seconds=seconds)
 
 
 def digest_boxes(boxes: Interval) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 from scipy import sparse
 
 from critical_neurons.core.bounds import Bounds, Interval
+from critical_neurons.core.deadline import check_time
 from critical_neurons.core.linear_suffix import Tail
 from critical_neurons.core.loss import Loss, as_loss
 from critical_neurons.core.network import (
@@ -133,6 +134,7 @@ def _write_out(network: Network, bounds: Bounds, blocks: Mapping[str, slice]) ->
     shrinks = find_shrinks(network, bounds)
     first, first_gate = blocks["activation"].start, blocks["gate"].start
     for index, op in enumerate(network.ops):
+        check_time()
         match op:
             case Input():
                 nothing = sparse.csr_array((bounds.inputs.size, column_count))
@@ -181,7 +183,8 @@ def _encode_relu(
     shrink = np.broadcast_to(shrinks, before.constant.shape).reshape(-1)
     scored = np.flatnonzero(units != NO_UNIT)
     own = sparse.csr_array((shrink[scored], (scored, units[scored])), shape=before.matrix.shape)
-    below = sparse.csr_array(before.matrix + own - activation)
+    below = sparse.csr_array(before.matrix + (own - activation))
+    check_time()
     offset = before.constant.reshape(-1) - shrink
     nothing = np.full(len(lower), np.inf)
     return [
@@ -233,6 +236,7 @@ def _push(form: ColumnForm, linear: LinearMap) -> ColumnForm:
     if form.matrix.nnz == 0:  # still the input, which has no columns
         return ColumnForm(sparse.csr_array((constant.size, form.matrix.shape[1])), constant)
     weights = sparse.block_diag([_write_out_map(linear, form.constant.shape[1:])] * len(constant), format="csr")
+    check_time()
     return ColumnForm(sparse.csr_array(weights @ form.matrix), constant)
 
 
@@ -243,6 +247,7 @@ def _write_out_map(linear: LinearMap, shape: Shape) -> sparse.csr_array:
     step = max(1, CHUNK_BYTES // (8 * width))
     images = []
     for first in range(0, size, step):
+        check_time()
         units = np.eye(min(step, size - first), size, first)
         image = linear.apply_linear(units.reshape(-1, *shape))
         images.append(sparse.csr_array(image.reshape(len(units), -1)))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from critical_neurons.core.deadline import check_time
 from critical_neurons.errors import InvalidInputError, InvalidSettingError, UnreadableModelError
 from critical_neurons.readers.fx_nodes import DIVISIONS, find_literal_sizes, list_arguments, name_call
 from critical_neurons.readers.lowering import OpCollector
@@ -59,6 +60,7 @@ class Walk(fx.Interpreter):
         self._differentiable = differentiable
 
     def run_node(self, n: fx.Node) -> Any:
+        check_time()
         if n.op == "output":
             return self._finish(n)
         with torch.set_grad_enabled(self._differentiable and n in self._cut.behind):

@@ -16,6 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from critical_neurons.core.deadline import TimeIsUp, check_time, until
 from critical_neurons.core.distillation import Distillation
 from critical_neurons.core.progress import Progress
 from critical_neurons.errors import InvalidSettingError, first_line
@@ -44,6 +45,9 @@ WORK = 1.5e12
 CHECKS = 8
 """How often the loss on held-out inputs is measured."""
 
+STEP_COST = 3.0
+"""Time of a training step relative to a forward pass of both models."""
+
 WARM_UP = 0.1
 """Share of the steps in which the learning rate rises; then it falls to zero along a cosine."""
 
@@ -69,8 +73,13 @@ def distil(
     Ctrl-C ends the training early, like the time limit. torch's global random state is not changed.
     """
     report(Progress("preparing to distil"))
+    began = time.monotonic()
     with torch.inference_mode(False), torch.enable_grad(), seeded(seed, original, smaller):
-        training = _Training(Imitation(original, smaller, aim), inputs, augment, settings, report)
+        try:
+            with until(began + settings.seconds):
+                training = _Training(Imitation(original, smaller, aim), inputs, augment, settings, began, report)
+        except TimeIsUp:
+            return copy.deepcopy(smaller)
         with suppress(KeyboardInterrupt):
             training.run()
         return training.best.put_into(copy.deepcopy(smaller))
@@ -97,6 +106,7 @@ class _Training:
         inputs: Inputs,
         augment: Augmentation,
         settings: Distillation,
+        began: float,
         report: Callable[[Progress], None],
     ) -> None:
         self._pair, self._inputs = pair, match_model(inputs, pair.smaller)
@@ -109,16 +119,22 @@ class _Training:
         self._steps = settings.steps or self._choose_steps()
         self._trial = math.ceil(TRIAL_SHARE * self._steps) if len(self._rates) > 1 else 0
         self._steps_left = self._steps + len(self._rates) * self._trial
-        self._began, self._steps_done = time.monotonic(), 0
+        self._began, self._steps_done, now = began, 0, time.monotonic()
         self.best = self.first = _Weights(pair.smaller, self._measure())
+        check = time.monotonic() - now
+        self._end = began + settings.seconds - check  # the last step is followed by a check
+        self._step_seconds = STEP_COST * check * self._size / (2 * held_out)
+        if self._trial and TRIAL_SHARE * settings.seconds < self._step_seconds + check:
+            self._rates, self._trial = RATES[1:2], 0
 
     def run(self) -> None:
-        seconds, rate = self._settings.seconds, self._rates[0]
+        rate = self._rates[0]
         if self._trial:
-            found = {each: self._train(each, self._trial, 1, TRIAL_SHARE * seconds) for each in self._rates}
+            seconds = TRIAL_SHARE * self._settings.seconds
+            found = {each: self._train(each, self._trial, 1, seconds) for each in self._rates}
             rate = min(self._rates, key=found.__getitem__)
-        left = self._began + seconds - time.monotonic()
-        if left > 0:
+        left = self._end - time.monotonic()
+        if left > self._step_seconds:
             self._train(rate, self._steps, CHECKS, left)
 
     def _descend(self, optimiser: torch.optim.Optimizer, batch: Inputs) -> float:
@@ -140,6 +156,8 @@ class _Training:
                 return math.inf
             optimiser.step()
             done = max((step + 1) / steps, (time.monotonic() - began) / seconds)
+            if time.monotonic() + self._step_seconds > self._end:
+                done = 1.0
             if done * checks >= checked + 1:
                 checked, worth = int(done * checks), self._measure()
                 if worth < self.best.worth:
@@ -169,6 +187,7 @@ class _Training:
         total = 0.0
         with seeded(0, self._pair.smaller):
             for rows in torch.split(self._held_out, self._size):
+                check_time()
                 inputs = take_rows(self._inputs, rows)
                 total += len(rows) * (self._pair.judge(inputs) + self._pair.judge(self._augment(inputs))) / 2
         return total / len(self._held_out)

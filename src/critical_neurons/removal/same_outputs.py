@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from critical_neurons.core.deadline import check_time
 from critical_neurons.errors import PruningError, first_line
 from critical_neurons.removal.dispatch import DispatchMode
 from critical_neurons.removal.rows import Inputs, call_model, find_tensors, map_inputs
@@ -66,6 +67,7 @@ class _EvenNoise(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        check_time()
         outputs = func(*args, **(kwargs or {}))
         name = func._schema.name.partition("::")[2].rstrip("_")
         if name not in self.NAMES or not outputs.is_floating_point():

@@ -195,8 +195,8 @@ class CutLoop(SearchRecord):
             if len(worst) > ROWS_PER_ROUND:
                 worst = _choose_front(worst, violations[worst], source.ends)
             for at in range(0, len(worst), source.piece):
-                self._engine.add_rows(self.learn_from(place, worst[at : at + source.piece]))
                 self.remaining()
+                self._engine.add_rows(self.learn_from(place, worst[at : at + source.piece]))
         return found
 
     def _add_cuts(self, point: Floats) -> bool:

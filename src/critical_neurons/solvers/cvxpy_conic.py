@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, assert_never
 
 import numpy as np
 from scipy import sparse
 
+from critical_neurons.core.deadline import TimeIsUp, check_time, until
 from critical_neurons.core.loss import LogisticLoss, Loss, SoftmaxLoss, SquaredLoss
 from critical_neurons.core.program import Program, Rows, place
 from critical_neurons.core.solution import Solution, Status, Step
@@ -25,6 +27,15 @@ from critical_neurons.solvers.search_record import count_sizes
 
 ROW_TOLERANCE = 1e-5
 """Largest violation of a row, relative to its largest coefficient, in a point that is called feasible."""
+
+SECONDS_PER_NUMBER, FEWEST_STEPS = 3e-6, 10
+"""What a step of Clarabel takes on one core for every number in the rows; translation takes less. No step can be
+interrupted, and none but the last gives a point. So a program is begun only if this many steps fit into the time."""
+
+TOO_LARGE = "time limit: the program as printed is too large for it. Allow more, or take another solver"
+
+TRANSLATOR = "SCIPY"
+"""Of CVXPY's, the faster one for few large matrices."""
 
 _STATUSES = {
     "optimal": Status.OPTIMAL,
@@ -100,13 +111,17 @@ class ConicSolver:
                 f"{self.name} cannot solve programs with integer columns. Use integer=False, or a solver that can."
             )
         started = time.monotonic()
-        interrupted = False
+        deadline, interrupted, note = started + limits.time_limit, False, ""
         try:
-            whole = program.write_out() if program.sources else program
-            problem = _Problem(whole)
-            seconds = limits.time_limit - (time.monotonic() - started)
-            status = self._run(problem.problem, seconds, limits) if seconds > 0 else Status.TIMED_OUT
-            status, point = _judge(whole, status, problem.point())
+            with until(deadline):
+                whole = program.write_out() if program.sources else program
+                if time.monotonic() + FEWEST_STEPS * _guess_seconds(whole) > deadline:
+                    raise TimeIsUp
+                problem = _Problem(whole)
+                status = self._run(problem.problem, deadline - _guess_seconds(whole), limits)
+                status, point = _judge(whole, status, problem.point())
+        except TimeIsUp:
+            status, point, note = Status.TIMED_OUT, None, TOO_LARGE
         except KeyboardInterrupt:
             interrupted, status, point = True, Status.TIMED_OUT, None
         if point is None and status in (Status.TIMED_OUT, Status.FAILED) and program.known:
@@ -123,9 +138,15 @@ class ConicSolver:
             history=(step,),
             sizes={**count_sizes(program, program.row_count), "cuts": 0},
             interrupted=interrupted,
+            note=note,
         )
 
-    def _run(self, problem: Any, seconds: float, limits: Limits) -> Status:
+    def _run(self, problem: Any, deadline: float, limits: Limits) -> Status:
+        """CVXPY translates the problem first, and keeps what it makes; the solver gets the time that is left."""
+        with _ignoring_warnings():
+            problem.get_problem_data(self._inner, canon_backend=TRANSLATOR)
+        check_time()
+        seconds = deadline - time.monotonic()
         ours = _OPTIONS[self._inner](seconds, limits) if self._inner in _OPTIONS else {}
         try:
             self._call(problem, _merge(ours, limits.options))
@@ -134,9 +155,20 @@ class ConicSolver:
         return _STATUSES.get(problem.status, Status.FAILED)
 
     def _call(self, problem: Any, options: Mapping[str, Any]) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "may be inaccurate": the status says so
-            problem.solve(solver=self._inner, **options)
+        with _ignoring_warnings():
+            problem.solve(solver=self._inner, canon_backend=TRANSLATOR, **options)
+
+
+def _guess_seconds(program: Program) -> float:
+    """For one step."""
+    return SECONDS_PER_NUMBER * program.rows.matrix.nnz
+
+
+@contextmanager
+def _ignoring_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "may be inaccurate": the status says so
+        yield
 
 
 def _merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import numpy as np
 from scipy import linalg, sparse
 from scipy.sparse import csgraph
 
+from critical_neurons.core.deadline import check_time
 from critical_neurons.core.program import SHARED, Origins
 from critical_neurons.core.structure import Bools, Floats, Ints
 
@@ -95,6 +96,7 @@ class Tree:
         owners = self.assign(rows)
         few = np.diff(rows.indptr) <= FEW_COEFFICIENTS
         for front in np.unique(owners):
+            check_time()
             mine = owners == front
             into = self.fronts[front]
             if np.any(mine & few):
@@ -232,6 +234,7 @@ def _solve_lower(lower: Floats, right: Floats, *, transposed: bool = False) -> F
 def _split_point(own: Ints, depths: Ints, pattern: sparse.csr_array) -> tuple[list[Ints], Ints]:
     """The columns of a data point as uncoupled groups, and the rest: those behind a depth, chosen to minimise the
     work, the sum of the cubes of all sizes."""
+    check_time()
     rows = pattern[:, own]
     rows = rows[np.flatnonzero(np.diff(rows.indptr))]
     best = float(len(own)) ** 3

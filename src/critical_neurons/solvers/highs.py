@@ -43,6 +43,10 @@ _OUTCOMES = {
 LARGEST_COEFFICIENT = 1e15
 """HiGHS refuses rows with larger ones."""
 
+DELAY, LARGE = 1e-6, 10**6
+"""Seconds for every row, column and coefficient that HiGHS may need at once, in presolve or after its time limit, as
+measured on linear programs of millions; below that size it is not worth counting."""
+
 _SETTLED = {
     "time_limit": "time_limit",
     "mip_rel_gap": "gap",
@@ -138,14 +142,20 @@ class HighsEngine:
 
         HiGHS counts the time of a linear program, unlike that of an integer one, from run to run.
         """
+        seconds -= self._guess_delay()
+        if seconds <= 0:
+            return LinearResult(Outcome.STOPPED, None, -math.inf)
         end = self._highs.getRunTime() + seconds
         self._run(end)
-        if self._result().outcome is Outcome.FAILED:
+        if self._find_outcome() is Outcome.FAILED:
             self._highs.clearSolver()
             self._run(end)
         return self._result(self._highs.getInfo().objective_function_value)
 
     def solve_integer(self, seconds: float, gap: float, start: Floats | None, watch: Watch) -> LinearResult:
+        seconds -= self._guess_delay()
+        if seconds <= 0:
+            return LinearResult(Outcome.STOPPED, None, -math.inf)
         self._set("mip_rel_gap", gap)
         self._set("mip_abs_gap", gap)
         self._change_kind(highspy.HighsVarType.kInteger)
@@ -167,6 +177,10 @@ class HighsEngine:
             self._highs.cbMipInterrupt -= messages.receive
             self._highs.cbMipImprovingSolution -= messages.receive
             self._change_kind(highspy.HighsVarType.kContinuous)
+
+    def _guess_delay(self) -> float:
+        size: int = self._highs.getNumNz() + self._highs.getNumCol() + self._highs.getNumRow()
+        return DELAY * size if size >= LARGE else 0.0
 
     def _change_kind(self, kind: Any) -> None:
         count = len(self._integers)
@@ -195,8 +209,11 @@ class HighsEngine:
         if self._stop:
             event.interrupt()
 
-    def _result(self, bound: float = -math.inf) -> LinearResult:
-        outcome = _OUTCOMES.get(self._highs.getModelStatus(), Outcome.FAILED)
+    def _find_outcome(self) -> Outcome:
+        return _OUTCOMES.get(self._highs.getModelStatus(), Outcome.FAILED)
+
+    def _result(self, bound: float) -> LinearResult:
+        outcome = self._find_outcome()
         if outcome is not Outcome.OPTIMAL:
             return LinearResult(outcome, None, bound)
         solution = self._highs.getSolution()

@@ -10,12 +10,14 @@ is a lower bound of the program: F is convex, and missing rows could only raise 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from scipy import linalg, sparse
 
+from critical_neurons.core.deadline import TimeIsUp, until
 from critical_neurons.core.program import SHARED, Origins, Program, Rows, stack_rows
 from critical_neurons.core.solution import Solution, Status
 from critical_neurons.core.structure import Floats
@@ -91,7 +93,7 @@ class _Search(SearchRecord):
         interrupted = False
         try:
             self._search()
-        except StopSearch:
+        except (StopSearch, TimeIsUp):
             pass
         except KeyboardInterrupt:
             interrupted = True
@@ -106,12 +108,15 @@ class _Search(SearchRecord):
         origins = self._find_origins()
         loss = Loss(self.program, self._base, self._columns, origins.points)
         first = [self.program.rows, *(self._build_defining() if np.any(origins.points != SHARED) else ())]
+        self.remaining()
         rows, limits = self._split(stack_rows(first, self.program.column_count))
+        self.remaining()
         start = self._choose_start(loss)
         steepest = float(np.abs(self._cost + loss.differentiate(start).slope).max())
         pattern = sparse.csr_array(sparse.vstack([rows, loss.pattern], format="csr"))
-        state = NewtonState(start, (self._lower, self._upper), steepest, origins, pattern)
-        state.add(rows, limits)
+        with until(time.monotonic() + self.remaining()):
+            state = NewtonState(start, (self._lower, self._upper), steepest, origins, pattern)
+            state.add(rows, limits)
         tilt = self._tilt()
         precise = TIE_PRECISION * tilt.max() if tilt.any() else np.inf
         short = 0

@@ -184,8 +184,7 @@ class Decision:
         inquiries = [
             inquiry
             for sample in range(len(ends.lower))
-            if time.monotonic() < end
-            and (inquiry := self._inquire(index, sample, ends, values, tighten=tighten)) is not None
+            if (inquiry := self._inquire(index, sample, ends, values, end, tighten=tighten)) is not None
         ]
 
         def on_message(inquiry: Inquiry, reply: Reply) -> None:
@@ -199,9 +198,9 @@ class Decision:
             self._run(inquiries, end, on_message)
 
     def _inquire(
-        self, index: int, sample: int, ends: _Ends, values: dict[int, Interval], *, tighten: bool
+        self, index: int, sample: int, ends: _Ends, values: dict[int, Interval], end: float, *, tighten: bool
     ) -> Inquiry | None:
-        """The questions about a box; None if there are none, or if the program is too large."""
+        """The questions about a box; None if there are none, or if the program is too large or takes too long."""
         doubtful = {sign: self._doubtful(ends, sign)[sample] for sign in (1.0, -1.0)}
         wide = ends.open[sample] & tighten
         elements = np.flatnonzero(doubtful[1.0] | doubtful[-1.0] | (wide if wide.sum() <= MOST_TIGHTENED else False))
@@ -210,8 +209,9 @@ class Decision:
         below = {at: Interval(end.lower[sample], end.upper[sample]) for at, end in values.items() if at < index}
         box = Interval(self._boxes.lower[sample], self._boxes.upper[sample])
         try:
-            relaxation = relax(self._network, index, elements, box, below)
-        except TooLarge:
+            with until(end):
+                relaxation = relax(self._network, index, elements, box, below)
+        except (TooLarge, TimeIsUp):
             return None
         if not sum(map(len, relaxation.pairs)):
             return None  # bounds of affine functions are attained: nothing to gain

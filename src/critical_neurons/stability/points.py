@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
+from contextlib import suppress
 from typing import assert_never
 
 import numpy as np
 
 from critical_neurons.core.bounds import Interval
+from critical_neurons.core.deadline import TimeIsUp, check_time, until
 from critical_neurons.core.network import (
     Affine,
     Concat,
@@ -55,20 +56,18 @@ class Points:
 
     def look(self, inputs: Floats, end: float = np.inf) -> None:
         """Evaluate at these inputs, as many as time permits until `end`."""
-        for first in range(0, len(inputs), self._chunk):
-            self._note(self._network.evaluate(inputs[first : first + self._chunk]))
-            if time.monotonic() >= end:
-                return
+        with suppress(TimeIsUp), until(end):
+            for first in range(0, len(inputs), self._chunk):
+                self._note(self._network.evaluate(inputs[first : first + self._chunk]))
 
     def climb(self, index: int, samples: Ints, elements: Ints, signs: Floats, end: float) -> None:
         """Look for points at which sign · element of value `index` is large, one for each box, element and sign."""
-        for first in range(0, len(elements), self._chunk):
-            if time.monotonic() >= end:
-                return
-            part = slice(first, first + self._chunk)
-            self._climb(index, samples[part], elements[part], signs[part], end)
+        with suppress(TimeIsUp), until(end):
+            for first in range(0, len(elements), self._chunk):
+                part = slice(first, first + self._chunk)
+                self._climb(index, samples[part], elements[part], signs[part])
 
-    def _climb(self, index: int, samples: Ints, elements: Ints, signs: Floats, end: float) -> None:
+    def _climb(self, index: int, samples: Ints, elements: Ints, signs: Floats) -> None:
         lower, upper = self._boxes.lower[samples], self._boxes.upper[samples]
         shape, rows = self._network.ops[index].shape, np.arange(len(elements))
         seeds = np.zeros((len(elements), int(np.prod(shape))))
@@ -77,8 +76,7 @@ class Points:
         values = self._network.evaluate(points)
         best = values[index].reshape(len(rows), -1)[rows, elements] * signs
         for _ in range(STEPS):
-            if time.monotonic() >= end:
-                return
+            check_time()
             slopes = differentiate(self._network, index, values, seeds.reshape(-1, *shape))
             corners = np.where(slopes > 0, upper, np.where(slopes < 0, lower, points))
             tried = [points + share * (corners - points) for share in SHARES]

@@ -18,6 +18,7 @@ import numpy as np
 from scipy import sparse
 
 from critical_neurons.core.bounds import Interval
+from critical_neurons.core.deadline import check_time
 from critical_neurons.core.network import NO_POSITION, Affine, Concat, Input, LinearMap, MaxPool, Network, Relu, Sum
 from critical_neurons.core.program import Rows, place, stack_rows, widen
 from critical_neurons.core.structure import Floats, Ints
@@ -126,6 +127,7 @@ def relax(network: Network, index: int, elements: Ints, box: Interval, values: M
     builder = _Builder(box)
     forms: dict[int, Form] = {}
     for at in needed:
+        check_time()
         op = network.ops[at]
         match op:
             case Input():
@@ -223,6 +225,7 @@ def _push(form: Form, linear: LinearMap, shape: tuple[int, ...]) -> Form:
     step = max(1, CHUNK_NUMBERS // max(columns.shape[1], len(constant)))
     parts = []
     for first in range(0, columns.shape[0], step):
+        check_time()
         chunk = columns[first : first + step].toarray()
         pushed = linear.apply_linear(chunk.reshape(len(chunk), *shape)).reshape(len(chunk), -1)
         parts.append(sparse.csr_array(pushed))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from critical_neurons.core.deadline import check_time
 from critical_neurons.removal.dispatch import DispatchMode
 from critical_neurons.removal.rows import find_tensors
 from critical_neurons.structure.flow import Flow
@@ -88,6 +89,7 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        check_time()
         kwargs = kwargs or {}
         reshaped = args[0].detach() if torch.Tag.inplace_view in func.tags else None  # keeps the old shape
         outputs = func(*args, **kwargs)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from critical_neurons.core.deadline import check_time
 from critical_neurons.core.structure import Bools, Group, Structure
 from critical_neurons.errors import PruningError
 from critical_neurons.removal.copies import copy_sharing
@@ -127,6 +128,7 @@ class Trial:
         """Remove some units of the groups. Returns why that fails, or None."""
         if not groups:
             return None
+        check_time()
         stays: Bools = np.ones(structure.unit_count + 1, dtype=bool)
         for group in groups:
             stays[group.units] = _draw_kept(group, draw)
