@@ -34,6 +34,17 @@ def test_plots(which):
     assert result.plot(axes) is axes  # another's axes are drawn on
 
 
+def test_a_dark_style_gets_light_ink():
+    from matplotlib import colors, pyplot
+
+    with pyplot.style.context("dark_background"):
+        drawn = make_results()[1].plot()
+    (text, *_) = drawn.get_legend().get_texts()
+    assert sum(colors.to_rgb(text.get_color())) > 2
+    beside = pyplot.figure().add_subplot(facecolor="white")
+    assert sum(colors.to_rgb(make_results()[1].plot(beside).get_legend().get_texts()[0].get_color())) < 1
+
+
 def test_a_plan_is_drawn_to_scale():
     _, plan, _ = make_results()
     axes = plan.plot()

@@ -33,18 +33,20 @@ ON_THE_PAGE = {
 }
 """On a page colours follow the reader's choice of light or dark."""
 
+ON_DARK = {KEPT: "#6ea8e8", REMOVED: "#e39a62", WHOLE: "#37424e", INK: "#e4e9ee", MUTED: "#98a4b0"}
+"""With a style of matplotlib that has a dark background."""
+
 STYLE = {
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": MUTED,
     "axes.spines.right": False,
     "axes.spines.top": False,
     "font.size": 9,
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
     "legend.frameon": False,
     "svg.fonttype": "none",
     "svg.hashsalt": "critical_neurons",
+}
+COLOURED = {
+    INK: ("text.color",),
+    MUTED: ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"),
 }
 
 WIDTH, CHART = 6.0, (4.4, 2.5)
@@ -52,6 +54,10 @@ WIDTH, CHART = 6.0, (4.4, 2.5)
 
 ROWS_FULL_SIZE, CHART_ROWS = 60, 10
 """With more rows than this a picture does not grow any higher; and the height of a chart, in rows."""
+
+
+DARK = 1.5
+"""Sum of red, green and blue below which a background is dark."""
 
 
 @singledispatch
@@ -64,11 +70,12 @@ def plot(shown: Any, axes: Any = None) -> Any:
 def _(scores: Scores, axes: Any = None) -> Any:
     """A row for every group of units, its units from the highest score to the lowest."""
     strips = list_strips(scores.structure, scores, None)
-    with _drawing(axes, len(strips)) as found:
+    with _drawing(axes, len(strips)) as (found, paint):
         longest = max(len(strip.scores or ()) for strip in strips)
         rows = [sorted(strip.scores or (), reverse=True) for strip in strips]
         filled = [row + [float("nan")] * (longest - len(row)) for row in rows]
-        image = found.imshow(filled, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, vmax=1)
+        shades = "Blues" if paint(INK) == INK else "Blues_r"  # low scores have the shade of the background
+        image = found.imshow(filled, aspect="auto", interpolation="nearest", cmap=shades, vmin=0, vmax=1)
         _name_rows(found, [strip.layers[0] for strip in strips])
         found.set_xlabel("units, from the highest score to the lowest")
         found.figure.colorbar(image, ax=found, label="score", fraction=0.05)
@@ -79,9 +86,10 @@ def _(scores: Scores, axes: Any = None) -> Any:
 def _(plan: Plan, axes: Any = None) -> Any:
     """How many channels every layer had, and has."""
     layers = list_layers(plan.structure, plan)
-    with _drawing(axes, len(layers)) as found:
-        found.barh(range(len(layers)), [each.before for each in layers], color=WHOLE, label="before")
-        found.barh(range(len(layers)), [each.after for each in layers], color=KEPT, height=0.5, label="after")
+    with _drawing(axes, len(layers)) as (found, paint):
+        before, after = [each.before for each in layers], [each.after for each in layers]
+        found.barh(range(len(layers)), before, color=paint(WHOLE), label="before")
+        found.barh(range(len(layers)), after, color=paint(KEPT), height=0.5, label="after")
         _name_rows(found, [each.name for each in layers])
         found.set_xlabel("channels")
         found.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
@@ -93,9 +101,9 @@ def _(comparison: Comparison, axes: Any = None) -> Any:
     """What is left of every quantity, as a share of what there was."""
     gains = [(gain, gain.after / gain.before) for gain in list_gains(comparison) if gain.before]
     most = max(1.0, *(share for _, share in gains))
-    with _drawing(axes, len(gains)) as found:
-        found.barh(range(len(gains)), [1.0] * len(gains), color=WHOLE)
-        found.barh(range(len(gains)), [share for _, share in gains], color=KEPT, height=0.5)
+    with _drawing(axes, len(gains)) as (found, paint):
+        found.barh(range(len(gains)), [1.0] * len(gains), color=paint(WHOLE))
+        found.barh(range(len(gains)), [share for _, share in gains], color=paint(KEPT), height=0.5)
         for place, (gain, share) in enumerate(gains):
             text = f" {show_quantity(gain.after, gain.kind)} ({show_change(gain)})"
             found.text(max(1.0, share), place, text, va="center", fontsize=8)
@@ -109,8 +117,8 @@ def _(comparison: Comparison, axes: Any = None) -> Any:
 @plot.register
 def _(curve: Curve, axes: Any = None) -> Any:
     """What every network of a sweep is worth, by its multiply-adds."""
-    with _drawing(axes, CHART_ROWS) as found:
-        _draw_trade_off(trade_off(curve), found)
+    with _drawing(axes, CHART_ROWS) as (found, paint):
+        _draw_trade_off(trade_off(curve), found, paint)
     return found
 
 
@@ -118,15 +126,15 @@ def draw_trade_off(found: TradeOff) -> str:
     return _write_svg(partial(_draw_trade_off, found))
 
 
-def _draw_trade_off(found: TradeOff, axes: Any) -> None:
-    colours = (KEPT, REMOVED, INK, MUTED)
+def _draw_trade_off(found: TradeOff, axes: Any, paint: Callable[[str], str] = str) -> None:
+    colours = map(paint, (KEPT, REMOVED, INK, MUTED))
     for colour, method in zip(colours, dict.fromkeys(dot.method for dot in found.dots), strict=False):
         mine = [dot for dot in found.dots if dot.method == method and None not in (dot.macs, dot.worth)]
         points = sorted((dot.macs, dot.worth) for dot in mine)
         if points:
             axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=4, linewidth=1.5, label=method)
     if found.before is not None:
-        axes.axhline(found.before, color=MUTED, linewidth=1, linestyle=":", label="before")
+        axes.axhline(found.before, color=paint(MUTED), linewidth=1, linestyle=":", label="before")
     axes.set_xlabel("multiply-adds, as a share of those before")
     _show_percent(axes.xaxis)
     if found.before is not None:  # an accuracy
@@ -194,29 +202,39 @@ def draw_trials(trials: Trials) -> str:
 
 
 @contextmanager
-def _styled() -> Iterator[None]:
-    try:
-        from matplotlib import rc_context
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "plot") from error
-    with rc_context(STYLE):
+def _styled(paint: Callable[[str], str] = str) -> Iterator[None]:
+    from matplotlib import rc_context
+
+    with rc_context(STYLE | {name: paint(colour) for colour, names in COLOURED.items() for name in names}):
         yield
 
 
 @contextmanager
-def _drawing(axes: Any, rows: int) -> Iterator[Any]:
-    """The axes given, or those of a new figure of pyplot, which notebooks show by themselves."""
-    with _styled():
-        if axes is None:
-            from matplotlib import pyplot
+def _drawing(axes: Any, rows: int) -> Iterator[tuple[Any, Callable[[str], str]]]:
+    """The axes given, or those of a new figure of pyplot, which notebooks show by themselves; and what makes of a
+    colour the one for their background."""
+    _require_matplotlib()
+    from matplotlib import colors, pyplot
 
+    background = pyplot.rcParams["axes.facecolor"] if axes is None else axes.get_facecolor()
+    dark = sum(colors.to_rgb(background)) < DARK
+    with _styled(paint := ON_DARK.__getitem__ if dark else str):
+        if axes is None:
             size = (WIDTH, 0.8 + 0.24 * min(rows, ROWS_FULL_SIZE))
             axes = pyplot.figure(figsize=size, layout="constrained").add_subplot()
-        yield axes
+        yield axes, paint
+
+
+def _require_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "plot") from error
 
 
 def _write_svg(draw: Callable[[Any], None]) -> str:
     """SVG to put into a page: with the page's colours, without a header, the same text every time, without pyplot."""
+    _require_matplotlib()
     with _styled():
         from matplotlib.figure import Figure
 
