@@ -42,7 +42,7 @@ def without_a_screen(monkeypatch, tmp_path):
     pyplot.close("all")
 
 
-@pytest.mark.parametrize("name", ["five-minutes", pytest.param("researcher", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["five-minutes", "researcher"])
 def test_it_runs_and_prints_what_is_stored(name):
     if name == "researcher":
         pytest.importorskip("cvxpy")

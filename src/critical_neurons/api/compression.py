@@ -50,7 +50,7 @@ class Compression:
     def __str__(self) -> str:
         return f"{self.plan.rule}\n{self.comparison}"
 
-    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    def save(self, folder: str | os.PathLike[str], *, base_model: str | None = None, overwrite: bool = False) -> None:
         """Write everything into a folder, as `critical_neurons.save`; `load` and `report` read it."""
         save(
             self.model,
@@ -59,6 +59,7 @@ class Compression:
             scores=self.scores,
             comparison=self.comparison,
             call=self.call,
+            base_model=base_model,
             overwrite=overwrite,
         )
 

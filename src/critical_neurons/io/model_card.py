@@ -51,7 +51,7 @@ def write_card(
     parts = [
         "\n".join(["---", *_describe_metadata(comparison, base_model), "---\n"]),
         "# A smaller network\n",
-        f"Made from {original} by removing channels with `critical_neurons`, without fine-tuning.\n",
+        f"Made from {original} by removing channels with `critical_neurons`.\n",
         _describe_sizes(model, plan, comparison, weight_bytes),
         _describe_layers(plan),
         HOW_TO_LOAD,
