@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import critical_neurons as cn
 from critical_neurons.cli.commands import app
-from critical_neurons.cli.doctor import Requirement, read_requirements
+from critical_neurons.cli.doctor import PURPOSES, Requirement, read_requirements
 from tests.api.test_report import read
 
 MODEL = "critical_neurons.cli.digits:small_network"
@@ -106,6 +106,7 @@ def test_doctor():
         each for each in told["required"] if each["package"] == "torch"
     ).items()
     assert {"onnx", "dask", "scip"} <= set(told["extras"])
+    assert set(told["extras"]) == set(PURPOSES)
     table = run("doctor").stdout
     assert "torch-pruning" in table
     assert all(f"pip install 'critical_neurons[{extra}]'" in table for extra in told["missing"])

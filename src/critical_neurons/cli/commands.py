@@ -32,6 +32,7 @@ app = typer.Typer(
     "  critical-neurons demo\n"
     "  critical-neurons compress lenet5 train.npz --weights lenet5.pt --macs 0.5 --save smaller\n"
     "  critical-neurons compress model.onnx train.npz --macs 0.5 --output smaller.onnx\n"
+    "  critical-neurons sweep lenet5 train.npz --weights lenet5.pt --macs 0.8,0.6,0.4,0.2 --folder sweep\n"
     "  critical-neurons inspect lenet5\n"
     "  critical-neurons score lenet5 ylecun/mnist --weights lenet5.pt --resize 32 --channels 3 --output scores.json\n"
     "  critical-neurons prune lenet5 --weights lenet5.pt --scores scores.json --threshold 0.1 --save smaller\n"

@@ -17,6 +17,8 @@ PURPOSES = {
     "dask": "work on a Dask cluster",
     "datasets": "data sets by name, image folders",
     "demo": "the demo on scikit-learn's digits",
+    "docs": "building the documentation",
+    "embedding": "smaller networks inside optimisation problems",
     "jobs": "work on several processes",
     "onnx": "ONNX files in and out, onnxruntime, int8",
     "plot": "pictures, and the charts of reports",
