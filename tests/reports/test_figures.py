@@ -34,6 +34,22 @@ def test_plots(which):
     assert result.plot(axes) is axes  # another's axes are drawn on
 
 
+def test_what_a_backend_sets_when_it_is_loaded_stays(monkeypatch):
+    """That of notebooks becomes interactive with the first figure; otherwise later pictures would not be shown."""
+    from matplotlib import pyplot
+
+    original = pyplot.figure
+
+    def load_and_make(**kwargs):
+        mpl.interactive(True)
+        return original(**kwargs)
+
+    monkeypatch.setattr(pyplot, "figure", load_and_make)
+    with mpl.rc_context():
+        make_results()[1].plot()
+        assert mpl.is_interactive()
+
+
 def test_a_dark_style_gets_light_ink():
     from matplotlib import colors, pyplot
 

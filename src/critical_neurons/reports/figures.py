@@ -216,13 +216,14 @@ def _drawing(axes: Any, rows: int) -> Iterator[tuple[Any, Callable[[str], str]]]
     _require_matplotlib()
     from matplotlib import colors, pyplot
 
-    background = pyplot.rcParams["axes.facecolor"] if axes is None else axes.get_facecolor()
+    figure = None
+    if axes is None:  # outside of the style: a backend that is loaded now makes settings, which must stay
+        size = (WIDTH, 0.8 + 0.24 * min(rows, ROWS_FULL_SIZE))
+        figure = pyplot.figure(figsize=size, layout="constrained")
+    background = figure.get_facecolor() if figure is not None else axes.get_facecolor()
     dark = sum(colors.to_rgb(background)) < DARK
     with _styled(paint := ON_DARK.__getitem__ if dark else str):
-        if axes is None:
-            size = (WIDTH, 0.8 + 0.24 * min(rows, ROWS_FULL_SIZE))
-            axes = pyplot.figure(figsize=size, layout="constrained").add_subplot()
-        yield axes, paint
+        yield axes if figure is None else figure.add_subplot(), paint
 
 
 def _require_matplotlib() -> None:
