@@ -1,5 +1,8 @@
 import os
+import signal
 import stat
+import subprocess
+import sys
 
 import pytest
 
@@ -130,6 +133,18 @@ def test_a_check_that_fails_leaves_the_old_file(tmp_path):
 CONTENT = {"a.json": b"a", "b.bin": b"b"}
 OTHER = {"a.json": b"other", "b.bin": b"b"}
 
+KILLED = """
+import os, shutil, signal
+from pathlib import Path
+from critical_neurons.core.files import write_folder
+act = {step}
+def act_and_die(*given, **named):
+    act(*given, **named)
+    os.kill(os.getpid(), signal.SIGKILL)
+{step} = act_and_die
+write_folder({path!r}, {other!r}, overwrite=True)
+"""
+
 
 def read_folder(path):
     return {file.name: file.read_bytes() for file in path.iterdir()}
@@ -173,6 +188,23 @@ class TestFolder:
         assert (tmp_path / "link").is_symlink()
         assert read_folder(tmp_path / "real") == CONTENT
 
+    @pytest.mark.skipif(sys.platform != "linux", reason="no exchange of folders in one step")
+    @pytest.mark.parametrize("step", ["Path.rename", "shutil.rmtree"])
+    def test_a_kill_at_any_step_leaves_a_whole_folder(self, step, tmp_path):
+        path = tmp_path / "out"
+        write_folder(path, CONTENT)
+        code = KILLED.format(step=step, path=str(path), other=OTHER)
+        killed = subprocess.run([sys.executable, "-c", code], check=False)
+        assert killed.returncode == -signal.SIGKILL or step == "Path.rename"  # which is not needed
+        assert read_folder(path) == OTHER
+
+    def test_without_an_exchange_the_old_folder_is_moved_away_first(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+        write_folder(tmp_path / "out", CONTENT)
+        write_folder(tmp_path / "out", OTHER, overwrite=True)
+        assert read_folder(tmp_path / "out") == OTHER
+        assert os.listdir(tmp_path) == ["out"]
+
     @pytest.mark.parametrize(
         "act", [lambda p: check_folder(p, CONTENT, overwrite=True), lambda p: write_folder(p, {})]
     )
@@ -201,6 +233,7 @@ class TestFolder:
 
         with monkeypatch.context() as patch:
             patch.setattr(os, failing, fail)
+            patch.setattr(files, "_exchange", lambda one, other: False)
             expected = OutputError if isinstance(error, OSError) else KeyboardInterrupt
             with pytest.raises(expected):
                 write_folder(path, OTHER, overwrite=True)

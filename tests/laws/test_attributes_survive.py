@@ -6,6 +6,11 @@ from torch import nn
 
 import critical_neurons as cn
 
+
+class Marked(nn.Parameter):
+    """A user's own class."""
+
+
 FROZEN = ("0.weight", "1.bias", "4.bias")
 
 
@@ -24,6 +29,8 @@ def build():
         values.note = name
     for name in FROZEN:
         model.get_parameter(name).requires_grad_(False)
+    model[4].weight = Marked(model[4].weight.detach())
+    model[4].weight.note = "4.weight"
     return model
 
 
@@ -44,6 +51,22 @@ def test_attributes_survive(compensate):
             assert values.requires_grad == (name not in FROZEN), name
             assert values.note == name
     assert smaller[1].running_mean.note == "1.running_mean"
+    assert type(smaller[4].weight) is Marked
+
+
+@pytest.mark.parametrize("compensate", WAYS[:4], ids=str)
+def test_hooks_of_modules_survive_and_those_of_tensors_do_not(compensate):
+    model, inputs, called = build(), torch.randn(24, 1, 6, 6), []
+    plan = cn.plan(cn.search(model, inputs, units=0.5, effort="quick"))
+    model[4].register_forward_hook(lambda *given: called.append("forward"))
+    model[4].weight.register_hook(lambda slope: called.append("gradient"))
+    smaller = cn.mask(model, plan) if compensate == "mask" else cn.prune(model, plan, inputs, compensate=compensate)
+    called.clear()
+    smaller(inputs).sum().backward()
+    assert called == ["forward"]
+    assert model[4].weight.grad is None
+    model(inputs).sum().backward()
+    assert called == ["forward", "forward", "gradient"]
 
 
 def test_attributes_survive_lossless():

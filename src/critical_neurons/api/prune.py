@@ -68,6 +68,10 @@ def prune(
 
     `progress` receives how far refitting and training are, and the time left.
 
+    Parameters and buffers keep `requires_grad` and your attributes; modules keep their hooks, which also run while
+    the smaller module is made and checked. Hooks of tensors, which may expect the old shapes, and gradients are not
+    copied; register them anew.
+
     The smaller module remembers, as digests in `calibrated_on`, the data points it was scored and refitted on, so
     that `compare` does not call them test data.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,6 +83,7 @@ def write_folder(
     path: str | os.PathLike[str], files: Mapping[str, bytes], *, overwrite: bool = False, known: Collection[str] = ()
 ) -> None:
     """Make a folder of these files beside `path`, then move it there. If that fails, the old folder is put back.
+    Where the system can exchange two folders (Linux), there is one at every moment, whatever ends the process.
 
     With `overwrite` an existing folder may also hold files with one of the `known` names, which are removed.
     """
@@ -94,6 +97,8 @@ def write_folder(
                 _write_through(draft / name, content)
             if target.exists():
                 shutil.copymode(target, draft)
+                if overwrite and _exchange(draft, target):
+                    return
                 if overwrite:
                     target.rename(old)
                 else:
@@ -104,6 +109,13 @@ def write_folder(
             old.rename(target)
         for leftover in (draft, old):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two folders in one step; False if the system or the file system cannot."""
+    call = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
+    here, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of linux/fcntl.h and linux/fs.h
+    return call is not None and call(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
 
 
 def _write_through(path: Path, content: bytes) -> None:

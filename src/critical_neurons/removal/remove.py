@@ -191,9 +191,10 @@ def _list_places(model: nn.Module) -> dict[Tensor, list[tuple[dict[str, Any], st
 
 
 def _put(old: Tensor, new: Tensor, places: list[tuple[dict[str, Any], str]]) -> None:
-    """Replace a tensor everywhere, keeping its attributes."""
+    """Replace a tensor everywhere, keeping its class and attributes."""
     if isinstance(old, nn.Parameter):
-        new = nn.Parameter(new, requires_grad=old.requires_grad)
+        kind = type(old) if issubclass(type(old), nn.Parameter) else nn.Parameter  # a tensor class has its own way
+        new = Tensor._make_subclass(kind, new, old.requires_grad)
     new.__dict__.update(old.__dict__)
     for tensors, name in places:
         tensors[name] = new
