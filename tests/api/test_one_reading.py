@@ -36,8 +36,9 @@ def test_from_search_to_the_smaller_model(count):
     assert count() == 1
 
 
-def test_compress(count):
-    cn.compress(build(), INPUTS, units=0.5, effort="quick", onnx=False)
+@pytest.mark.parametrize("keep", [(), ["0"]])
+def test_compress(count, keep):
+    cn.compress(build(), INPUTS, units=0.5, keep=keep, effort="quick", onnx=False)
     assert count() == 1
 
 

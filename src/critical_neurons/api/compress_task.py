@@ -27,7 +27,6 @@ from critical_neurons.io.latency import Stopwatch, meet_latency
 from critical_neurons.removal.metrics import predict
 from critical_neurons.removal.rows import Inputs, take_rows
 from critical_neurons.selection.budget_search import Search, SearchSettings
-from critical_neurons.structure import find_structure
 
 PAPER = Paper(loss_weight=5.0, objective="authors", integer=False, input_radius=1e-5)
 """As in the authors' code: relaxed gates, a small box around the inputs, their objective."""
@@ -67,7 +66,7 @@ class CompressTask:
         settings, structure = self.settings, self.structure
         if self.planned["keep"]:  # layers to keep take no part in the search
             settings = replace(settings, ignore=(*settings.ignore, *self.planned["keep"]))
-            structure = find_structure(self.model, self.data.inputs, ignore=settings.ignore)
+            structure, _ = structure.restrict(dict.fromkeys(self.planned["keep"], "kept, as asked"))
         if self.stopwatch is not None:
             self.detail(Progress("timing layers"))
             structure = self.stopwatch.add_table(structure)
