@@ -88,3 +88,5 @@ class Recurrent(nn.Module):
 
 def test_modules_left_as_they_are():
     assert list_streams(Recurrent()) == [(("embed", "lstm"), ("lstm", "out"))]
+    structure = find_structure(Recurrent(), torch.randn(2, 6))
+    assert [layer.name for layer in structure.layers] == ["embed", "lstm", "out"]  # in the order of calls

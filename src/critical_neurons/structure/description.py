@@ -67,6 +67,8 @@ def describe(
         for left in run.left_alone
         if left.name not in {layer.name for layer in listed}
     ]
+    called = {name: place for place, name in enumerate(run.flow.reads)}
+    listed.sort(key=lambda layer: called.get(layer.name, len(called)))
     slices = [
         Slice(tensor, axis, units)
         for (tensor, axis), labels in run.parameters.axes.items()
