@@ -1,7 +1,7 @@
-"""Front page: the picture of the README from the stored results of benchmarks/quality.py, its table from those of
+"""Front page: the picture of the README from the stored results of benchmarks/refitted.py, its table from those of
 benchmarks/distillation.py.
 
-python benchmarks/front_page.py      docs/figures/front-light.svg, front-dark.svg and the table in README.md
+python benchmarks/front_page.py      docs/figures/front-*.svg, and the tables in README.md and docs/results.md
 """
 
 from __future__ import annotations
@@ -11,107 +11,109 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from critical_neurons.core.files import make_folder, write_atomically
-from critical_neurons_reproduction.store import Store
-from distillation import read_lines
+from critical_neurons.core.markdown import format_table
+from distillation import OURS, read_lines
 from distillation_page import summarise
-from quality_page import CALIBRATION, OURS, RANDOM, UNIFORM, Measured, collect
+from refitted import OTHERS, RANDOM
+from refitted import read_lines as read_refitted
 
-RESULTS = Path(__file__).parent / "results"
 FOLDER = Path(__file__).parent.parent / "docs" / "figures"
-CASES = (("fashion", "lenet5"), ("fashion", "784-300-100-10"))
-"""Data and network of each chart."""
-
-PAPER = "paper's program"
 README = Path(__file__).parent.parent / "README.md"
+RESULTS_PAGE = FOLDER.parent / "results.md"
 TABLE = re.compile("(?<=<!-- table -->\n)(.*?)(?=<!-- end of the table -->)", re.DOTALL)
-"""Where the table stands in the README."""
+"""Where a table stands in a page."""
 
-LABELS = {OURS: "this library", RANDOM: "random units", PAPER: "the paper's scores", "L2": "L2 norm"}
-COMPENSATE = "least_squares"
-"""All methods are refitted alike, as the library does unless told otherwise."""
+TITLE = "ResNet-20, CIFAR-10, weights of a public repository"
+LABELS = {RANDOM: "random units", "L2": "L2 norm"}
+SHOWN = ("L2", RANDOM)
+"""Drawn beside the best of the others."""
 
 THEMES = {
-    "light": {"text": "#1f2328", "grid": "#d0d7de", OURS: "#0550ae", "best": "#cf222e"},
-    "dark": {"text": "#e6edf3", "grid": "#3d444d", OURS: "#79c0ff", "best": "#ff7b72"},
+    "light": {"text": "#1f2328", "grid": "#d0d7de", OURS: "#0550ae", "best": "#cf222e", "others": "#57606a"},
+    "dark": {"text": "#e6edf3", "grid": "#3d444d", OURS: "#79c0ff", "best": "#ff7b72", "others": "#9198a1"},
 }
-OTHERS = {"light": ("#8250df", "#57606a", "#9a6700"), "dark": ("#d2a8ff", "#9198a1", "#e3b341")}
 
 
 def main() -> None:
-    measured = collect(Store(RESULTS).find_all("quality"))
     folder = make_folder(FOLDER)
     for theme in THEMES:
-        write_atomically(folder / f"front-{theme}.svg", draw(measured, theme))
-    table = "\n".join(summarise(read_lines())) + "\n"
-    write_atomically(README, TABLE.sub(lambda _: table, README.read_text()).encode())
+        write_atomically(folder / f"front-{theme}.svg", draw(read_refitted(), theme))
+    for page, table in ((README, summarise(read_lines())), (RESULTS_PAGE, tabulate(read_refitted()))):
+        text = "\n".join(table) + "\n"
+        write_atomically(page, TABLE.sub(lambda _, text=text: text, page.read_text()).encode())
 
 
-def choose(measured: Sequence[Measured], case: tuple[str, str]) -> list[Measured]:
-    """The cells of a chart: as many units of every layer removed, so that all methods have the same multiply-adds."""
-    mine = [each for each in measured if each.place.case == case and each.place.images == CALIBRATION]
-    return [each for each in mine if each.place.measure == "removed" and each.part == "test"]
+def tabulate(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A row for every method and division, the accuracy at every share."""
+    shares = sorted({line["macs"] for line in lines}, reverse=True)
+    cells = {(line["method"], line["division"], line["macs"]): f"{100 * line['accuracy']:.2f}" for line in lines}
+    ways = dict.fromkeys((line["method"], line["division"]) for line in lines)
+    whole = f"{100 * lines[0]['before']:.2f}"
+    header = ("units by", "among layers", "whole", *(f"{share:.0%} of the multiply-adds" for share in shares))
+    rows = [(*way, whole, *(cells[*way, share] for share in shares)) for way in ways]
+    return format_table(header, rows, numbers=range(2, len(header)))
 
 
-def find_best_other(cells: Sequence[Measured]) -> str:
-    """The baseline with the least loss over all cells of the chart."""
-    names = [name for name in cells[0].methods if name != OURS and not name.endswith(UNIFORM)]
-    return min(names, key=lambda name: fmean(loss for each in cells for loss in each.lose(name, COMPENSATE)))
+def choose_division(lines: Sequence[Mapping[str, Any]], method: str) -> list[Mapping[str, Any]]:
+    """The lines of a method, with the way to divide the budget among layers that leaves it most accurate."""
+    mine = [line for line in lines if line["method"] == method]
+    ways = ([line for line in mine if line["division"] == way] for way in dict.fromkeys(x["division"] for x in mine))
+    return max(ways, key=lambda way: fmean(line["accuracy"] for line in way))
 
 
-def list_points(cells: Sequence[Measured], method: str) -> list[tuple[float, float]]:
-    """Multiply-adds and accuracy in percent, mean over the seeds, from the whole network down."""
-    results = [list(each.results.values()) for each in cells]
-    before = fmean(result["before"] for part in results for result in part)
-    points = [(100.0, 100 * before)]
-    for part in results:
-        macs = fmean(result["macs"][method][COMPENSATE] for result in part)
-        points.append((100 * macs, 100 * fmean(result["accuracy"][method][COMPENSATE] for result in part)))
-    return sorted(points, reverse=True)
+def find_best_other(lines: Sequence[Mapping[str, Any]]) -> str:
+    """The one with the highest accuracy in the mean over the shares."""
+    return max(OTHERS, key=lambda name: fmean(line["accuracy"] for line in choose_division(lines, name)))
 
 
-def draw(measured: Sequence[Measured], theme: str) -> bytes:
+def list_points(lines: Sequence[Mapping[str, Any]], method: str) -> list[tuple[float, float]]:
+    """Multiply-adds kept and accuracy in percent, from the whole network down."""
+    mine = choose_division(lines, method)
+    points = [(line["macs_kept"], line["accuracy"]) for line in mine]
+    return [(100 * macs, 100 * accuracy) for macs, accuracy in sorted([(1.0, mine[0]["before"]), *points])[::-1]]
+
+
+def draw(lines: Sequence[Mapping[str, Any]], theme: str) -> bytes:
     colours = THEMES[theme]
     settings = {"svg.hashsalt": "critical_neurons", "font.size": 10, "text.color": colours["text"]}
     settings |= {f"{part}.color": colours["text"] for part in ("xtick", "ytick")}
     settings |= {"axes.labelcolor": colours["text"], "axes.edgecolor": colours["grid"]}
     with rc_context(settings):
-        figure = Figure(figsize=(9, 3.6), layout="constrained", facecolor="none")
-        for chart, case in zip(figure.subplots(1, len(CASES)), CASES, strict=True):
-            cells = choose(measured, case)
-            best = find_best_other(cells)
-            styles = _style(theme, colours, best)
-            for method, style in styles.items():
-                across, up = zip(*list_points(cells, method), strict=True)
-                chart.plot(across, up, marker="o", markersize=3, **style)
-            seeds = len(cells[0].results)
-            chart.set_title(f"{cells[0].place.case_title} ({seeds} seeds)", fontsize=10)
-            chart.set_xlabel("multiply-adds kept, %")
-            chart.set_facecolor("none")
-            chart.invert_xaxis()
-            chart.grid(color=colours["grid"], linewidth=0.6)
-            chart.spines[["top", "right"]].set_visible(False)
-            chart.legend(fontsize=8.5, frameon=False, loc="lower left")
-        figure.axes[0].set_ylabel("test accuracy, %")
+        figure = Figure(figsize=(7, 3.6), layout="constrained", facecolor="none")
+        chart = figure.add_subplot(facecolor="none")
+        for method, style in list_styles(colours, find_best_other(lines)).items():
+            across, up = zip(*list_points(lines, method), strict=True)
+            chart.plot(across, up, marker="o", markersize=4, **style)
+        chart.set_title(TITLE, fontsize=10)
+        chart.set_xlabel("multiply-adds kept, %")
+        chart.set_ylabel("test accuracy, %")
+        chart.invert_xaxis()
+        chart.grid(color=colours["grid"], linewidth=0.6)
+        chart.spines[["top", "right"]].set_visible(False)
+        chart.legend(fontsize=9, frameon=False, loc="lower left")
         content = io.BytesIO()
         figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
     return content.getvalue()
 
 
-def _style(theme: str, colours: Mapping[str, str], best: str) -> dict[str, dict[str, object]]:
-    """What is drawn, last on top."""
-    others = [name for name in (PAPER, RANDOM, "L2") if name != best]
-    drawn = {
-        name: {"label": LABELS[name], "color": colour, "linewidth": 1.2, "linestyle": "--"}
-        for name, colour in zip(others, OTHERS[theme], strict=False)
+def list_styles(colours: Mapping[str, str], best: str) -> dict[str, dict[str, Any]]:
+    """What is drawn, in the order of the legend."""
+    first = {
+        OURS: {"label": "this library", "color": colours[OURS], "linewidth": 2.4, "zorder": 4},
+        best: {"label": f"best other: {LABELS.get(best, best)}", "color": colours["best"], "linewidth": 1.6},
     }
-    drawn[best] = {"label": f"best other: {LABELS.get(best, best)}", "color": colours["best"], "linewidth": 1.6}
-    drawn[OURS] = {"label": LABELS[OURS], "color": colours[OURS], "linewidth": 2.4}
-    return dict(reversed(drawn.items()))
+    dashes = zip((name for name in SHOWN if name != best), ("--", ":"), strict=False)
+    others = {
+        name: {"label": LABELS[name], "color": colours["others"], "linewidth": 1.2, "linestyle": dash}
+        for name, dash in dashes
+    }
+    return first | others
 
 
 if __name__ == "__main__":

@@ -320,7 +320,7 @@ class Trial:
         judge = Judge(subject, part)
         ours = {
             "accuracy": {compensate: judge.measure(plan, compensate) for compensate, plan in plans.items()},
-            "macs": {compensate: _share_of_macs(subject, plan) for compensate, plan in plans.items()},
+            "macs": {compensate: share_of_macs(subject, plan) for compensate, plan in plans.items()},
             "kept": {
                 compensate: {name: len(kept) for name, kept in plan.kept.items()}
                 for compensate, plan in plans.items()
@@ -339,7 +339,7 @@ class Trial:
                     compensate: fmean(judge.measure(other, compensate) for other in others)
                     for compensate in COMPENSATIONS
                 }
-                macs[name] = dict.fromkeys(COMPENSATIONS, fmean(_share_of_macs(subject, other) for other in others))
+                macs[name] = dict.fromkeys(COMPENSATIONS, fmean(share_of_macs(subject, other) for other in others))
             methods = {name: seconds for name, (_, seconds) in self._preferences.items()}
         return {
             "before": measure_accuracy(subject.model, part.inputs, part.labels),
@@ -406,7 +406,7 @@ def find_uniform_share(subject: Subject, scores: cn.Scores, macs: float) -> floa
     while high - low > 1:
         middle = (low + high) // 2
         plan = cn.plan(frame_values(scores, scores.per_unit), units=middle / SHARE_STEPS)
-        low, high = (middle, high) if _share_of_macs(subject, plan) <= macs else (low, middle)
+        low, high = (middle, high) if share_of_macs(subject, plan) <= macs else (low, middle)
     return low / SHARE_STEPS
 
 
@@ -426,7 +426,7 @@ def _list_ours(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _share_of_macs(subject: Subject, plan: cn.Plan) -> float:
+def share_of_macs(subject: Subject, plan: cn.Plan) -> float:
     stays, structure = plan.stays.astype(float), subject.structure
     return round(count_cost(structure, stays, "macs") / count_cost(structure, stays * 0 + 1, "macs"), 6)
 
