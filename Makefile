@@ -19,7 +19,7 @@ slow: .venv/dev.installed  ## The tests that take minutes or need data outside t
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow --hypothesis-profile thorough --numprocesses 2 --dist worksteal
 
 # Whole enough to notice a package that is too old or missing, small enough to be run for every extra.
-SMOKE := tests/test_package.py tests/core tests/io/test_checkpoint.py tests/selection/test_factorisation.py
+SMOKE := tests/test_package.py tests/core tests/io/test_checkpoint.py tests/io/test_mutated_files.py tests/selection/test_factorisation.py tests/solvers
 UV := .throwaway/uv/bin/uv
 EXTRAS := cvxpy dask datasets demo jobs onnx plot scip torch-pruning
 

@@ -189,20 +189,19 @@ class _Problem:
         x = self._variable
 
         bounded_below, bounded_above = np.flatnonzero(np.isfinite(lower)), np.flatnonzero(np.isfinite(upper))
-        constraints = [
-            x[bounded_below] >= lower[bounded_below],
-            x[bounded_above] <= upper[bounded_above],
-            *_constrain(x, program.rows, self._fixed_point, self._free),
-        ]
+        constraints = _constrain(x, program.rows, self._fixed_point, self._free)
+        if len(bounded_below):
+            constraints.append(x[bounded_below] >= lower[bounded_below])
+        if len(bounded_above):
+            constraints.append(x[bounded_above] <= upper[bounded_above])
         matrix, offset, loss = program.term.affine_forms()
         self._batch = len(loss)
         if len(loss):
             epigraph = place(1.0, np.arange(program.column_count)[program.term.columns], program.column_count)
             term = epigraph[:, self._free] @ x + epigraph @ self._fixed_point
             constraints.append(_write_loss(loss, matrix, offset, self._express) <= term)
-        filled = [constraint for constraint in constraints if constraint.size]
         cost = program.cost[self._free] @ x + program.cost @ self._fixed_point
-        self.problem = cp.Problem(cp.Minimize(cost), filled)
+        self.problem = cp.Problem(cp.Minimize(cost), constraints)
 
     def _express(self, matrix: sparse.csr_array, offset: Floats) -> Any:
         """matrix · x + offset, rows (d, output), as an expression (outputs, batch)."""
@@ -237,7 +236,7 @@ def _violation(rows: Rows, point: Floats) -> float:
 
 
 def _constrain(x: Any, rows: Rows, fixed_point: Floats, free: Ints) -> list[Any]:
-    """Three matrix constraints on the free columns: equal, at least, at most.
+    """Up to three matrix constraints on the free columns: equal, at least, at most.
 
     Rows without coefficients that always hold are left out: their large sides spoil the scaling.
     """
@@ -249,11 +248,14 @@ def _constrain(x: Any, rows: Rows, fixed_point: Floats, free: Ints) -> list[Any]
     equal = np.flatnonzero(says & both)
     at_least = np.flatnonzero(says & ~both & np.isfinite(lower))
     at_most = np.flatnonzero(says & ~both & np.isfinite(upper))
-    return [
-        matrix[equal] @ x == lower[equal],
-        matrix[at_least] @ x >= lower[at_least],
-        matrix[at_most] @ x <= upper[at_most],
-    ]
+    constraints = []
+    if len(equal):
+        constraints.append(matrix[equal] @ x == lower[equal])
+    if len(at_least):
+        constraints.append(matrix[at_least] @ x >= lower[at_least])
+    if len(at_most):
+        constraints.append(matrix[at_most] @ x <= upper[at_most])
+    return constraints
 
 
 def _write_loss(loss: Loss, matrix: sparse.csr_array, offset: Floats, express: Callable[..., Any]) -> Any:
