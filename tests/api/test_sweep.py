@@ -143,6 +143,10 @@ def test_curves_are_saved_and_shown(swept, tmp_path):
         if point.method == "search"
     }
     assert set(zip(macs.tolist(), accuracies.tolist(), strict=True)) == expected
+    drawn = curve.plot(by="params")
+    assert drawn.get_xlabel() == "parameters, as a share of before"
+    with pytest.raises(InvalidSettingError, match=r"by: found 'size'\. Accepted: macs, params, time"):
+        curve.plot(by="size")
     swept[1].pick(0.3).report(tmp_path / "report.html", curve=curve)
     assert "How small can it go" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert swept[1]._repr_html_() == curve._repr_html_()
@@ -151,6 +155,7 @@ def test_curves_are_saved_and_shown(swept, tmp_path):
     assert "<h1>How small can it go</h1>" in page
     assert "<pre><code>cn.sweep(model, inputs, labels, macs=(0.3, 0.6)" in page
     assert swept[1].curve.settings["inputs"] in page
+    assert page.count('<figure class="chart">') == 2  # by multiply-adds and by time
 
 
 @pytest.mark.slow

@@ -95,6 +95,7 @@ class Curve(Shown, Document):
         lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in table]
         return "\n".join([*lines, *self.notes])
 
-    def plot(self, axes: Any = None) -> Any:
-        """Draw the quality of every point by its size. Returns matplotlib axes; needs the extra `plot`."""
-        return call_hook("plot", self, axes)
+    def plot(self, axes: Any = None, *, by: Literal["macs", "params", "time"] = "macs") -> Any:
+        """Draw the quality of every point by its multiply-adds, parameters or measured time. Returns matplotlib axes;
+        needs the extra `plot`."""
+        return call_hook("plot", self, axes, by=by)

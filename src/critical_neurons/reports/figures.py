@@ -15,7 +15,7 @@ from critical_neurons.core.plan import Plan
 from critical_neurons.core.scores import Scores
 from critical_neurons.core.search_history import SearchHistory
 from critical_neurons.core.solution import Step
-from critical_neurons.errors import MissingExtraError
+from critical_neurons.errors import InvalidSettingError, MissingExtraError
 from critical_neurons.reports.content import TradeOff, Trials
 from critical_neurons.reports.content_assembly import list_gains
 from critical_neurons.reports.course import trade_off
@@ -55,6 +55,13 @@ WIDTH, CHART = 6.0, (4.4, 2.5)
 ROWS_FULL_SIZE, CHART_ROWS = 60, 10
 """With more rows than this a picture does not grow any higher; and the height of a chart, in rows."""
 
+
+ACROSS = {
+    "macs": ("macs", "multiply-adds"),
+    "params": ("parameters", "parameters"),
+    "time": ("time", "measured time"),
+}
+"""By what a curve can be drawn: the field of its points, and how it is called."""
 
 DARK = 1.5
 """Sum of red, green and blue below which a background is dark."""
@@ -115,27 +122,30 @@ def _(comparison: Comparison, axes: Any = None) -> Any:
 
 
 @plot.register
-def _(curve: Curve, axes: Any = None) -> Any:
-    """What every network of a sweep is worth, by its multiply-adds."""
+def _(curve: Curve, axes: Any = None, *, by: str = "macs") -> Any:
+    """What every network of a sweep is worth, by what is left of it."""
+    if by not in ACROSS:
+        raise InvalidSettingError(f"by: found {by!r}. Accepted: {', '.join(ACROSS)}.")
     with _drawing(axes, CHART_ROWS) as (found, paint):
-        _draw_trade_off(trade_off(curve), found, paint)
+        _draw_trade_off(trade_off(curve), found, paint, by=by)
     return found
 
 
-def draw_trade_off(found: TradeOff) -> str:
-    return _write_svg(partial(_draw_trade_off, found))
+def draw_trade_off(found: TradeOff, by: str) -> str:
+    return _write_svg(partial(_draw_trade_off, found, by=by))
 
 
-def _draw_trade_off(found: TradeOff, axes: Any, paint: Callable[[str], str] = str) -> None:
+def _draw_trade_off(found: TradeOff, axes: Any, paint: Callable[[str], str] = str, *, by: str) -> None:
+    field, name = ACROSS[by]
     colours = map(paint, (KEPT, REMOVED, INK, MUTED))
     for colour, method in zip(colours, dict.fromkeys(dot.method for dot in found.dots), strict=False):
-        mine = [dot for dot in found.dots if dot.method == method and None not in (dot.macs, dot.worth)]
-        points = sorted((dot.macs, dot.worth) for dot in mine)
+        mine = [(getattr(dot, field), dot.worth) for dot in found.dots if dot.method == method]
+        points = sorted(point for point in mine if None not in point)
         if points:
             axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=4, linewidth=1.5, label=method)
     if found.before is not None:
         axes.axhline(found.before, color=paint(MUTED), linewidth=1, linestyle=":", label="before")
-    axes.set_xlabel("multiply-adds, as a share of those before")
+    axes.set_xlabel(f"{name}, as a share of before")
     _show_percent(axes.xaxis)
     if found.before is not None:  # an accuracy
         _show_percent(axes.yaxis)

@@ -93,7 +93,9 @@ def _draw_charts(content: Content) -> dict[str, Markup | str]:
     if content.course is not None and content.course.trials is not None:
         charts["trials"] = _draw(partial(draw_trials, content.course.trials))
     if content.trade_off is not None:
-        charts["trade_off"] = _draw(partial(draw_trade_off, content.trade_off))
+        charts["trade_off"] = _draw(partial(draw_trade_off, content.trade_off, "macs"))
+        if any(dot.time is not None for dot in content.trade_off.dots):
+            charts["trade_off_by_time"] = _draw(partial(draw_trade_off, content.trade_off, "time"))
     return charts
 
 
