@@ -85,6 +85,12 @@ def test_activations_of_several_inputs():
     assert measure_activations(build_any("two inputs"), make_inputs("two inputs")) == FLOAT * (5 + outputs) + 8
 
 
+def test_activations_of_a_transformer_layer_are_counted_inside_it():
+    layer = nn.TransformerEncoderLayer(8, 2, 32, batch_first=True).eval()
+    assert measure_activations(layer, torch.rand(3, 5, 8)) >= FLOAT * 5 * (8 + 2 * 32)  # the wide layer and its ReLU
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def test_activations_by_hand():
     """The input is alive throughout; at most two layers' outputs beside it."""
     assert measure_activations(mlp(), torch.rand(7, 4)) == FLOAT * (4 + 5 + 5)

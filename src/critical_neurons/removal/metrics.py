@@ -58,11 +58,12 @@ def measure_activations(model: nn.Module, example: Inputs) -> int:
     """Peak memory of activations in bytes, for one input in eager mode.
 
     Counts the input and every tensor computed, as long as something refers to it, and each storage once. Weights and
-    the scratch memory of kernels do not count.
+    the scratch memory of kernels do not count. Transformer layers run step by step: in the fused call that torch has
+    for whole ones everything would be scratch memory, and a smaller one cannot use that call.
     """
     row = match_model(_first(example), model)
     weights = [*model.parameters(), *model.buffers()]
-    with evaluating(model), _Watch(find_tensors(row), known=weights) as watch:
+    with evaluating(model), _step_by_step(), _Watch(find_tensors(row), known=weights) as watch:
         run_model(model, row)
     return int(watch.peak)
 
@@ -181,15 +182,24 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def _unfused() -> Iterator[None]:
     """Without fused kernels for attention and recurrent layers, which torch's counter does not know."""
     library: Any = torch.backends.mkldnn
-    fast, enabled = torch.backends.mha.get_fastpath_enabled(), library.enabled
-    torch.backends.mha.set_fastpath_enabled(False)
+    enabled = library.enabled
     library.enabled = False  # its context manager `flags` warns about unrelated settings
     try:
-        with sdpa_kernel(SDPBackend.MATH):
+        with _step_by_step(), sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
         library.enabled = enabled
+
+
+@contextmanager
+def _step_by_step() -> Iterator[None]:
+    """Transformer layers without the fused call for all of their steps."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 class _Watch(DispatchMode):  # type: ignore[no-untyped-call]
