@@ -22,15 +22,19 @@ class Flow:
         self._ends: list[frozenset[str]] = []
         self._sources = WeakTensorKeyDictionary()
 
-    def follow(self, given: Iterable[Tensor], made: Iterable[Tensor], layers: Collection[str]) -> None:
-        """A call made some tensors from others, with the weights of these layers if there are any."""
-        sources = set[str]().union(*map(self._find, given))
+    def follow(
+        self, given: Iterable[Tensor], made: Iterable[Tensor], layers: Collection[str], *, writes: bool = False
+    ) -> None:
+        """A call made some tensors from others, or wrote into them, with the weights of these layers if any."""
+        known = {each for each in map(self._find, given) if each}
+        sources = known.pop() if len(known) == 1 else frozenset[str]().union(*known)
         for layer in layers:
             self.reads.setdefault(layer, set()).update(sources - {layer})
+        if not (found := frozenset(layers) or sources):
+            return
         for values in made:
-            found = frozenset(layers or sources)
             self._sources[values] = found
-            if values._is_view() and values._base is not None:  # it may have been written in place
+            if writes and values._base is not None:
                 self._sources[values._base] = self._find(values._base) | found
 
     def end(self, output: Tensor) -> None:

@@ -26,7 +26,7 @@ from critical_neurons.structure.labels import FILL, NONE, Labels
 from critical_neurons.structure.parameters import Parameters
 from critical_neurons.structure.records import Cost, LeftAlone, Multiplication
 from critical_neurons.structure.rules import apply_rule, list_outputs, name_call
-from critical_neurons.structure.tags import Tag, blank, compact
+from critical_neurons.structure.tags import Tag, blank, compact, list_steps
 from critical_neurons.structure.user_code import find_running_line, list_names
 
 OPAQUE: tuple[type[nn.Module], ...] = (nn.RNNBase, nn.RNNCellBase)
@@ -75,9 +75,8 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
     def run(self, args: Sequence[Any], kwargs: dict[str, Any], rows: int) -> Any:
         """The model's outputs; `rows` is the size of the batch axis."""
         self.rows, self._entry = rows, sys._getframe().f_code
-        for values in tree_leaves((args, kwargs)):
-            if isinstance(values, Tensor):
-                self._tags[values] = blank(values.ndim)
+        for values in _list_tensors((args, kwargs)):
+            self._tags[values] = blank(values.ndim)
         with torch.no_grad(), self._watch_modules(), self:
             outputs = self.model(*args, **kwargs)
         self.parameters.link_computed()
@@ -159,8 +158,7 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
         return list_names(self._entry)
 
     def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
-        tensors = [values for values in tree_leaves((args, kwargs)) if isinstance(values, Tensor)]
-        given = [values for values in tree_leaves(outputs) if isinstance(values, Tensor)]
+        tensors, given = _list_tensors((args, kwargs)), _list_tensors(outputs)
         name, writes = name_call(func), func._schema.is_mutable
         if name in MADE_OF_A_SHAPE and not writes:
             for values in given:
@@ -177,7 +175,8 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
                 return  # a view of a parameter: known without a tag
         known = len(self.multiplications)
         tags = apply_rule(self, func, args, kwargs, outputs)
-        self.flow.follow(tensors, given, [each.name for each in self.multiplications[known:] if each.kernel])
+        layers = [each.name for each in self.multiplications[known:] if each.kernel]
+        self.flow.follow(tensors, given, layers, writes=writes)
         for values, tag in zip(list_outputs(outputs), tags, strict=False):
             if isinstance(values, Tensor) and tag is not None:
                 if writes:
@@ -206,7 +205,7 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
     def _reshape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: Tensor) -> None:
         """A call that changes the shape of a tensor in place, such as `unsqueeze_`."""
         values, tag, name = args[0], self._look_up(args[0]), name_call(func)
-        if tag is None or _list_steps(before) == _list_steps(values):
+        if tag is None or list_steps(before) == list_steps(values):
             return  # as pools to one position do in channels-last layout: only axes of size 1 get other strides
         try:
             if name == "as_strided":
@@ -256,7 +255,7 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
                 self.left_alone.append(
                     LeftAlone(name, type(module).__name__, int(vars(module)["hidden_size"]), reason)
                 )
-                given = [values for values in tree_leaves((args, kwargs)) if isinstance(values, Tensor)]
+                given = _list_tensors((args, kwargs))
                 for values in given:
                     self.keep(self.tag(values).labels, f"it feeds {type(module).__name__}, left as it is,")
                 self.flow.follow(given, (), [name])
@@ -283,9 +282,8 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
         name, _ = self._stack.pop()
         if isinstance(module, OPAQUE):
             self._opaque -= 1
-            made = [values for values in tree_leaves(outputs) if isinstance(values, Tensor)]
-            self.flow.follow((), made, [name])
-            for values in made:
+            self.flow.follow((), _list_tensors(outputs), [name])
+            for values in _list_tensors(outputs):
                 self._tags[values] = blank(values.ndim)
 
 
@@ -295,7 +293,5 @@ def _count_recurrent_macs(module: nn.Module, given: list[Tensor]) -> int:
     return steps * sum(values.numel() for values in module.parameters() if values.ndim == 2)
 
 
-def _list_steps(values: Tensor) -> list[tuple[int, int]]:
-    """The memory layout: size and stride of every axis, without the strides of axes of size 1."""
-    steps = [(size, stride if size > 1 else 0) for size, stride in zip(values.shape, values.stride(), strict=True)]
-    return [(int(values.storage_offset()), 0), *steps]
+def _list_tensors(nested: Any) -> list[Tensor]:
+    return [values for values in tree_leaves(nested) if isinstance(values, Tensor)]

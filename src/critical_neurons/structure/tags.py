@@ -73,3 +73,9 @@ def spread_along(labels: Tensor, axis: int, ndim: int) -> Tensor:
 def meets_none(one: Tensor, other: Tensor) -> Tensor:
     """Where a label is next to something that cannot shrink."""
     return ((one == NONE) & (other >= 0)) | ((other == NONE) & (one >= 0))
+
+
+def list_steps(values: Tensor) -> list[tuple[int, int]]:
+    """The memory layout: size and stride of every axis, without the strides of axes of size 1."""
+    steps = [(size, stride if size > 1 else 0) for size, stride in zip(values.shape, values.stride(), strict=True)]
+    return [(int(values.storage_offset()), 0), *steps]
