@@ -80,6 +80,17 @@ def test_compress_from_onnx_to_onnx(content):
     assert ((outputs - originals) ** 2).mean() < 0.5 * ((originals - originals.mean(0)) ** 2).mean()
 
 
+def test_compress_without_labels(content):
+    np.savez("inputs.npz", inputs=content[1])
+    options = ("--macs", 0.5, "--effort", "quick", "--output", "smaller.onnx", "--no-onnx")
+    result = succeed("compress", "model.onnx", "inputs.npz", *options)
+    assert "150 inputs of shape 1x8x8, without labels" in result.stderr
+    with_labels = succeed("compress", "model.onnx", "data.npz", *options, "--overwrite")
+    assert "accuracy" not in result.stdout.replace("No accuracy", "").replace("an accuracy", "")
+    assert "accuracy" in with_labels.stdout
+    assert "labels: none" in refuse("compress", "model.onnx", "inputs.npz", "--max-drop", 0.01, "--save", "smaller")
+
+
 @pytest.mark.slow
 def test_every_command_takes_the_file(content):
     assert "3 of 4 layers can be removed" in succeed("inspect", "model.onnx").stdout

@@ -11,7 +11,7 @@ from safetensors.torch import save_file as save_tensors
 from torch import nn
 
 from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError, MissingExtraError
-from critical_neurons.io.data import Look, choose_balanced, load_batch
+from critical_neurons.io.data import Look, choose_balanced, load_batch, load_example
 from critical_neurons.io.models import load_model
 
 COUNTER = itertools.count()
@@ -254,8 +254,43 @@ class TestFiles:
         assert not torch.equal(first[0], other[0])
 
     def test_missing_arrays(self, path):
-        with pytest.raises(InvalidFileError, match=r"no labels in it\. Found inputs, targets"):
-            load_batch(save(path, inputs=INPUTS, targets=LABELS))
+        with pytest.raises(
+            InvalidFileError, match=r"no inputs in it\. Found targets, x; expected inputs, or"
+        ):
+            load_batch(save(path, targets=LABELS, x=INPUTS))
+
+    def test_without_labels(self, path):
+        source = save(path, inputs=INPUTS, targets=LABELS)
+        inputs, labels = load_batch(source)
+        assert np.array_equal(inputs, INPUTS)
+        assert labels is None
+        with pytest.raises(InvalidSettingError, match="holds no labels"):
+            load_batch(source, per_class=1)
+
+    def test_several_inputs(self, path):
+        arrays = {"inputs.ids": np.arange(12)[:, None], "inputs.mask": INPUTS > 0, "labels": LABELS}
+        inputs, labels = load_batch(save(path, **arrays), per_class=2)
+        assert set(inputs) == {"ids", "mask"}
+        assert inputs["ids"].dtype == torch.int64
+        assert inputs["mask"].dtype == torch.bool
+        assert np.array_equal(LABELS[inputs["ids"][:, 0]], labels)
+
+    def test_inputs_by_position(self, path):
+        first, second = load_batch(save(path, **{"inputs.1": INPUTS, "inputs.0": LABELS}))[0]
+        assert np.array_equal(first, LABELS)
+        assert np.array_equal(second, INPUTS)
+
+    @pytest.mark.parametrize("names", [("1", "2"), ("0", "mask"), ("a b", "c")])
+    def test_inputs_that_are_no_arguments(self, path, names):
+        with pytest.raises(InvalidInputError, match="without a gap, or names of arguments"):
+            load_batch(save(path, **{f"inputs.{name}": INPUTS for name in names}))
+
+    def test_several_inputs_are_not_images(self, path):
+        with pytest.raises(InvalidSettingError, match="for one input, but"):
+            load_batch(save(path, **{"inputs.a": INPUTS, "inputs.b": INPUTS}), look=Look(mean=[0.5]))
+
+    def test_a_few_as_an_example(self, path):
+        assert np.array_equal(load_example(save(path, inputs=INPUTS)), INPUTS[:10])
 
     def test_no_such_file(self, path):
         with pytest.raises(InvalidFileError, match="no such file of data"):
@@ -279,8 +314,14 @@ class TestFiles:
             load_batch(save(path, inputs=INPUTS, labels=LABELS - 1))
 
     def test_integer_inputs(self, path):
-        with pytest.raises(InvalidInputError, match="inputs of type int64; uint8 or floating point"):
-            load_batch(save(path, inputs=INPUTS.astype(int), labels=LABELS))
+        tokens = np.arange(24, dtype=np.int32).reshape(12, 2)
+        inputs, _ = load_batch(save(path, inputs=tokens, labels=LABELS))
+        assert inputs.dtype == torch.int64
+        assert np.array_equal(inputs, tokens)
+
+    def test_other_numbers(self, tmp_path):
+        with pytest.raises(InvalidInputError, match="inputs of type complex128; whole or real numbers are read"):
+            load_batch(save(tmp_path / "data.npz", inputs=INPUTS.astype(complex), labels=LABELS))
 
     @pytest.mark.parametrize("share", [0.0, 0.5, 0.95])
     def test_truncated(self, path, share):

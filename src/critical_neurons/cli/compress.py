@@ -79,7 +79,7 @@ def compress(
     form: options.DataForm,
     as_json: options.Json = False,
 ) -> None:
-    """Make MODEL smaller with labelled inputs from DATA: search, plan, remove, refit, compare, save.
+    """Make MODEL smaller with inputs from DATA: search, plan, remove, refit, compare, save.
 
     Give one of --macs, --params, --units, --latency and --max-drop, and --save or --output. The units to keep are
     found by a search, unless --paper or --formulation asks for a program's scores. Files are written only when
@@ -122,8 +122,8 @@ def compress(
     inputs, labels = form.load(
         data, per_class=per_class, most_per_class=options.MOST_PER_CLASS, seed=solver.seed, split=split
     )
-    network = load_model(model, weights, tuple(inputs.shape[1:]))
-    note(describe_batch(inputs.shape[1:], labels.tolist()))
+    network = load_model(model, weights, options.find_shape(inputs))
+    note(describe_batch(inputs, labels))
     if test is None:
         note("No test data: the comparison is on these, and its accuracy is called calibration.")
     with show_progress() as progress:

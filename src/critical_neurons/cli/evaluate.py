@@ -67,7 +67,7 @@ def evaluate(
         ],
     )
     inputs, labels = form.load(data, per_class=per_class, seed=seed, split=split)
-    network = load_model(model, weights, tuple(inputs.shape[1:]))
+    network = load_model(model, weights, options.find_shape(inputs))
     smaller = cn.load(folder, network)
     if fingerprint(unwrap(network)).weights != cn.Plan.load(folder / PLAN).structure.fingerprint.weights:
         note("The smaller network was made from other weights than these.")

@@ -33,13 +33,13 @@ def export(
     """
     check_files([("--output", path) for path in output], [("MODEL", options.find_model_file(model))])
     import critical_neurons as cn
-    from critical_neurons.io.data import load_batch
+    from critical_neurons.io.data import load_example
     from critical_neurons.io.exporters import check_format
     from critical_neurons.io.models import load_model
 
     for path in output:
         check_format(path)
-    inputs = load_batch(data, per_class=1)[0] if data else None
+    inputs = load_example(data) if data else None
     smaller = cn.load(folder, load_model(model, input_shape=options.find_given_shape(inputs, input_shape)))
     example = options.choose_example(model, inputs, input_shape)
     exports = [cn.export(smaller, path, example) for path in output]

@@ -27,12 +27,12 @@ def inspect(
     """
     import critical_neurons as cn
     from critical_neurons.cli.tables import report_structure, structure_to_dict
-    from critical_neurons.io.data import load_batch
+    from critical_neurons.io.data import load_example
     from critical_neurons.io.models import load_model
 
-    inputs = load_batch(data, per_class=1)[0] if data else None
+    inputs = load_example(data) if data else None
     example = options.choose_example(model, inputs, input_shape)
-    structure = cn.inspect(load_model(model, weights, tuple(example.shape[1:])), example, start=start, stop=stop)
+    structure = cn.inspect(load_model(model, weights, options.find_shape(example)), example, start=start, stop=stop)
     if as_json:
         show_json(structure_to_dict(structure))
     else:

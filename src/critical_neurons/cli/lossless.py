@@ -12,7 +12,7 @@ from critical_neurons.cli import options
 from critical_neurons.cli.fields import takes_settings
 from critical_neurons.cli.outputs import check_exports, check_files, name_written, write_exported
 from critical_neurons.cli.terminal import note, reports_errors, show, show_json, show_progress
-from critical_neurons.errors import InvalidSettingError
+from critical_neurons.errors import InvalidInputError, InvalidSettingError
 
 
 @reports_errors
@@ -68,11 +68,14 @@ def lossless(
 
     inputs = form.load(data, per_class=per_class, seed=seed, split=split)[0] if data else None
     example = options.choose_example(model, inputs, input_shape)
-    network = load_model(model, weights, tuple(example.shape[1:]))
+    shape = options.find_shape(example)
+    if shape is None:
+        raise InvalidInputError(f"{data}: found several inputs. Accepted by lossless: one, as programs read.")
+    network = load_model(model, weights, shape)
     with show_progress() as progress:
         found = cn.lossless(
             network,
-            _read_box(box, inputs, tuple(example.shape[1:])),
+            _read_box(box, inputs, shape),
             inputs=inputs,
             radius=radius,
             time_limit=time_limit,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from critical_neurons import Plan, Scores
+    from critical_neurons.removal.rows import Inputs
 
 
 MOST_PER_CLASS = 100
@@ -36,7 +37,8 @@ ModelName = Annotated[
 DataName = Annotated[
     str,
     typer.Argument(
-        help="A .npz or .safetensors with inputs and labels, or a data set: a folder or a Hugging Face id.",
+        help="A .npz or .safetensors with inputs (inputs.NAME for each of several) and labels, if any; or a "
+        "data set: a folder or a Hugging Face id.",
         metavar="DATA",
     ),
 ]
@@ -104,7 +106,7 @@ class DataForm(Plain):
         most_per_class: int | None = None,
         seed: int = 0,
         split: str = "train",
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Inputs, Tensor | None]:
         """Inputs and labels, by `io.data.load_batch`."""
         from critical_neurons.io.data import Look, load_batch
 
@@ -114,7 +116,9 @@ class DataForm(Plain):
             source, per_class=per_class, most_per_class=most_per_class, seed=seed, split=split, look=look
         )
 
-    def load_test(self, data: str, test_data: str | None, test_split: str | None) -> tuple[Tensor, Tensor] | None:
+    def load_test(
+        self, data: str, test_data: str | None, test_split: str | None
+    ) -> tuple[Inputs, Tensor | None] | None:
         """The data of --test-data, or of another split of DATA, if either is given."""
         from critical_neurons.io.data import is_file
 
@@ -218,14 +222,21 @@ def find_model_file(model: str) -> Path | None:
     return Path(model) if model.endswith(".onnx") else None
 
 
-def find_given_shape(inputs: Tensor | None, input_shape: str | None) -> tuple[int, ...] | None:
+def find_shape(inputs: Inputs) -> tuple[int, ...] | None:
+    """The shape of one input; None if there are several."""
+    from torch import Tensor
+
+    return tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else None
+
+
+def find_given_shape(inputs: Inputs | None, input_shape: str | None) -> tuple[int, ...] | None:
     """The shape of one input, if given by data or --input-shape."""
     if inputs is not None:
-        return tuple(inputs.shape[1:])
+        return find_shape(inputs)
     return None if input_shape is None else read_sizes("--input-shape", input_shape, "3,32,32")
 
 
-def choose_example(model: str, inputs: Tensor | None, input_shape: str | None) -> Tensor:
+def choose_example(model: str, inputs: Inputs | None, input_shape: str | None) -> Inputs:
     """Example inputs: the data, or random ones of the shape given, of the built-in network or of the file."""
     import torch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -108,17 +109,23 @@ def prune(
     compensation = options.join_compensation(compensate, distillation) or compensate
     import critical_neurons as cn
     from critical_neurons.cli.tables import describe_parameters, report_change, report_plan
-    from critical_neurons.core.batch import CALIBRATED_ON, digest_rows
+    from critical_neurons.core.batch import CALIBRATED_ON
     from critical_neurons.io.models import load_model
     from critical_neurons.removal.metrics import count_parameters, measure_accuracy
+    from critical_neurons.removal.rows import digest_inputs
     from critical_neurons.structure import fingerprint, unwrap
 
     loaded = cn.Scores.load(scores) if scores else None
     ready = cn.Plan.load(carry_out, trust_edited=trust_edited) if carry_out else None
-    batch = form.load(data, per_class=per_class, seed=seed, split=split) if data else None
+    inputs, labels = form.load(data, per_class=per_class, seed=seed, split=split) if data else (None, None)
+    if max_drop is not None and labels is None:
+        raise InvalidSettingError(f"--max-drop: judged by accuracy, but {data} holds no labels.")
     fitted = form.load(calibration, most_per_class=options.MOST_PER_CLASS, seed=seed)[0] if calibration else None
-    example = options.choose_example(model, batch[0] if batch else fitted, input_shape)
-    network = load_model(model, weights, tuple(example.shape[1:]))
+    example = options.choose_example(model, fitted if inputs is None else inputs, input_shape)
+    network = load_model(model, weights, options.find_shape(example))
+    judge = None
+    if inputs is not None and labels is not None:
+        judge = partial(measure_accuracy, inputs=inputs, labels=labels)
     with show_progress() as progress:
         chosen = ready or cn.plan(
             cast(cn.Scores, loaded),
@@ -132,10 +139,10 @@ def prune(
             round_to=round_to,
             keep=tuple(keep or ()),
             model=network,
-            evaluate=(lambda candidate: measure_accuracy(candidate, *batch)) if batch else None,
+            evaluate=judge,
             compensate=compensation,
             calibration=example if fitted is None else fitted,
-            judged_on=batch and batch[0],
+            judged_on=inputs,
             progress=progress,
         )
         smaller = cn.prune(
@@ -156,10 +163,10 @@ def prune(
         "parameters": {"before": count_parameters(network), "after": count_parameters(smaller)},
     }
     rows = [describe_parameters(**result["parameters"])]
-    if batch:
-        before, after = (measure_accuracy(each, *batch) for each in (network, smaller))
+    if judge is not None and inputs is not None:
+        before, after = judge(network), judge(smaller)
         known = getattr(smaller, CALIBRATED_ON)
-        seen = max_drop is not None or not known.isdisjoint(digest_rows(batch[0].numpy()))
+        seen = max_drop is not None or not known.isdisjoint(digest_inputs(inputs))
         kind = "calibration" if seen else "test"
         result["accuracy"] = {"before": before, "after": after, "data": kind}
         rows.append((f"accuracy, {kind} data", f"{before:.2%}", f"{after:.2%}"))

@@ -96,10 +96,10 @@ def score(
         pieces = cn.ByClass(formulation, workers=workers, earlier=known)
     per_class = 1 if per_class is None and not is_file(data) else per_class
     inputs, labels = form.load(data, per_class=per_class, seed=solver.seed, split=split)
-    network = load_model(model, weights, tuple(inputs.shape[1:]))
+    network = load_model(model, weights, options.find_shape(inputs))
     if model in MODELS and weights is None:
         note(f"{model} without --weights is untrained, and other weights every time.")
-    note(describe_batch(inputs.shape[1:], labels.tolist()))
+    note(describe_batch(inputs, labels))
     with show_progress() as progress:
         scores = cn.score(
             network,
@@ -123,6 +123,6 @@ def score(
         note(f"Table written to {table}")
     if as_json:
         written = {"output": output and str(output), "csv": table and str(table)}
-        show_json({"scores": scores.to_dict(), "labels": labels.tolist(), **written})
+        show_json({"scores": scores.to_dict(), "labels": None if labels is None else labels.tolist(), **written})
     else:
         show(report_scores(scores))

@@ -98,7 +98,7 @@ def sweep(
     inputs, labels = form.load(
         data, per_class=per_class, most_per_class=options.MOST_PER_CLASS, seed=seed, split=split
     )
-    network = load_model(model, weights, tuple(inputs.shape[1:]))
+    network = load_model(model, weights, options.find_shape(inputs))
     chosen: list[Any] = [name.strip() for name in methods.split(",")]
     with show_progress() as progress:
         found = cn.sweep(

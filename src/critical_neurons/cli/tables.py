@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from critical_neurons.api.compression import Compression
     from critical_neurons.cli.digits import Demo, Removal
     from critical_neurons.core.comparison import Comparison
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from critical_neurons.core.scores import Scores
     from critical_neurons.core.stability import Stability
     from critical_neurons.core.structure import Structure
+    from critical_neurons.removal.rows import Inputs
 
 
 LABELS_SHOWN = 40
@@ -35,12 +38,17 @@ LOW_SCORE = 0.1
 """The paper's threshold for fully connected networks."""
 
 
-def describe_batch(shape: Sequence[int], labels: Sequence[int]) -> str:
-    size = "x".join(map(str, shape))
+def describe_batch(inputs: Inputs, labels: Tensor | None) -> str:
+    from critical_neurons.removal.rows import count_rows, find_tensors
+
+    sizes = ["x".join(map(str, values.shape[1:])) or "one number" for values in find_tensors(inputs)]
+    found = f"{count_rows(inputs)} inputs of shape {' and '.join(sizes)}"
+    if labels is None:
+        return f"{found}, without labels"
     if len(labels) <= LABELS_SHOWN:
-        return f"{len(labels)} inputs of shape {size}, labels {' '.join(map(str, labels))}"
-    counts = ", ".join(f"{count} of class {label}" for label, count in sorted(Counter(labels).items()))
-    return f"{len(labels)} inputs of shape {size}: {counts}"
+        return f"{found}, labels {' '.join(map(str, labels.tolist()))}"
+    counts = ", ".join(f"{count} of class {label}" for label, count in sorted(Counter(labels.tolist()).items()))
+    return f"{found}: {counts}"
 
 
 def report_structure(structure: Structure) -> RenderableType:
@@ -69,8 +77,8 @@ def describe_solve(scores: Scores) -> list[Text]:
     sizes = scores.sizes
     if not sizes:  # searched: no program was solved, and none was stopped
         known = scores.objective is not None
-        divergence = f"; Kullback-Leibler divergence of the outputs {scores.objective:.6g}" if known else ""
-        return [Text(f"searched in {scores.seconds:.1f} s{divergence}")]
+        moved = f"; distance of the outputs from the original's: {scores.objective:.3g}" if known else ""
+        return [Text(f"searched in {scores.seconds:.1f} s{moved}")]
     return [
         Text(f"{scores.status.value}: {scores.status.sentence}"),
         Text(

@@ -16,6 +16,8 @@ from safetensors import safe_open
 from critical_neurons.core.documents import check_file, find_free_memory
 from critical_neurons.errors import InvalidFileError, first_line
 
+INPUTS, LABELS = "inputs", "labels"
+
 ENCRYPTED = 1
 """Bit of a zip entry's flags."""
 
@@ -74,10 +76,12 @@ def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _pick(path: Path, names: Sequence[str], read: Callable[[str], NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    absent = [name for name in ("inputs", "labels") if name not in names]
-    if absent:
+    """Inputs, one or several by name, and labels if there are any; other arrays are not read."""
+    inputs = [INPUTS] if INPUTS in names else [name for name in names if name.startswith(f"{INPUTS}.")]
+    if not inputs:
         found = ", ".join(names) or "nothing"
         raise InvalidFileError(
-            f"{path}: no {' and no '.join(absent)} in it. Found {found}; expected inputs and labels."
+            f"{path}: no inputs in it. Found {found}; expected inputs, or inputs.NAME for each of several, and "
+            "labels, if there are any."
         )
-    return {name: read(name) for name in ("inputs", "labels")}
+    return {name: read(name) for name in (*inputs, *({LABELS} & {*names}))}

@@ -1,4 +1,4 @@
-"""Data: inputs and labels from a file or a data set of images."""
+"""Data: inputs, and labels if there are any, from a file or a data set of images."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from critical_neurons.errors import (
     MissingExtraError,
     first_line,
 )
-from critical_neurons.io.array_files import read_arrays
+from critical_neurons.io.array_files import INPUTS, LABELS, read_arrays
+from critical_neurons.removal.rows import Inputs, count_rows, take_rows
 
 FILE_SUFFIXES = (".npz", ".safetensors")
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMN = "label"
+MOST_EXAMPLES = 10
 LUMINANCE = (0.299, 0.587, 0.114)
 
 
@@ -61,32 +63,28 @@ def load_batch(
     seed: int = 0,
     split: str = "train",
     look: Look = AS_STORED,
-) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of a `.npz` or `.safetensors` that holds both, or of a Hugging Face data set, folder or id.
+) -> tuple[Inputs, Tensor | None]:
+    """Inputs and labels of a `.npz` or `.safetensors`, or of a Hugging Face data set, folder or id.
 
-    `per_class`: draw this many of every class with `seed`, in the order of the classes; otherwise up to
+    A file may have no labels, and several inputs: `inputs.0`, `inputs.1`, ... or `inputs.NAME` for the arguments of
+    the model. `per_class`: draw this many of every class with `seed`, in the order of the classes; otherwise up to
     `most_per_class` of a data set. uint8 inputs are scaled to [0, 1]. `split` is for data sets only.
     """
     if is_file(source):
-        arrays = read_arrays(Path(source))
-        inputs, labels = arrays["inputs"], check_labels(source, arrays["labels"])
-        if inputs.ndim < 2 or len(inputs) != len(labels):
-            raise InvalidInputError(
-                f"{source}: inputs of shape {inputs.shape} and labels of shape {labels.shape} do not fit; expected "
-                "(batch, ...) and (batch,)."
-            )
-        if inputs.dtype.kind == "f" and not (finite := np.isfinite(inputs.reshape(len(inputs), -1)).all(1)).all():
-            bad = ", ".join(map(str, np.flatnonzero(~finite)[:5]))
-            raise InvalidInputError(f"{source}: NaN or infinite values in data points {bad}. Give finite ones.")
-        chosen = choose_balanced(labels, per_class, seed)
-        return _prepare(source, _scaled(source, inputs[chosen]), look), torch.from_numpy(labels[chosen])
+        inputs, labels = _load_file(source, look)
+        if labels is None and per_class is not None:
+            raise InvalidSettingError(f"per_class: {source} holds no labels. Leave it out, or add labels.")
+        if labels is None or per_class is None:
+            return inputs, labels
+        chosen = torch.from_numpy(choose_balanced(labels.numpy(), per_class, seed))
+        return take_rows(inputs, chosen), labels[chosen]
     data, image_column = open_data_set(source, split)
-    labels = check_labels(source, data.select_columns([LABEL_COLUMN]).with_format("numpy")[:][LABEL_COLUMN])
+    classes = check_labels(source, data.select_columns([LABEL_COLUMN]).with_format("numpy")[:][LABEL_COLUMN])
     count = most_per_class if per_class is None else per_class
-    chosen = choose_balanced(labels, count, seed, allow_fewer=per_class is None)
+    drawn = choose_balanced(classes, count, seed, allow_fewer=per_class is None)
     images = [
         _prepare(source, _scaled(source, read_pixels(source, image))[None], look)
-        for image in data.select(chosen)[image_column]
+        for image in data.select(drawn)[image_column]
     ]
     sizes = sorted({tuple(image.shape[1:]) for image in images})
     if len(sizes) > 1:
@@ -94,7 +92,52 @@ def load_batch(
             f"{source}: the images differ in channels or size, {sizes[0]} and {sizes[-1]} among them. "
             "Make them alike with resize and channels."
         )
-    return torch.cat(images), torch.from_numpy(labels[chosen])
+    return torch.cat(images), torch.from_numpy(classes[drawn])
+
+
+def load_example(source: str) -> Inputs:
+    """A few inputs: the first of a file, or one of every class of a data set."""
+    inputs, _ = load_batch(source, per_class=None if is_file(source) else 1)
+    return take_rows(inputs, torch.arange(min(MOST_EXAMPLES, count_rows(inputs))))
+
+
+def _load_file(source: str, look: Look) -> tuple[Inputs, Tensor | None]:
+    arrays = read_arrays(Path(source))
+    given = arrays.pop(LABELS, None)
+    labels = None if given is None else check_labels(source, given)
+    counts = {len(each) if each.ndim else None for each in (*arrays.values(), *(() if labels is None else (labels,)))}
+    if None in counts or len(counts) > 1 or (INPUTS in arrays and arrays[INPUTS].ndim < 2):
+        found = ", ".join(f"{name} of shape {each.shape}" for name, each in arrays.items())
+        beside = "" if labels is None else f" and labels of shape {labels.shape}"
+        raise InvalidInputError(f"{source}: {found}{beside} do not fit; expected (batch, ...) and (batch,).")
+    if counts == {0}:
+        raise InvalidInputError(f"{source}: holds no data.")
+    if look != AS_STORED and INPUTS not in arrays:
+        raise InvalidSettingError(f"mean, std, resize, channels: for one input, but {source} has {len(arrays)}.")
+    read = {name.removeprefix(f"{INPUTS}."): _scaled(source, _check_finite(source, arrays[name])) for name in arrays}
+    return _join(source, read, look), None if labels is None else torch.from_numpy(labels)
+
+
+def _join(source: str, read: dict[str, Tensor], look: Look) -> Inputs:
+    """One input, a tuple of positional or a dict of named arguments."""
+    if INPUTS in read:
+        return _prepare(source, read[INPUTS], look)
+    places = [str(place) for place in range(len(read))]
+    if {*read} == {*places}:
+        return tuple(read[place] for place in places)
+    if bad := [name for name in read if not name.isidentifier()]:
+        raise InvalidInputError(
+            f"{source}: found inputs.{bad[0]}. Accepted: inputs.0, inputs.1 and so on without a gap, or names of "
+            "arguments."
+        )
+    return read
+
+
+def _check_finite(source: str, inputs: NDArray[Any]) -> NDArray[Any]:
+    if inputs.dtype.kind == "f" and not (finite := np.isfinite(inputs.reshape(len(inputs), -1)).all(1)).all():
+        bad = ", ".join(map(str, np.flatnonzero(~finite)[:5]))
+        raise InvalidInputError(f"{source}: NaN or infinite values in data points {bad}. Give finite ones.")
+    return inputs
 
 
 def choose_balanced(
@@ -156,7 +199,8 @@ def check_labels(source: str, labels: NDArray[Any]) -> NDArray[np.int64]:
     labels = np.asarray(labels)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise InvalidInputError(
-            f"{source}: labels of shape {labels.shape} and type {labels.dtype}; expected one integer per input."
+            f"{source}: labels of shape {labels.shape} and type {labels.dtype}; expected one integer per input. "
+            "Leave them out where there are no classes."
         )
     if len(labels) == 0:
         raise InvalidInputError(f"{source}: holds no data.")
@@ -179,12 +223,16 @@ def read_pixels(source: str, image: Any) -> NDArray[Any]:
 def _scaled(source: str, inputs: NDArray[Any]) -> Tensor:
     if inputs.dtype == np.uint8:
         return torch.from_numpy(inputs.astype(np.float32)) / 255
-    if not np.issubdtype(inputs.dtype, np.floating):
-        raise InvalidInputError(f"{source}: inputs of type {inputs.dtype}; uint8 or floating point is read.")
+    if inputs.dtype.kind in "iub":
+        return torch.from_numpy(inputs.astype(bool if inputs.dtype.kind == "b" else np.int64))
+    if inputs.dtype.kind != "f":
+        raise InvalidInputError(f"{source}: inputs of type {inputs.dtype}; whole or real numbers are read.")
     return torch.from_numpy(inputs.astype(np.float64 if inputs.dtype == np.float64 else np.float32))
 
 
 def _prepare(source: str, inputs: Tensor, look: Look) -> Tensor:
+    if look == AS_STORED:
+        return inputs
     if (look.channels or look.resize) and inputs.ndim == 3:
         inputs = inputs[:, None]
     if (look.channels or look.resize) and inputs.ndim != 4:
