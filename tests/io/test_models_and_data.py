@@ -254,9 +254,7 @@ class TestFiles:
         assert not torch.equal(first[0], other[0])
 
     def test_missing_arrays(self, path):
-        with pytest.raises(
-            InvalidFileError, match=r"no inputs in it\. Found targets, x; expected inputs, or"
-        ):
+        with pytest.raises(InvalidFileError, match=r"no inputs in it\. Found targets, x; expected inputs, or"):
             load_batch(save(path, targets=LABELS, x=INPUTS))
 
     def test_without_labels(self, path):
