@@ -4,7 +4,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 
 LINT := $(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy && $(BIN)/lint-imports
 
-.PHONY: demo test slow test-lowest test-extras soak lint format docs notebooks benchmarks lock check-lock clean
+.PHONY: demo test slow test-lowest test-python test-extras soak lint format docs notebooks benchmarks lock check-lock clean
 
 demo: .venv/demo.installed  ## Train a small network, make it smaller, save and export it to demo/, with demo/report.html.
 	$(BIN)/critical-neurons demo --save demo
@@ -36,12 +36,18 @@ test-lowest: $(UV)  ## The lowest versions that pyproject.toml admits, in an env
 		--no-binary critical-neurons --no-binary critical-neurons-reproduction --override .throwaway/torch.txt --editable '.[jobs,onnx,plot,scip,cvxpy]' --editable ./reproduction 'pytest>=8.0' 'hypothesis>=6.100'
 	OMP_NUM_THREADS=1 .throwaway/lowest/bin/pytest -p no:cacheprovider $(SMOKE)
 
+test-python: $(UV)  ## The same tests under another interpreter: PYTHON=python3.13.
+	$(UV) venv --quiet --clear --python $(PYTHON) .throwaway/python
+	$(UV) pip install --quiet --python .throwaway/python/bin/python $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) \
+		--constraint constraints.txt --editable '.[jobs,onnx,plot,scip,cvxpy]' --editable ./reproduction pytest hypothesis
+	OMP_NUM_THREADS=1 .throwaway/python/bin/pytest -p no:cacheprovider $(SMOKE)
+
 test-extras: $(addprefix test-extra-,none $(EXTRAS))  ## No extra, and each one alone, in environments of their own.
 
-test-extra-%:
-	$(PYTHON) -m venv --clear .throwaway/$*
-	.throwaway/$*/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch pytest
-	.throwaway/$*/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.$(if $(filter none,$*),,[$*])'
+test-extra-%: $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON) .throwaway/$*
+	$(UV) pip install --quiet --python .throwaway/$*/bin/python --constraint constraints.txt \
+		$(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) --editable '.$(if $(filter none,$*),,[$*])'
 	.throwaway/$*/bin/critical-neurons doctor
 	OMP_NUM_THREADS=1 .throwaway/$*/bin/python tests/smoke.py
 	rm -rf .throwaway/$*
