@@ -29,18 +29,19 @@ LIMITS = (0.1, 1.0, 10.0)
 TEMPLATE = """# Time limits
 
 Written by `python benchmarks/time_limits.py page` from `benchmarks/results/time_limits.jsonl`; `python
-benchmarks/time_limits.py run` measures what is not stored there. A call should return within its limit and 1 s, or 10 %
-if that is more, and cells that do not are in bold: reading, bounding, encoding, solving and building are included. What cannot be interrupted is one call
-of a layer, one addition of large sparse matrices, and one step of a solver or of distillation.
+benchmarks/time_limits.py run` measures what is not stored there. A call should return within its limit and 1 s, or
+10 % if that is more; cells that do not are in bold. Reading, bounding, encoding, solving and building are included.
+What cannot be interrupted is one call of a layer, one addition of large sparse matrices, and one step of a solver or
+of distillation.
 
 A model that takes longer to read than that is refused: "time_limit: 0.1 s were over before the model was read". A
 limit that is over before there is a program leaves every score at 1, with a note. A conic solver of CVXPY is not
 begun if ten of its steps would not fit into the time that is left, nor HiGHS if its presolve would not.
 
 Seconds by the clock, and of the processor in parentheses, for limits of {limits} s; the load is the number of
-processes that wanted one of {cores} when the case began, which lengthens the first of the two. The lines were
-measured while limits were being mended, each after the last change that concerned it as far as known; they carry no
-commit. Networks have random weights; 10 random images of 32x32, for distillation 256. Versions: {versions}; {machine}; {date}.
+processes that wanted one of {cores} when the case began, which lengthens the first of the two. The lines carry no
+commit: most were measured before the last change, which made HiGHS stop earlier. Networks have random weights; 10
+random images of 32x32, for distillation 256. Versions: {versions}; {machine}; {date}.
 
 | call | {heads} |
 |---|{rules}|
