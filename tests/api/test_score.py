@@ -580,6 +580,7 @@ BAD_BATCHES = {
     "no data points": ((torch.rand(0, 4), []), "the batch is empty"),
     "no batches": (([], None), "the batch is empty"),
     "integers": ((torch.ones(2, 4, dtype=torch.int64), [0, 1]), "inputs: found int64"),
+    "several by name": (({"a": torch.ones(2, 4), "b": torch.ones(2, 4)}, [0, 1]), "found 2 of them by name"),
     "NaN": ((spoil(3, NAN), LABELS), "inputs: NaN or infinite values in data points 3"),
     "infinite": ((spoil(1, -INFINITY), LABELS), "inputs: NaN or infinite values in data points 1"),
     "label too large": ((INPUTS, [0, 1, 2, 3, 0]), "labels: found 3. Accepted: 0 to 2"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,11 @@ class Batch:
 def gather_batch(inputs: Any, labels: Any = None, *, real: bool = False) -> Batch:
     """From tensors, arrays, or an iterable of batches: of inputs, of sequences of one, or of pairs (inputs, labels).
     `real`: labels may be real numbers."""
+    if isinstance(inputs, Mapping):
+        raise InvalidInputError(
+            f"inputs: found {len(inputs)} of them by name. A program is made of a network with one input; search and "
+            "compress take several."
+        )
     if _is_array(inputs):
         gathered, given = _array(inputs), None if labels is None else _array(labels)
     elif isinstance(inputs, Iterable) and labels is None:
