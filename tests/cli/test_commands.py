@@ -735,11 +735,11 @@ class TestPruneAndRefit:
     def test_an_interrupted_search_leaves_the_best_so_far(self, monkeypatch):
         judged = []
 
-        def judge(model, *data):
+        def judge(model, **data):
             judged.append(model)
             if len(judged) == 4:
                 raise KeyboardInterrupt
-            return measure_accuracy(model, *data)
+            return measure_accuracy(model, **data)
 
         monkeypatch.setattr("critical_neurons.removal.metrics.measure_accuracy", judge)
         options = ("--max-drop", 0.99, "--data", "test.npz", "--save", "smaller")
@@ -1188,7 +1188,12 @@ class TestProgress:
         assert captured.out == ""
 
     def test_a_large_batch_is_counted_by_class(self):
-        assert describe_batch((1, 8, 8), [0, 1] * 30) == "60 inputs of shape 1x8x8: 30 of class 0, 30 of class 1"
+        inputs, labels = torch.zeros(60, 1, 8, 8), torch.tensor([0, 1] * 30)
+        assert describe_batch(inputs, labels) == "60 inputs of shape 1x8x8: 30 of class 0, 30 of class 1"
+        assert (
+            describe_batch({"a": inputs, "b": labels}, None)
+            == "60 inputs of shape 1x8x8 and one number, without labels"
+        )
 
 
 class TestInstalledCommand:

@@ -165,7 +165,7 @@ def test_sweep(place, tmp_path):
     assert len([line for line in done.stdout.splitlines() if line.startswith(("search", "random"))]) == 4
     assert (tmp_path / "curve.svg").read_bytes().startswith(b"<?xml")
     assert len(read(tmp_path / "curve.html")["trade_off"]["dots"]) == 4
-    assert read(tmp_path / "curve.html")["call"].startswith("critical-neurons ")
+    assert read(tmp_path / "curve.html")["call"].startswith("critical-neurons")
     picked = run(
         *(*sweep, "--units", "0.2", "--pick", "0.2", "--save", tmp_path / "smaller", "--json"),
         *("--report", tmp_path / "picked.html"),

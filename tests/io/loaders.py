@@ -14,6 +14,7 @@ from critical_neurons.errors import InvalidFileError
 from critical_neurons.io.checkpoint import read_results
 from critical_neurons.io.data import load_batch
 from critical_neurons.io.models import load_model
+from critical_neurons.removal.rows import find_tensors
 from critical_neurons_reproduction.datasets import _digest, _read_cache
 from critical_neurons_reproduction.decoupled import decouple, train_parts
 from critical_neurons_reproduction.recipes import Recipe
@@ -92,13 +93,13 @@ def refuse():
 def write_npz(folder):
     path = folder / "data.npz"
     np.savez_compressed(path, inputs=np.random.default_rng(0).random((6, 4)), labels=np.arange(6))
-    return path, lambda: [each.tolist() for each in load_batch(str(path))]
+    return path, lambda: [each.tolist() for each in find_tensors(load_batch(str(path)))]
 
 
 def write_tensors(folder):
     path = folder / "data.safetensors"
     save_file({"inputs": torch.rand(6, 4), "labels": torch.arange(6)}, path)
-    return path, lambda: check_finite(load_batch(str(path)))
+    return path, lambda: check_finite(find_tensors(load_batch(str(path))))
 
 
 def check_finite(tensors):
