@@ -284,8 +284,19 @@ class TestFiles:
             load_batch(save(path, **{f"inputs.{name}": INPUTS for name in names}))
 
     def test_several_inputs_are_not_images(self, path):
-        with pytest.raises(InvalidSettingError, match="for one input, but"):
+        with pytest.raises(InvalidSettingError, match="for inputs, but"):
             load_batch(save(path, **{"inputs.a": INPUTS, "inputs.b": INPUTS}), look=Look(mean=[0.5]))
+
+    def test_bytes_of_several_inputs_are_no_images(self, path):
+        inputs, _ = load_batch(save(path, **{"inputs.mask": np.ones((2, 3), np.uint8)}))
+        assert inputs["mask"].dtype == torch.int64
+        assert inputs["mask"].unique() == 1
+
+    @pytest.mark.parametrize("kind", [np.int64, bool])
+    @pytest.mark.parametrize("look", [Look(mean=[0.5]), Look(std=[2.0]), Look(channels=3), Look(resize=4)])
+    def test_whole_numbers_are_not_normalised(self, path, look, kind):
+        with pytest.raises(InvalidInputError, match="are for uint8 or real numbers; found torch"):
+            load_batch(save(path, inputs=INPUTS.astype(kind)), look=look)
 
     def test_a_few_as_an_example(self, path):
         assert np.array_equal(load_example(save(path, inputs=INPUTS)), INPUTS[:10])

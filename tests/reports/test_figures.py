@@ -57,7 +57,7 @@ def test_a_dark_style_gets_light_ink():
         drawn = make_results()[1].plot()
     (text, *_) = drawn.get_legend().get_texts()
     assert sum(colors.to_rgb(text.get_color())) > 2
-    beside = pyplot.figure().add_subplot(facecolor="white")
+    beside = pyplot.figure(facecolor="white").add_subplot(facecolor="none")
     assert sum(colors.to_rgb(make_results()[1].plot(beside).get_legend().get_texts()[0].get_color())) < 1
 
 

@@ -15,7 +15,7 @@ from critical_neurons.removal.refit.behind import refit_behind
 from critical_neurons.removal.remove import remove_units
 from critical_neurons.selection import consumers
 from critical_neurons.selection.distance import Distance
-from critical_neurons.selection.layerwise_search import LayerwiseSearch, keep_last
+from critical_neurons.selection.layerwise_search import LayerwiseSearch
 from tests.zoo import build_model, draw_inputs
 
 STRUCTURES = ["mlp", "groups", "resnet", "densenet", "mobilenet", "convolution in one dimension"]
@@ -28,6 +28,12 @@ SAME = 1e-4
 def no_ridge(monkeypatch):
     monkeypatch.setattr(ridge, "RIDGE", NO_RIDGE)
     monkeypatch.setattr(ridge, "RIDGES", (NO_RIDGE,))
+
+
+def keep_last(order, count):
+    stays = np.zeros(len(order), dtype=bool)
+    stays[order[len(order) - count :]] = True
+    return stays
 
 
 def make_search(model, inputs):

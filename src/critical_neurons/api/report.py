@@ -64,7 +64,8 @@ def report(
     given = {"comparison": comparison, "plan": plan, "scores": scores, "curve": swept}
     for (name, value), kind in zip(given.items(), (Comparison, Plan, Scores, Curve), strict=True):
         if value is not None and not isinstance(value, kind):
-            raise InvalidSettingError(f"{name}: found {type(value).__name__}. Accepted: {kind.__name__}.")
+            accepted = "Curve, or what sweep returns" if kind is Curve else kind.__name__
+            raise InvalidSettingError(f"{name}: found {type(value).__name__}. Accepted: {accepted}.")
     if isinstance(class_names, str):
         raise InvalidSettingError("class_names: found one text. Accepted: a sequence with the name of every class.")
     check_writable(path)

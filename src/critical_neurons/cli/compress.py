@@ -124,7 +124,7 @@ def compress(
     )
     network = load_model(model, weights, options.find_shape(inputs))
     note(describe_batch(inputs, labels))
-    if test is None:
+    if test is None and labels is not None:
         note("No test data: the comparison is on these, and its accuracy is called calibration.")
     with show_progress() as progress:
         found = cn.compress(

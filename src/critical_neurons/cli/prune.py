@@ -118,6 +118,8 @@ def prune(
     loaded = cn.Scores.load(scores) if scores else None
     ready = cn.Plan.load(carry_out, trust_edited=trust_edited) if carry_out else None
     inputs, labels = form.load(data, per_class=per_class, seed=seed, split=split) if data else (None, None)
+    if inputs is not None and labels is None:
+        note(f"No accuracy: {data} holds no labels.")
     if max_drop is not None and labels is None:
         raise InvalidSettingError(f"--max-drop: judged by accuracy, but {data} holds no labels.")
     fitted = form.load(calibration, most_per_class=options.MOST_PER_CLASS, seed=seed)[0] if calibration else None

@@ -67,8 +67,8 @@ def load_batch(
     """Inputs and labels of a `.npz` or `.safetensors`, or of a Hugging Face data set, folder or id.
 
     A file may have no labels, and several inputs: `inputs.0`, `inputs.1`, ... or `inputs.NAME` for the arguments of
-    the model. `per_class`: draw this many of every class with `seed`, in the order of the classes; otherwise up to
-    `most_per_class` of a data set. uint8 inputs are scaled to [0, 1]. `split` is for data sets only.
+    the model. `inputs` of uint8 are images and scaled to [0, 1]. `per_class`: draw this many of every class with
+    `seed`, in the order of the classes; otherwise up to `most_per_class` of a data set. `split` is for data sets.
     """
     if is_file(source):
         inputs, labels = _load_file(source, look)
@@ -108,27 +108,32 @@ def _load_file(source: str, look: Look) -> tuple[Inputs, Tensor | None]:
     counts = {len(each) if each.ndim else None for each in (*arrays.values(), *(() if labels is None else (labels,)))}
     if None in counts or len(counts) > 1 or (INPUTS in arrays and arrays[INPUTS].ndim < 2):
         found = ", ".join(f"{name} of shape {each.shape}" for name, each in arrays.items())
-        beside = "" if labels is None else f" and labels of shape {labels.shape}"
-        raise InvalidInputError(f"{source}: {found}{beside} do not fit; expected (batch, ...) and (batch,).")
+        if labels is None:
+            raise InvalidInputError(f"{source}: {found}; expected (batch, ...), with one batch size.")
+        raise InvalidInputError(
+            f"{source}: {found} and labels of shape {labels.shape} do not fit; expected (batch, ...) and (batch,)."
+        )
     if counts == {0}:
         raise InvalidInputError(f"{source}: holds no data.")
     if look != AS_STORED and INPUTS not in arrays:
-        raise InvalidSettingError(f"mean, std, resize, channels: for one input, but {source} has {len(arrays)}.")
-    read = {name.removeprefix(f"{INPUTS}."): _scaled(source, _check_finite(source, arrays[name])) for name in arrays}
-    return _join(source, read, look), None if labels is None else torch.from_numpy(labels)
+        raise InvalidSettingError(f"mean, std, resize, channels: for inputs, but {source} has {', '.join(arrays)}.")
+    checked = {name: _check_finite(source, each) for name, each in arrays.items()}
+    if INPUTS in checked:
+        inputs: Inputs = _prepare(source, _scaled(source, checked[INPUTS]), look)
+    else:
+        inputs = _join(source, {name.partition(".")[2]: _convert(source, each) for name, each in checked.items()})
+    return inputs, None if labels is None else torch.from_numpy(labels)
 
 
-def _join(source: str, read: dict[str, Tensor], look: Look) -> Inputs:
-    """One input, a tuple of positional or a dict of named arguments."""
-    if INPUTS in read:
-        return _prepare(source, read[INPUTS], look)
+def _join(source: str, read: dict[str, Tensor]) -> Inputs:
+    """A tuple of positional or a dict of named arguments."""
     places = [str(place) for place in range(len(read))]
     if {*read} == {*places}:
         return tuple(read[place] for place in places)
-    if bad := [name for name in read if not name.isidentifier()]:
+    if not all(name.isidentifier() for name in read):
+        found = ", ".join(f"{INPUTS}.{name}" for name in read)
         raise InvalidInputError(
-            f"{source}: found inputs.{bad[0]}. Accepted: inputs.0, inputs.1 and so on without a gap, or names of "
-            "arguments."
+            f"{source}: found {found}. Accepted: inputs.0, inputs.1 and so on without a gap, or names of arguments."
         )
     return read
 
@@ -221,9 +226,14 @@ def read_pixels(source: str, image: Any) -> NDArray[Any]:
 
 
 def _scaled(source: str, inputs: NDArray[Any]) -> Tensor:
+    """Images as bytes are scaled to [0, 1]."""
     if inputs.dtype == np.uint8:
         return torch.from_numpy(inputs.astype(np.float32)) / 255
-    if inputs.dtype.kind in "iub":
+    return _convert(source, inputs)
+
+
+def _convert(source: str, inputs: NDArray[Any]) -> Tensor:
+    if inputs.dtype.kind in "iub" and inputs.dtype != np.uint64:
         return torch.from_numpy(inputs.astype(bool if inputs.dtype.kind == "b" else np.int64))
     if inputs.dtype.kind != "f":
         raise InvalidInputError(f"{source}: inputs of type {inputs.dtype}; whole or real numbers are read.")
@@ -233,6 +243,10 @@ def _scaled(source: str, inputs: NDArray[Any]) -> Tensor:
 def _prepare(source: str, inputs: Tensor, look: Look) -> Tensor:
     if look == AS_STORED:
         return inputs
+    if not inputs.is_floating_point():
+        raise InvalidInputError(
+            f"{source}: mean, std, resize and channels are for uint8 or real numbers; found {inputs.dtype}."
+        )
     if (look.channels or look.resize) and inputs.ndim == 3:
         inputs = inputs[:, None]
     if (look.channels or look.resize) and inputs.ndim != 4:

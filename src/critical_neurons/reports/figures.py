@@ -230,8 +230,9 @@ def _drawing(axes: Any, rows: int) -> Iterator[tuple[Any, Callable[[str], str]]]
     if axes is None:  # outside of the style: a backend that is loaded now makes settings, which must stay
         size = (WIDTH, 0.8 + 0.24 * min(rows, ROWS_FULL_SIZE))
         figure = pyplot.figure(figsize=size, layout="constrained")
-    background = figure.get_facecolor() if figure is not None else axes.get_facecolor()
-    dark = sum(colors.to_rgb(background)) < DARK
+    behind = [figure] if figure is not None else [axes, axes.figure]
+    seen = [each for each in map(colors.to_rgba, (part.get_facecolor() for part in behind)) if each[3] > 0]
+    dark = bool(seen) and sum(seen[0][:3]) < DARK
     with _styled(paint := ON_DARK.__getitem__ if dark else str):
         yield axes if figure is None else figure.add_subplot(), paint
 

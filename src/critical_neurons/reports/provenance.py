@@ -45,7 +45,8 @@ def list_facts(
     made_of = {} if structure is None else vars(structure.fingerprint)
     digests = {f"digest of the {name}": text for name, text in made_of.items()}
     if curve is not None and not digests:
-        digests = {f"digest of the {what}": curve.settings[name] for name, what in DIGESTED.items()}
+        known = {what: curve.settings[name] for name, what in DIGESTED.items() if name in curve.settings}
+        digests = {f"digest of the {what}": text for what, text in known.items()}
     if seen:
         digests[f"digest of the {len(seen)} inputs seen"] = hashlib.sha256("".join(seen).encode()).hexdigest()
     facts = {

@@ -71,21 +71,6 @@ def eliminate(consumers: Sequence[Consumer], unit_count: int, blocks: int = 1) -
     return Elimination(torch.stack(order), torch.stack(added).cumsum(0))
 
 
-def refit(squares: Tensor, inverse: Tensor, weight: Tensor, gone: Tensor) -> Tensor:
-    """V (columns, outputs): the weights with the least error, zero for the columns that are gone. From G if few stay,
-    from H if few go."""
-    left, removed = (~gone).nonzero().flatten(), gone.nonzero().flatten()
-    fitted = torch.zeros_like(weight)
-    if len(left) < len(removed):
-        factor = factorise(squares[left[:, None], left])
-        moved = torch.cholesky_solve(squares[left[:, None], removed] @ weight[removed], factor)
-    else:
-        factor = factorise(inverse[removed[:, None], removed])
-        moved = -inverse[left[:, None], removed] @ torch.cholesky_solve(weight[removed], factor)
-    fitted[left] = weight[left] + moved
-    return fitted
-
-
 def measure_error(consumers: Sequence[Consumer], stays: Tensor) -> float:
     """The error with these units kept and the weights refitted."""
     total = 0.0

@@ -1,4 +1,5 @@
-"""Inverses of the covariances that the consumers of the original model read, held as far as memory allows."""
+"""Inverses of the covariances that the consumers of the original model read, held as far as memory allows, and
+refitting with them. Notation as in `elimination`."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class Inverses:
         self._held: dict[tuple[str, int], Tensor] = {}  # in the order of their last use
 
     def find(self, module: str, part: int) -> Tensor:
-        """(G + ridge)⁻¹ of this part of a module, in double precision."""
+        """H of this part of a module, in double precision."""
         key = module, part
         found = self._held.pop(key, None)
         self._held[key] = invert(self._moments[module][part].covariance) if found is None else found
@@ -29,13 +30,36 @@ class Inverses:
             del self._held[next(iter(self._held))]
         return self._held[key]
 
+    def refit(self, module: str, part: int, weight: Tensor, gone: Tensor) -> Tensor:
+        """The weights of this part without some columns, by the cheaper of two ways."""
+        if 2 * int(gone.sum()) > len(gone):
+            return refit(regularise(self._moments[module][part].covariance), weight, gone)
+        return refit_by_inverse(self.find(module, part), weight, gone)
+
 
 def invert(covariance: Tensor) -> Tensor:
-    """(G + ridge)⁻¹ in double precision."""
+    """H = G⁻¹, in double precision."""
     inverse: Tensor = torch.cholesky_inverse(factorise(regularise(covariance)))
     return inverse
 
 
 def regularise(covariance: Tensor) -> Tensor:
-    """G + ridge in double precision."""
+    """G: the covariance plus a ridge, in double precision."""
     return add_ridge(covariance.to(torch.float64, copy=True))
+
+
+def refit(squares: Tensor, weight: Tensor, gone: Tensor) -> Tensor:
+    """V (columns, outputs): the weights with the least error, zero for the columns that are gone. From G, which costs
+    less the fewer stay."""
+    left, removed = (~gone).nonzero().flatten(), gone.nonzero().flatten()
+    fitted, moved = torch.zeros_like(weight), squares[left[:, None], removed] @ weight[removed]
+    fitted[left] = weight[left] + torch.cholesky_solve(moved, factorise(squares[left[:, None], left]))
+    return fitted
+
+
+def refit_by_inverse(inverse: Tensor, weight: Tensor, gone: Tensor) -> Tensor:
+    """The same from H, which costs less the fewer go."""
+    left, removed = (~gone).nonzero().flatten(), gone.nonzero().flatten()
+    fitted, factor = torch.zeros_like(weight), factorise(inverse[removed[:, None], removed])
+    fitted[left] = weight[left] - inverse[left[:, None], removed] @ torch.cholesky_solve(weight[removed], factor)
+    return fitted

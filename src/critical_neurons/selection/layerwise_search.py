@@ -28,9 +28,9 @@ from critical_neurons.removal.remove import has_tensors, remove_units
 from critical_neurons.removal.rows import Inputs, call_model, count_rows, join_outputs, take_outputs, take_rows
 from critical_neurons.selection.consumers import Fitted, list_consumers, put_weights, split_module
 from critical_neurons.selection.distance import Distance, list_outputs
-from critical_neurons.selection.elimination import Consumer, Elimination, eliminate, measure_error, refit
+from critical_neurons.selection.elimination import Consumer, Elimination, eliminate, measure_error
 from critical_neurons.selection.factorisation import take_root
-from critical_neurons.selection.inverses import Inverses, invert, regularise
+from critical_neurons.selection.inverses import Inverses, invert
 from critical_neurons.selection.lower_bound import bound_error
 from critical_neurons.selection.replay import Replay
 from critical_neurons.selection.statistics import gather_metrics, gather_moments
@@ -121,7 +121,7 @@ class LayerwiseSearch:
         return View(draft, stays, squares, missing, *self._compare(draft, self._shuffled))
 
     def judge(self, stays: Bools, progress: Progress = lambda done, total: None) -> View:
-        """As `carry_out`, of a choice that is not revised any more: cheaper, without covariances."""
+        """As `carry_out`, but cheaper and without covariances, for the last choice. Every group keeps a unit."""
         if not has_tensors(self._model, self._structure):  # weights were parametrised before
             return self.carry_out(stays, progress)
         smaller = remove_units(self._model, self._structure, stays)
@@ -140,8 +140,8 @@ class LayerwiseSearch:
         """Improve the choice of the last `counts` units of each order by exchanges, and return the new orders."""
         orders = []
         for group, each, count in zip(self._structure.groups, found, counts, strict=True):
-            order = each.order.numpy()
-            kept = torch.from_numpy(keep_last(order, count))
+            order, kept = each.order.numpy(), torch.ones(len(group), dtype=torch.bool)
+            kept[each.order[: len(group) - count]] = False
             stays = exchange(self._find_maps(group, view), kept, group.blocks).numpy()
             orders.append(order[np.argsort(stays[order], kind="stable")])
         return orders
@@ -234,7 +234,7 @@ class LayerwiseSearch:
         return [wiring for wiring in self._consumers if np.isin(wiring.inputs, group.units).any()]
 
     def _find_maps(self, group: Group, view: View) -> list[Consumer]:
-        """The consumers of the group as linear maps of all its units and of the remaining units of other groups."""
+        """The consumers of the group as linear maps of its units, refitted with the remaining units of others."""
         numbers, left = np.full(len(view.stays), -1), view.stays.copy()
         numbers[group.units], left[group.units] = np.arange(len(group)), True
         maps, roots = [], self._find_roots(view)
@@ -271,10 +271,10 @@ class LayerwiseSearch:
         matrix = to_matrix(module, module.weight.detach()).clone()
         old = module.bias
         bias = old.detach().clone() if isinstance(old, Tensor) else module.weight.new_zeros(len(wiring.outputs))
-        for number, part in enumerate(self._parts[wiring.module]):
-            moments, inverse = self._moments[wiring.module][number], self._inverses.find(wiring.module, number)
+        pairs = zip(self._parts[wiring.module], self._moments[wiring.module], strict=True)
+        for number, (part, moments) in enumerate(pairs):
             gone = torch.from_numpy(~stays[part.units])
-            fitted = refit(regularise(moments.covariance), inverse, part.weight, gone)
+            fitted = self._inverses.refit(wiring.module, number, part.weight, gone)
             matrix[part.group, part.columns] = fitted.to(matrix)
             bias[part.outputs] += (moments.mean.double() @ (part.weight - fitted)).to(bias)
         return Fitted(from_matrix(module, matrix), bias)
@@ -292,9 +292,3 @@ def _by_group(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
     """Values in runs of one per tried share, group by group."""
     size = len(TRIED_SHARES)
     return (values[first : first + size] for first in range(0, len(values), size))
-
-
-def keep_last(order: Ints, count: int) -> Bools:
-    stays = np.zeros(len(order), dtype=bool)
-    stays[order[len(order) - count :]] = True
-    return stays

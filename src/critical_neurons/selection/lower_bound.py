@@ -1,8 +1,8 @@
 """Lower bound: an error that no choice of the same number of units can fall below.
 
-Notation as in `elimination`. Let D <= G be block-diagonal with one block per unit. The
-quadratic form of G - D is bounded below by its tangent at any X, and that of D separates into units. So for every X,
-with Q = (G - D) X, the error of a choice is at least
+Notation as in `elimination`. Let D <= G be block-diagonal with one block per unit. The quadratic form of G - D is
+bounded below by its tangent at any X, and that of D separates into units. So for every X, with Q = (G - D) X, the
+error of a choice is at least
 
     sum over removed units of tr (W_u' D_u W_u + 2 W_u' Q_u) - sum over kept units of tr Q_u' D_u⁻¹ Q_u
         - tr X' Q,

@@ -134,6 +134,8 @@ def gather_metrics(
         for name, slope in differentiate(partial(find_slopes, take_rows(inputs, some))).items():
             errors = channels_first(model.get_submodule(name), slope).movedim(1, -1).flatten(0, -2)
             metrics[name] = metrics.get(name, 0.0) + multiply_columns(errors).double() / len(rows)
+    if not all(torch.isfinite(each).all() for each in metrics.values()):
+        raise InvalidInputError("inputs: gradients of the model are NaN or infinite for them. Are they scaled right?")
     return metrics
 
 
