@@ -67,6 +67,11 @@ DRAWS, EFFORT = 4, "quick"
 TIME_LIMIT = 120.0
 """Processor seconds for an architecture and method."""
 
+LARGE = ("inception_v3", "resnext50_32x4d", "se_resnet50", "unet", "unet_bilinear", "pix2pix_generator")
+LARGE += ("retinanet_resnet18", "siamese")
+LARGE_LIMIT = 600.0
+"""Architectures whose search takes longer, and its limit."""
+
 WALL_LIMIT = 1800.0
 """Seconds after which the process of an architecture and method is ended, whatever it waits for."""
 
@@ -121,10 +126,14 @@ def list_cells() -> list[Cell]:
         "compress": {"kept": KEPT, "effort": EFFORT, "inputs": DRAWS * BATCH, "compensate": "least_squares"},
     }
     return [
-        Cell(TABLE, f"{name}/{method}", {"harness": VERSION, "seconds": TIME_LIMIT, **settings[method]})
+        Cell(TABLE, f"{name}/{method}", {"harness": VERSION, "seconds": find_limit(name, method), **settings[method]})
         for method in METHODS
         for name in ARCHITECTURES
     ]
+
+
+def find_limit(name: str, method: str) -> float:
+    return LARGE_LIMIT if method == "compress" and name in LARGE else TIME_LIMIT
 
 
 def run_in_child(method: Callable[[Architecture], Result], architecture: Architecture) -> Result:
@@ -133,7 +142,7 @@ def run_in_child(method: Callable[[Architecture], Result], architecture: Archite
     receiver, sender = context.Pipe(duplex=False)
 
     def work() -> None:
-        most = int(2 * TIME_LIMIT)  # the kernel ends what no exception does
+        most = int(2 * LARGE_LIMIT)  # the kernel ends what no exception does
         resource.setrlimit(resource.RLIMIT_CPU, (most, most))
         sender.send(method(architecture))
 
@@ -207,7 +216,7 @@ def measure_compress(architecture: Architecture) -> Result:
         found = cn.compress(model, given, **asked, effort=EFFORT, onnx=False)
         return found.model, {"asked": asked, "as_masked": True}
 
-    return measure(architecture, compress)
+    return measure(architecture, compress, find_limit(architecture.name, "compress"))
 
 
 def describe_structure(structure: Structure) -> Result:
@@ -270,7 +279,9 @@ METHODS: dict[str, Callable[[Architecture], Result]] = {
 }
 
 
-def measure(architecture: Architecture, shrink: Callable[[nn.Module, Inputs], Shrunk]) -> Result:
+def measure(
+    architecture: Architecture, shrink: Callable[[nn.Module, Inputs], Shrunk], seconds: float | None = None
+) -> Result:
     """The size before and after, or why there is no after: an error, outputs of another form, nothing removed.
 
     `shrink` may change the model it is given, and gives what else it found.
@@ -291,14 +302,14 @@ def measure(architecture: Architecture, shrink: Callable[[nn.Module, Inputs], Sh
         return {**found, "after": after}
 
     before = describe(architecture.builder(), architecture.example())
-    return {"before": {name: before[name] for name in ("parameters", "macs")}, **attempt(work)}
+    return {"before": {name: before[name] for name in ("parameters", "macs")}, **attempt(work, seconds or TIME_LIMIT)}
 
 
-def attempt(work: Callable[[], Result]) -> Result:
+def attempt(work: Callable[[], Result], seconds: float) -> Result:
     """What the work gives within the time limit, or its error as text; with the processor seconds it took."""
     started = time.process_time()
     try:
-        with time_limit(TIME_LIMIT), warnings.catch_warnings(action="ignore"):
+        with time_limit(seconds), warnings.catch_warnings(action="ignore"):
             result = work()
     except CriticalNeuronsError as error:
         result = {"failed": f"refused: {error}"}

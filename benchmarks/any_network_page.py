@@ -99,7 +99,7 @@ def describe_further(results: Results) -> list[str]:
     if "compress" in counts:
         lines.append(
             'With `cn.compress(model, inputs, macs=0.5, effort="quick")` on 8 random inputs instead, which searches '
-            f"and refits by least squares: {counts['compress']} that were tried, each within two minutes of one core."
+            f"and refits by least squares: {counts['compress']} that were tried, most within two minutes of one core."
         )
     if "onnx" in counts:
         lines.append(

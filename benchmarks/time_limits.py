@@ -35,13 +35,12 @@ What cannot be interrupted is one call of a layer, one addition of large sparse 
 of distillation.
 
 A model that is not read 0.7 s, or 7 %, after its limit is refused: "time_limit: 0.1 s were over before the model was
-read". A limit that is over before there is a program leaves every score at 1, with a note. A conic solver of CVXPY is not
-begun if ten of its steps would not fit into the time that is left, nor HiGHS if its presolve would not.
+read". A limit that is over before there is a program leaves every score at 1, with a note. A conic solver of CVXPY is
+not begun if ten of its steps would not fit into the time that is left, nor HiGHS if its presolve would not.
 
 Seconds by the clock, and of the processor in parentheses, for limits of {limits} s; the load is the number of
-processes that wanted one of {cores} when the case began, which lengthens the first of the two. The lines carry no
-commit: most were measured before the last change, which made HiGHS stop earlier. Networks have random weights; 10
-random images of 32x32, for distillation 256. Versions: {versions}; {machine}; {date}.
+processes that wanted one of {cores} when the case began, which lengthens the first of the two. Networks
+have random weights; 10 random images of 32x32, for distillation 256. Versions: {versions}; {machine}; {date}.
 
 | call | {heads} |
 |---|{rules}|
