@@ -88,7 +88,9 @@ def test_compress_without_labels(content):
     with_labels = succeed("compress", "model.onnx", "data.npz", *options, "--overwrite")
     assert "accuracy" not in result.stdout.replace("No accuracy", "").replace("an accuracy", "")
     assert "accuracy" in with_labels.stdout
-    assert "labels: none" in refuse("compress", "model.onnx", "inputs.npz", "--max-drop", 0.01, "--save", "smaller")
+    for option in (("--max-drop", 0.01), ("--macs", 0.5, "--paper")):
+        told = refuse("compress", "model.onnx", "inputs.npz", *option, "--save", "smaller")
+        assert ": needs the right classes, but inputs.npz holds no labels" in told
 
 
 @pytest.mark.slow

@@ -122,6 +122,9 @@ def compress(
     inputs, labels = form.load(
         data, per_class=per_class, most_per_class=options.MOST_PER_CLASS, seed=solver.seed, split=split
     )
+    if labels is None and (max_drop is not None or by_program):
+        option = "--max-drop" if max_drop is not None else "--paper" if paper else "--formulation"
+        raise InvalidSettingError(f"{option}: needs the right classes, but {data} holds no labels.")
     network = load_model(model, weights, options.find_shape(inputs))
     note(describe_batch(inputs, labels))
     if test is None and labels is not None:
