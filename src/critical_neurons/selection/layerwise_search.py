@@ -26,7 +26,7 @@ from critical_neurons.removal.refit.im2col import Weighted, from_matrix, to_matr
 from critical_neurons.removal.refit.stream import refit_modules
 from critical_neurons.removal.remove import has_tensors, remove_units
 from critical_neurons.removal.rows import Inputs, call_model, count_rows, join_outputs, take_outputs, take_rows
-from critical_neurons.selection.consumers import Fitted, list_consumers, put_weights, split_module
+from critical_neurons.selection.consumers import list_consumers, split_module
 from critical_neurons.selection.distance import Distance, list_outputs
 from critical_neurons.selection.elimination import Consumer, Elimination, eliminate, measure_error
 from critical_neurons.selection.factorisation import take_root
@@ -35,6 +35,7 @@ from critical_neurons.selection.lower_bound import bound_error
 from critical_neurons.selection.replay import Replay
 from critical_neurons.selection.statistics import gather_metrics, gather_moments
 from critical_neurons.selection.swaps import exchange
+from critical_neurons.selection.trial_weights import Fitted, put_weights
 
 LEAST_METRIC, MOST_METRIC = 64, 512
 """Limits on the number of inputs for Fisher matrices; each takes a forward and a backward pass."""
