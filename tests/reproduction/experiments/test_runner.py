@@ -13,7 +13,14 @@ from critical_neurons.core.workers import Workers
 from critical_neurons.errors import InvalidInputError, InvalidSettingError, MissingExtraError, OutputError
 from critical_neurons.parallel.threads import on_threads
 from critical_neurons_reproduction.experiments.cells import QUICK, TABLES, WHOLE, Schedule, list_cells
-from critical_neurons_reproduction.experiments.runner import RUNNERS, Reference, find_references, run_cells
+from critical_neurons_reproduction.experiments.runner import (
+    RUNNERS,
+    Reference,
+    find_measured,
+    find_references,
+    find_work,
+    run_cells,
+)
 from critical_neurons_reproduction.store import Store
 from critical_neurons_reproduction.training import CHECKPOINT
 from tests.zoo import first_or_slow
@@ -333,9 +340,21 @@ def test_nothing_to_do(runs, store):
 )
 def test_what_cells_begin_with(find, table, only, names):
     (cell,) = find(table, only)
-    found = list(find_references(cell.settings))
+    found = list(find_references(cell, None))
     assert [each.name for each in found] == names
     assert all(isinstance(each, Reference) for each in found)
+
+
+def test_a_network_that_table_2_has_measured_is_not_trained_again(find, tmp_path):
+    store = Store(tmp_path)
+    (cell,), (known,) = find("table-3", "mnist/fashion/lenet5"), find("table-2", "fashion/lenet5")
+    assert find_measured(cell, store) is None
+    for other in (replace(known, schedule="another"), replace(known, settings={**known.settings, "seed": 1})):
+        store.add(other, {"reference": 0.5})
+        assert find_measured(cell, store) is None
+    store.add(known, {"reference": 0.75})
+    assert find_measured(cell, store) == 0.75
+    assert [each.name for each in find_work([cell], store)[0]] == ["mnist/lenet5/seed-0"]
 
 
 @pytest.mark.slow

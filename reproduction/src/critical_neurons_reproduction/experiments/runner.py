@@ -63,16 +63,19 @@ def run_cells(
     """
     _check_schedules(cells, runs.schedule)
     references, missing = find_work(cells, store)
+    known = {cell.key: find_measured(cell, store) for cell in missing}
     for data, digest in sorted({item for cell in missing for item in cell.settings["pictures"].items()}):
         runs.check_pictures(data, digest)
     try:
         import threadpoolctl  # noqa: F401  results on more threads than one would not be the same
     except ImportError as error:
         raise MissingExtraError("threadpoolctl", "reproduce") from error
-    sent = _send(runs)
+    sent = replace(_send(runs), measured={key: found for key, found in known.items() if found is not None})
     trainings = [(each.name, partial(_train, each, sent)) for each in references]
     failed = _work(trainings, len(trainings), runs, workers, lambda name, result: finished(name))
-    possible = [cell for cell in missing if not any(each.name in failed for each in find_references(cell.settings))]
+    possible = [
+        cell for cell in missing if not any(each.name in failed for each in find_references(cell, known[cell.key]))
+    ]
     by_name = {f"{cell.table} {cell.name}": cell for cell in possible}
 
     def keep(name: str, result: tuple[Settings, dict[str, Any]]) -> None:
@@ -88,14 +91,35 @@ def run_cells(
 def find_work(cells: Collection[Cell], store: Store) -> tuple[list[Reference], list[Cell]]:
     """The cells that the store has not, and the networks they begin with."""
     missing = store.find_missing(cells)
-    return list(dict.fromkeys(each for cell in missing for each in find_references(cell.settings))), missing
+    found = (each for cell in missing for each in find_references(cell, find_measured(cell, store)))
+    return list(dict.fromkeys(found)), missing
 
 
-def find_references(settings: Settings) -> Iterator[Reference]:
-    """What is trained before a cell can be run."""
+def find_measured(cell: Cell, store: Store) -> float | None:
+    """The accuracy of the whole network on a cell's target, where table-2 has it for the same training."""
+    settings = cell.settings
+    if "target" not in settings:
+        return None
+    wanted = {
+        "network": settings["network"],
+        "data": settings["target"],
+        "recipe": settings["retraining"],
+        "seed": settings["seed"],
+        "pictures": {settings["target"]: settings["pictures"][settings["target"]]},
+    }
+    for record in store.find_all("table-2"):
+        if record.cell.schedule == cell.schedule and wanted.items() <= record.cell.settings.items():
+            return float(record.result["reference"])
+    return None
+
+
+def find_references(cell: Cell, measured: float | None) -> Iterator[Reference]:
+    """What is trained before a cell can be run. Of a target's network only the accuracy is needed, which may be
+    measured already."""
+    settings = cell.settings
     if not (settings.get("initial") or settings.get("incremental") or settings["kind"] == "given"):
         yield Reference(settings["network"], settings["data"], settings["seed"])
-    if "target" in settings:
+    if "target" in settings and measured is None:
         yield Reference(settings["network"], settings["target"], settings["seed"])
 
 

@@ -36,7 +36,9 @@ def run_transfer(cell: Cell, runs: Runs) -> Settings:
     network, seed, target = settings["network"], settings["seed"], settings["target"]
     test = runs.load(target).test
     initial = runs.build(network, seed)
-    reference = measure(runs.train_reference(network, target, seed), test)
+    reference = runs.measured.get(cell.key)
+    if reference is None:
+        reference = measure(runs.train_reference(network, target, seed), test)
     if settings["method"] == "connections":
         smaller, found = _mask_connections(initial, runs.load(settings["data"]), settings)
     else:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeAlias
@@ -39,7 +39,8 @@ DECOUPLED = "decoupled.pt"
 class Runs:
     """`folder` keeps the trainings, which go on where they were stopped; those cut down have places of their own.
     `data` is a folder of data sets, None for those of the hub; `recipes` are those networks are trained by,
-    `weights` a file of a trained VGG-16, for the cells that begin with one."""
+    `weights` a file of a trained VGG-16, for the cells that begin with one. `measured` has accuracies of whole networks
+    that need not be trained again, by the key of the cell that asks for them."""
 
     folder: Path
     data: Path | None = None
@@ -47,6 +48,7 @@ class Runs:
     cache: Path | None = None
     recipes: str = BEST_RECIPES
     weights: Path | None = None
+    measured: Mapping[str, float] = field(default_factory=dict, hash=False)
     tell: Tell = lambda what, done, of: None
 
     def load(self, data: str) -> Dataset:
