@@ -39,8 +39,8 @@ DECOUPLED = "decoupled.pt"
 class Runs:
     """`folder` keeps the trainings, which go on where they were stopped; those cut down have places of their own.
     `data` is a folder of data sets, None for those of the hub; `recipes` are those networks are trained by,
-    `weights` a file of a trained VGG-16, for the cells that begin with one. `measured` has accuracies of whole networks
-    that need not be trained again, by the key of the cell that asks for them."""
+    `weights` a file of a trained VGG-16, for the cells that begin with one. `measured` has accuracies of whole
+    networks that need not be trained again, by the key of the cell that asks for them."""
 
     folder: Path
     data: Path | None = None
