@@ -130,11 +130,17 @@ def digest_rows(inputs: NDArray[Any]) -> list[str]:
 
 def check_classes(labels: Ints, class_count: int) -> None:
     outside = np.flatnonzero((labels < 0) | (labels >= class_count))
-    if len(outside):
+    if not len(outside):
+        return
+    found = f"labels: found {_some(np.unique(labels[outside]))}"
+    if class_count == 1:
         raise InvalidInputError(
-            f"labels: found {_some(np.unique(labels[outside]))}. Accepted: 0 to {class_count - 1}, one for each "
-            f"of the network's {class_count} outputs."
+            f"{found} for a network with one output, which has no classes to choose from. Leave the labels out: give "
+            "the inputs alone, or batches of them; compress and plan judge such a network by evaluate=."
         )
+    raise InvalidInputError(
+        f"{found}. Accepted: 0 to {class_count - 1}, one for each of the network's {class_count} outputs."
+    )
 
 
 def _is_array(values: Any) -> bool:
