@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, TypeAlias
 
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from choices import QUESTIONS, Choice, Question
 from critical_neurons.core.files import write_atomically
@@ -70,7 +70,7 @@ class Difference:
         """By how much the interval goes to either side."""
         if self.error is None:
             return math.inf
-        return self.error * float(student.ppf((1 + CONFIDENCE) / 2, len(self.pairs) - 1))
+        return self.error * float(stdtrit(len(self.pairs) - 1, (1 + CONFIDENCE) / 2))
 
     @property
     def verdict(self) -> str:
