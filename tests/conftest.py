@@ -1,9 +1,11 @@
 """What every test can rely on."""
 
+import gc
 import signal
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from critical_neurons.removal.metrics import time_in_turns
+from critical_neurons.selection.effort import EFFORTS
 from tests.zoo import CORE, ZOO
 
 settings.register_profile("quick", max_examples=5, deadline=None)
@@ -30,6 +34,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if len(by_name) > len(CORE):
             for item in (item for name in by_name.keys() - set(CORE) for item in by_name[name]):
                 item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: the garbage collector need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _latencies_are_sampled_little() -> Iterator[None]:
+    """No test is about how fast a network is: a few samples show that it was timed."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def sample_little(*calls: Any, repeats: int) -> list[list[float]]:
+            return time_in_turns(*calls, repeats=min(3, repeats))
+
+        patch.setattr("critical_neurons.api.compare.time_in_turns", sample_little)
+        yield
+
+
+@pytest.fixture
+def short_descent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gates descend in fewer steps, for tests that ask nothing of how good the choice is."""
+    monkeypatch.setitem(EFFORTS, "quick", replace(EFFORTS["quick"], steps=20))
 
 
 @pytest.fixture(scope="session", autouse=True)

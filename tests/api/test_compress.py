@@ -19,6 +19,7 @@ from critical_neurons.core.batch import digest_rows
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.removal.metrics import count_macs, count_parameters, measure_accuracy
 from critical_neurons.selection import layerwise_search
+from critical_neurons.selection.effort import EFFORTS
 from tests.zoo import first_or_slow
 
 QUICK = {"formulation": "linearised", "onnx": False}
@@ -101,6 +102,7 @@ def test_a_search_needs_no_labels(halved, model, digits):
     assert found.comparison.data == "test"
 
 
+@pytest.mark.usefixtures("short_descent")
 def test_the_search_knows_what_is_refitted(model, digits):
     told = []
     found = compress(model, *digits[0], units=0.5, compensate="none", progress=told.append, onnx=False)
@@ -311,6 +313,7 @@ def test_a_program_is_under_the_budget_asked_for(model, digits):
 )
 def test_what_is_thorough_is_distilled(model, digits, monkeypatch, settings, distilled):
     calls = []
+    monkeypatch.setitem(EFFORTS, "thorough", EFFORTS["quick"])
     monkeypatch.setattr(prune_module, "distil", lambda original, smaller, *rest, **told: calls.append(1) or smaller)
     compress(model, digits[0][0][:100], macs=0.5, onnx=False, **settings)
     assert bool(calls) is distilled

@@ -19,6 +19,7 @@ from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.removal.metrics import measure_accuracy
 from critical_neurons.selection import budget_search, layerwise_search
 from critical_neurons.selection.effort import EFFORTS
+from tests.zoo import first_or_slow
 
 INPUTS = 80
 BETTER = 0.05
@@ -106,6 +107,7 @@ def test_units_that_others_can_stand_in_for_go_without_loss():
     assert (kept["2"] // 2).tolist() == [0, 1, 2]
 
 
+@pytest.mark.usefixtures("short_descent")
 @pytest.mark.parametrize("compensate", ["none", "bias", "least_squares"])
 def test_scores_say_what_was_done_and_travel(tmp_path, compensate):
     scores = quick(build(), draw(), macs=0.6, compensate=compensate)
@@ -164,8 +166,9 @@ class Parallel(nn.Module):
         return self.last(torch.relu(torch.cat([self.first(inputs), second], 1) + self.third(inputs)))
 
 
+@pytest.mark.usefixtures("short_descent")
 @pytest.mark.parametrize("compensate", ["none", "least_squares"])
-@pytest.mark.parametrize("share", [0.4, 0.5, 0.6, 0.7])
+@pytest.mark.parametrize("share", first_or_slow(0.5, 0.4, 0.6, 0.7))
 def test_what_stays_is_told_by_scores_where_units_of_a_group_cost_differently_much(share, compensate):
     scores = quick(Parallel().eval(), draw(), macs=share, compensate=compensate)
     assert np.array_equal(scores.per_unit >= 0.5, cn.plan(scores).stays[:-1])
@@ -197,6 +200,7 @@ def test_inputs_in_the_order_of_their_classes_are_all_heard():
     assert {unit < 4 for unit in kept.tolist()} == {True, False}
 
 
+@pytest.mark.usefixtures("short_descent")
 def test_the_objective_is_the_divergence_of_the_outputs():
     model, inputs = build(), draw()
     scores = quick(model, inputs, units=0.5, compensate="none")
@@ -207,7 +211,7 @@ def test_the_objective_is_the_divergence_of_the_outputs():
 
 
 @pytest.mark.parametrize("compensate", ["none", "least_squares"])
-@pytest.mark.parametrize("ending", [nn.Softmax(1), nn.LogSoftmax(1)], ids=str)
+@pytest.mark.parametrize("ending", first_or_slow(nn.Softmax(1), nn.LogSoftmax(1)), ids=str)
 def test_a_final_softmax_changes_nothing(compensate, ending):
     """Certain as the model is, the softmax gives hardly anything but zeros and ones."""
     model, inputs = build(), draw()
@@ -245,6 +249,7 @@ def test_spans_and_layers_to_ignore():
     assert cn.plan(scores).span.start == "2"
 
 
+@pytest.mark.usefixtures("short_descent")
 def test_where_no_module_could_be_refitted_gates_are_used():
     """The head is called twice: what it reads is refitted for neither call alone."""
 
@@ -261,6 +266,7 @@ def test_where_no_module_could_be_refitted_gates_are_used():
     assert budget_search.UNFITTED in scores.notes
 
 
+@pytest.mark.usefixtures("short_descent")
 def test_one_search_finds_the_same_for_every_budget_as_many(monkeypatch):
     """And a sketch for the same budget keeps to it."""
     for compensate in ("none", "least_squares"):
@@ -337,6 +343,7 @@ def test_pairs_of_inputs_and_labels_are_taken():
     assert np.array_equal(scores.per_unit, quick(build(), inputs, units=0.5).per_unit)
 
 
+@pytest.mark.usefixtures("short_descent")
 def test_a_loader_of_inputs_alone_is_taken():
     inputs = draw()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs), batch_size=32)  # gives lists of one
@@ -344,12 +351,14 @@ def test_a_loader_of_inputs_alone_is_taken():
     assert np.array_equal(found.per_unit, expected.per_unit)
 
 
+@pytest.mark.usefixtures("short_descent")
 def test_a_share_may_be_a_number_of_numpy(tmp_path):
     scores = quick(build(), draw(), units=np.float32(0.5), compensate="none")
     assert np.array_equal(scores.per_unit, quick(build(), draw(), units=0.5, compensate="none").per_unit)
     scores.save(tmp_path / "scores.json")
 
 
+@pytest.mark.usefixtures("short_descent")
 @pytest.mark.parametrize("compensate", ["none", "least_squares"])
 @pytest.mark.parametrize("budget", [{"macs": 1e-3}, {"params": 1e-3}, {"units": 1e-3, "scope": "global"}], ids=str)
 def test_a_budget_out_of_reach_names_one_that_is_met_before_anything_is_run(compensate, budget):

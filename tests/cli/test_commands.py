@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -113,9 +114,16 @@ def refuse(*arguments):
     return " ".join(result.stderr.split())
 
 
+@cache
+def find_scores(*arguments):
+    """The file that a scoring writes, which is the same for every test."""
+    succeed("score", *arguments, "--output", "scores.json")
+    return Path("scores.json").read_bytes()
+
+
 @pytest.fixture
 def scores(workspace):
-    succeed("score", "tiny_models:net", "data.npz", "--output", "scores.json")
+    (workspace / "scores.json").write_bytes(find_scores("tiny_models:net", "data.npz"))
     return workspace / "scores.json"
 
 
@@ -665,8 +673,8 @@ def wide_data(workspace):
 
 @pytest.fixture
 def wide_scores(wide_data):
-    scoring = ("--formulation", "linearised", "--macs", 0.5)
-    succeed("score", "tiny_models:wide", "train.npz", *scoring, "--output", "scores.json")
+    found = find_scores("tiny_models:wide", "train.npz", "--formulation", "linearised", "--macs", 0.5)
+    Path("scores.json").write_bytes(found)
 
 
 @pytest.mark.usefixtures("wide_scores")
@@ -786,6 +794,7 @@ class TestCompress:
             assert torch.allclose(open_onnx(Path("smaller.onnx"))(inputs), expected, atol=1e-5)
             assert torch.allclose(torch.export.load("smaller.pt2").module()(inputs), expected, atol=1e-5)
 
+    @pytest.mark.usefixtures("short_descent")
     def test_it_does_what_the_library_does(self, wide_data):
         options = (
             "--max-drop",
@@ -824,12 +833,12 @@ class TestCompress:
 
     @pytest.mark.parametrize("share", [("--params", 0.6), ("--units", 0.6), ("--macs", 0.6)])
     def test_shares_and_settings_of_scoring_arrive(self, share):
-        options = ("--formulation", "exact", "--time-limit", 1, "--threads", 1, "--ignore", "2", "--per-class", 6)
+        options = ("--formulation", "exact", "--time-limit", 60, "--threads", 1, "--ignore", "2", "--per-class", 6)
         result = json.loads(succeed(*self.QUICK, *share, *options, "--json").stdout)
         settings = result["scores"]["settings"]
         assert result["scores"]["budget"] == {share[0].removeprefix("--"): 0.6}
         assert settings["formulation"]["name"] == "exact"
-        assert (settings["solver"]["time_limit"], settings["solver"]["threads"]) == (1.0, 1)
+        assert (settings["solver"]["time_limit"], settings["solver"]["threads"]) == (60.0, 1)
         assert settings["ignore"] == ["2"]
         assert np.bincount(settings["labels"]).tolist() == [6, 6, 6]
         assert f"of the {share[0].removeprefix('--')} kept" in result["plan"]["rule"]
@@ -1206,10 +1215,10 @@ class TestInstalledCommand:
         )
 
     def test_mistakes(self):
-        result = self.start("score", "tiny_models:net", "gone.npz")
+        result = self.start("evaluate", "tiny_models:net", "smaller", "--data", "data.npz", "--batch-sizes", "0")
         assert result.returncode == 2
         assert result.stdout == ""
-        assert result.stderr == "Error: gone.npz: no such file of data.\n"
+        assert result.stderr == "Error: --batch-sizes: whole numbers above zero, such as 1,64; got '0'.\n"
 
     def test_models_in_the_current_directory_and_letters_that_the_output_cannot_hold(self):
         Path("greek.py").write_text(

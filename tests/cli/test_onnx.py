@@ -82,7 +82,7 @@ def test_compress_from_onnx_to_onnx(content):
 
 def test_compress_without_labels(content):
     np.savez("inputs.npz", inputs=content[1])
-    options = ("--macs", 0.5, "--effort", "quick", "--output", "smaller.onnx", "--no-onnx")
+    options = ("--macs", 0.5, "--effort", "quick", "--save", "made", "--no-onnx")
     result = succeed("compress", "model.onnx", "inputs.npz", *options)
     assert "150 inputs of shape 1x8x8, without labels" in result.stderr
     with_labels = succeed("compress", "model.onnx", "data.npz", *options, "--overwrite")

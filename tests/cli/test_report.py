@@ -137,6 +137,7 @@ def test_requirements_of_extras_that_consist_of_others():
     assert "(needs >=99)" in str(found["old"][0])
 
 
+@pytest.mark.usefixtures("short_descent")
 def test_sweep(place, tmp_path):
     sweep = (
         "sweep",

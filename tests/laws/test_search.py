@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
 import critical_neurons as cn
 from critical_neurons.core.costs import count_cost, count_new_biases
-from critical_neurons.selection import effort
 from tests.drawing import count_by_group, make_scores
 from tests.zoo import ZOO, build_model, draw_inputs, first_or_slow
 
@@ -18,10 +15,7 @@ COMPENSATIONS = ["none", "least_squares"]
 ROUNDING = 1e-9
 
 
-@pytest.fixture(autouse=True)
-def _short(monkeypatch):
-    """Gates descend in fewer steps: no budget depends on how good the choice is."""
-    monkeypatch.setitem(effort.EFFORTS, "quick", replace(effort.EFFORTS["quick"], steps=20))
+pytestmark = pytest.mark.usefixtures("short_descent")  # no budget depends on how good the choice is
 
 
 def draw(name, count=40):
