@@ -297,6 +297,8 @@ class TestScore:
             "--binary",
             "--units",
             "0.5",
+            "--per-class",
+            "1",
         )
         cut = ("prune", "tiny_models:net", "--scores", scores, "--units", 0.5, "--input-shape", 6)
         succeed(*cut, "--plan", "plan.json")
@@ -833,12 +835,12 @@ class TestCompress:
 
     @pytest.mark.parametrize("share", [("--params", 0.6), ("--units", 0.6), ("--macs", 0.6)])
     def test_shares_and_settings_of_scoring_arrive(self, share):
-        options = ("--formulation", "exact", "--time-limit", 60, "--threads", 1, "--ignore", "2", "--per-class", 6)
+        options = ("--formulation", "exact", "--time-limit", 1, "--threads", 1, "--ignore", "2", "--per-class", 6)
         result = json.loads(succeed(*self.QUICK, *share, *options, "--json").stdout)
         settings = result["scores"]["settings"]
         assert result["scores"]["budget"] == {share[0].removeprefix("--"): 0.6}
         assert settings["formulation"]["name"] == "exact"
-        assert (settings["solver"]["time_limit"], settings["solver"]["threads"]) == (60.0, 1)
+        assert (settings["solver"]["time_limit"], settings["solver"]["threads"]) == (1.0, 1)
         assert settings["ignore"] == ["2"]
         assert np.bincount(settings["labels"]).tolist() == [6, 6, 6]
         assert f"of the {share[0].removeprefix('--')} kept" in result["plan"]["rule"]

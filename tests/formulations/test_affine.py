@@ -39,12 +39,13 @@ def test_shrunk_coefficients_are_differences_of_shrunk(name):
     affine = build(name)
     point = draw_columns(affine)
     origin, there = affine.evaluate(np.zeros(affine.column_count)), affine.evaluate(point)
+    shrunk = [affine.evaluate(unit).shrunk for unit in np.eye(len(point))]
     for index, gate in affine.gates.items():
         elements = np.arange(gate.live.size)[::-1].copy()  # any order
         matrix = affine.differentiate_shrunk(index, elements)
         expected = (there.shrunk[index] - origin.shrunk[index]).reshape(-1)[elements]
         assert np.allclose(matrix @ point, expected, rtol=0, atol=ROUNDING)
-        columns = [affine.evaluate(unit).shrunk[index] - origin.shrunk[index] for unit in np.eye(len(point))]
+        columns = [each[index] - origin.shrunk[index] for each in shrunk]
         differences = np.stack([column.reshape(-1)[elements] for column in columns], axis=1)
         assert np.allclose(matrix.toarray(), differences, rtol=0, atol=ROUNDING)
 

@@ -1,5 +1,7 @@
 """Linearised programs, budgets, and the search for the loss weight."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ import critical_neurons as cn
 from critical_neurons.core.costs import count_cost, differentiate_cost
 from critical_neurons.errors import InfeasibleProgramError, InvalidSettingError
 from critical_neurons.removal.metrics import count_parameters
-from tests.zoo import ZOO, Case, share_case
+from tests.zoo import ZOO, Case, first_or_slow, share_case
 
 ROUNDING = 1e-6
 SLOPE = 1e-6
@@ -18,9 +20,14 @@ def linearised(case: Case, budget: cn.Budget | None = None) -> cn.Scores:
     return cn.score(case.model, case.inputs, case.labels, formulation="linearised", budget=budget)
 
 
+@cache
+def linearise(name: str) -> cn.Scores:
+    return linearised(share_case(name))
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_linearised_has_no_rows_and_no_certificate(name: str) -> None:
-    scores = linearised(share_case(name))
+    scores = linearise(name)
     assert scores.sizes["gates"] == 0
     assert scores.sizes["rows"] == len(scores.structure.groups)  # the sparsity term alone
     assert scores.bound is None
@@ -29,7 +36,7 @@ def test_linearised_has_no_rows_and_no_certificate(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "nest", "resnet", "mobilenet", "densenet", "grouped convolutions"])
-@pytest.mark.parametrize("share", [0.4, 0.7])
+@pytest.mark.parametrize("share", first_or_slow(0.4, 0.7))
 def test_unit_budgets_are_met(name: str, share: float) -> None:
     case = share_case(name)
     by_layer = linearised(case, budget=cn.Budget(units=share))
@@ -86,7 +93,7 @@ def test_costs_are_those_of_the_model(name: str) -> None:
     everything = np.ones(network.unit_count + 1)
     assert count_cost(network.structure, everything, "params") == count_parameters(case.model)
     assert count_cost(network.structure, everything, "macs") == count_multiply_adds(case.model, case)
-    plan = cn.plan(linearised(case), units=0.6)
+    plan = cn.plan(linearise(name), units=0.6)
     smaller = cn.prune(case.model, plan, case.inputs)
     added = sum(module.bias is not None for module in smaller.modules() if hasattr(module, "bias"))
     before = sum(module.bias is not None for module in case.model.modules() if hasattr(module, "bias"))

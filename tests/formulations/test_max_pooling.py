@@ -18,7 +18,7 @@ from critical_neurons.formulations.objective import Objective
 from critical_neurons.formulations.paper import PaperGates, encode_paper
 from critical_neurons.readers import read_network
 from critical_neurons.solvers import Limits, find_solver, ignore_progress
-from tests.zoo import MAX_POOLED, draw_case, share_case
+from tests.zoo import MAX_POOLED, draw_case, first_or_slow, share_case
 
 ROUNDING = 1e-10
 SOLVED = Limits(gap=1e-5, time_limit=60.0, threads=1)
@@ -135,17 +135,17 @@ def beaten_winners(case, bounds, affine, point):
     return worst, contested
 
 
+@pytest.mark.parametrize("seed", first_or_slow(*range(4)))
 @pytest.mark.parametrize("radius", [0.0, 0.02])
 @pytest.mark.parametrize("name", MAX_POOLED)
-def test_decided_winners_never_lose(name, radius):
+def test_decided_winners_never_lose(name, radius, seed):
     """Whatever the scores and the explicit values: nobody in the window exceeds its winner."""
-    for seed in range(4):
-        case = draw_case(name, count=2, seed=seed)
-        bounds, affine = resolve(case, radius)
-        generator = np.random.default_rng(seed)
-        for _ in range(10):
-            point = generator.choice([0.0, 1.0, generator.uniform()], size=affine.column_count)
-            assert beaten_winners(case, bounds, affine, point)[0] <= ROUNDING
+    case = share_case(name, count=2, seed=seed)
+    bounds, affine = resolve(case, radius)
+    generator = np.random.default_rng(seed)
+    for _ in range(10):
+        point = generator.choice([0.0, 1.0, generator.uniform()], size=affine.column_count)
+        assert beaten_winners(case, bounds, affine, point)[0] <= ROUNDING
 
 
 def test_some_windows_are_decided_and_some_are_not():
