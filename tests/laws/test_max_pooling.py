@@ -138,12 +138,12 @@ def test_windows_too_many_to_compare_relax_more(monkeypatch):
 
 def test_elimination_tightens_somewhere():
     """Otherwise the law would hold for an elimination that decides nothing."""
-    gains = [eliminated_relaxed(name, 0.0) - solve(encode_literal, name, 0.0, integer=False) for name in MAX_POOLED]
-    assert max(gains) > 10 * SAME_OPTIMUM
+    gains = (eliminated_relaxed(name, 0.0) - solve(encode_literal, name, 0.0, integer=False) for name in MAX_POOLED)
+    assert any(gain > 10 * SAME_OPTIMUM for gain in gains)
 
 
 def test_relaxing_matters_somewhere():
-    gains = [
+    gains = (
         eliminated_integer(name, radius) - eliminated_relaxed(name, radius) for name in MAX_POOLED for radius in RADII
-    ]
-    assert max(gains) > 10 * SAME_OPTIMUM
+    )
+    assert any(gain > 10 * SAME_OPTIMUM for gain in gains)
