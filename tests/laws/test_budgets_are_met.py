@@ -12,7 +12,7 @@ import critical_neurons as cn
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.removal.remove import remove_units
 from tests.drawing import draw_scores
-from tests.zoo import ZOO, share_case
+from tests.zoo import ZOO, first_or_slow, share_case
 
 SHARES = [0.5, 0.75]
 PRINTED = 5e-4
@@ -58,7 +58,7 @@ def read_least(error):
     return float(re.search(r"they are ([\d.e-]+)\.$", str(error))[1])
 
 
-@pytest.mark.parametrize("round_to", [1, 2, 8])
+@pytest.mark.parametrize("round_to", first_or_slow(1, 8, 2, first=2))
 @pytest.mark.parametrize("measure", MEASURES)
 @pytest.mark.parametrize("name", ZOO)
 def test_what_is_left_is_within_the_share(name, measure, round_to):

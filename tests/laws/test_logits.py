@@ -19,7 +19,7 @@ ROW_TOLERANCE = 1e-10
 @pytest.mark.parametrize("radius", [0.0, 0.05])
 @pytest.mark.parametrize("encode", [encode_paper, encode_literal])
 @pytest.mark.parametrize("name", ZOO)
-def test_start_gives_the_logits(name, encode, radius):
+def test_start_is_feasible_and_gives_the_logits(name, encode, radius):
     case = share_case(name)
     bounds = bound_network(case.network, case.inputs, radius=radius)
     program = encode(case.network, bounds, case.labels, Objective())
@@ -28,15 +28,6 @@ def test_start_gives_the_logits(name, encode, radius):
     logits = torch.from_numpy(program.term.model.logits(program.start))
     assert torch.allclose(ZOO[name].finish(logits), expected, rtol=0, atol=LOGIT_TOLERANCE)
     assert np.all(program.start[program.blocks["score"]] == 1)
-
-
-@pytest.mark.parametrize("radius", [0.0, 0.05])
-@pytest.mark.parametrize("encode", [encode_paper, encode_literal])
-@pytest.mark.parametrize("name", ZOO)
-def test_start_is_feasible(name, encode, radius):
-    case = share_case(name)
-    bounds = bound_network(case.network, case.inputs, radius=radius)
-    program = encode(case.network, bounds, case.labels, Objective(), integer=True)
     start, whole = program.start, program.write_out()
     values = whole.rows.matrix @ start
     assert np.all(program.lower <= start)
