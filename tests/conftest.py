@@ -1,4 +1,7 @@
-"""What every test can rely on."""
+"""What every test can rely on.
+
+torch and the library are imported where they are used: a process that only hands out tests needs neither.
+"""
 
 import gc
 import signal
@@ -10,12 +13,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import settings
-
-from critical_neurons.removal.metrics import time_in_turns
-from critical_neurons.selection.effort import EFFORTS
-from tests.zoo import CORE, ZOO
 
 settings.register_profile("quick", max_examples=5, deadline=None)
 settings.register_profile("thorough", max_examples=100, deadline=None)
@@ -25,6 +23,8 @@ settings.load_profile("quick")  # `make slow` takes the other
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests over the zoo take its core, the rest of the grid is slow, unless how a network is written matters."""
+    from tests.zoo import CORE, ZOO
+
     grids = defaultdict[str, dict[str, list[pytest.Item]]](lambda: defaultdict(list))
     for item in items:
         name = getattr(item, "callspec", None) and item.callspec.params.get("name")
@@ -45,6 +45,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _latencies_are_sampled_little() -> Iterator[None]:
     """No test is about how fast a network is: a few samples show that it was timed."""
+    from critical_neurons.removal.metrics import time_in_turns
+
     with pytest.MonkeyPatch.context() as patch:
 
         def sample_little(*calls: Any, repeats: int) -> list[list[float]]:
@@ -57,6 +59,8 @@ def _latencies_are_sampled_little() -> Iterator[None]:
 @pytest.fixture
 def short_descent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gates descend in fewer steps, for tests that ask nothing of how good the choice is."""
+    from critical_neurons.selection.effort import EFFORTS
+
     monkeypatch.setitem(EFFORTS, "quick", replace(EFFORTS["quick"], steps=20))
 
 
@@ -64,6 +68,8 @@ def short_descent(monkeypatch: pytest.MonkeyPatch) -> None:
 def _operators_are_read_once() -> Iterator[None]:
     """Torch reads all operators that it can export to ONNX anew for every file, which takes longer than the export of
     a tiny network. Here the first file reads them for all."""
+    import torch
+
     with pytest.MonkeyPatch.context() as patch:
 
         def export_by_one_table(*arguments: Any, **settings: Any) -> Any:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.zoo import first_or_slow
+
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
 FIGURE = re.compile(r"[-+]?\d[\d.,]*(e[-+]\d+)?")
 
@@ -42,7 +44,7 @@ def without_a_screen(monkeypatch, tmp_path):
     pyplot.close("all")
 
 
-@pytest.mark.parametrize("name", ["five-minutes", "researcher"])
+@pytest.mark.parametrize("name", first_or_slow("five-minutes", "researcher"))
 def test_it_runs_and_prints_what_is_stored(name):
     if name == "researcher":
         pytest.importorskip("cvxpy")
