@@ -52,7 +52,7 @@ def test_the_tree_and_the_solver_find_the_same(name):
     assert tree.bound <= gates.objective + SAME
 
 
-@pytest.mark.parametrize("search", first_or_slow("whole", "forgetful", "no hulls", "no incumbents", first=2))
+@pytest.mark.parametrize("search", first_or_slow("forgetful", "whole", "no hulls", "no incumbents"))
 def test_parts_of_the_search_change_no_optimum(search, monkeypatch):
     program = encode_random(8)
     expected = cn.solve(program, cn.Solver(**QUICK)).objective

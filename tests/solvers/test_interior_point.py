@@ -59,7 +59,7 @@ def solve(program, solver, limits=LIMITS, report=ignore_progress):
         {"count": 10},
         {"count": 3 * MANY},
         {"objective": "paper"},
-        {"radius": 1e-2},
+        {"radius": 1e-2, "count": 20},
         {"formulation": "linearised", "budget": 0.5},
         {"formulation": "exact", "count": 5},
     ],
