@@ -39,7 +39,7 @@ class HullRows:
 
     def __init__(self, affine: AffineNetwork, gate_columns: dict[int, slice], column_count: int) -> None:
         self._column_count = column_count
-        parts = [_Forms(affine, index, gate, gate_columns[index]) for index, gate in affine.gates.items()]
+        parts = [Forms(affine, index, gate, gate_columns[index]) for index, gate in affine.gates.items()]
         self._weights = np.concatenate([part.weights for part in parts])
         self._offsets = np.concatenate([part.offsets for part in parts])
         self._tops = np.concatenate([part.tops for part in parts])
@@ -94,7 +94,7 @@ class HullRows:
         return Rows(scaled, side / largest if least else -free, free if least else side / largest)
 
 
-class _Forms:
+class Forms:
     """The pre-activations p of one ReLU's explicit elements as rows over the columns, and their own columns."""
 
     def __init__(self, affine: AffineNetwork, index: int, gate: Gate, gate_columns: slice) -> None:

@@ -1,0 +1,140 @@
+"""Counts: the part of the objective that depends on how many units of two layers are kept, solved by sorting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from critical_neurons.core.network import Network
+from critical_neurons.core.structure import Floats, Ints
+from critical_neurons.formulations.objective import BudgetRows, Goal
+
+SAME = 1e-12
+"""Difference of costs that is rounding."""
+
+EXCLUDED = 1e6
+"""Cost of counts below the number of scores fixed at 1: larger than any loss."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """Bounds of 0 or 1 on the scores of a layer: (nodes, units)."""
+
+    lower: Floats
+    upper: Floats
+
+    @property
+    def free(self) -> Floats:
+        return self.upper - self.lower
+
+
+@dataclass(frozen=True, eq=False)
+class UnitCounts:
+    """Keeping at most `most[0]` and `most[1]` units of two layers costs `cost`; pairs that others make useless are
+    left out. Methods take linear costs of the scores, (nodes, units), by layer."""
+
+    cost: Floats
+    most: tuple[Ints, Ints]
+
+    def price(self, kept: tuple[Floats, Floats]) -> Floats:
+        """The cost of masks, infinite if the goal excludes them."""
+        enough = [most >= mask.sum(axis=1)[:, None] for most, mask in zip(self.most, kept, strict=True)]
+        return np.asarray(np.where(enough[0] & enough[1], self.cost, np.inf).min(axis=1))
+
+    def minimise(
+        self, costs: tuple[Floats, Floats], boxes: tuple[Box, Box]
+    ) -> tuple[Floats, tuple[Floats, Floats]]:
+        """The least total cost and the scores that attain it."""
+        first, second = (_Layer(*parts) for parts in zip(costs, boxes, self.most, strict=True))
+        totals = self.cost + first.least + second.least
+        best = totals.argmin(axis=1)
+        return totals[np.arange(len(best)), best], (first.choose(best), second.choose(best))
+
+    def probe_first(
+        self, costs: Floats, changed: tuple[Floats, Floats], boxes: tuple[Box, Box]
+    ) -> tuple[Floats, Floats]:
+        """The least total cost with each score of the first layer fixed at 0 and at 1, (nodes, units). `changed`: what
+        the second layer's scores then cost, (nodes, units, units of the second)."""
+        other = Box(boxes[1].lower[:, None], boxes[1].upper[:, None])
+        fixed = _Layer(costs, boxes[0], self.most[0]).fix_each()
+        zero, one = (
+            (self.cost + each + _Layer(then, other, self.most[1]).least).min(axis=2)
+            for each, then in zip(fixed, changed, strict=True)
+        )
+        return zero, one
+
+    def probe_second(self, costs: tuple[Floats, Floats], boxes: tuple[Box, Box]) -> tuple[Floats, Floats]:
+        """The least total cost with each score of the second layer fixed at 0 and at 1, (nodes, units)."""
+        other = _Layer(costs[0], boxes[0], self.most[0]).least[:, None]
+        zero, one = _Layer(costs[1], boxes[1], self.most[1]).fix_each()
+        return (self.cost + other + zero).min(axis=2), (self.cost + other + one).min(axis=2)
+
+
+class _Layer:
+    """The least cost of a layer at each pair of counts: the most negative costs of free scores, in order."""
+
+    def __init__(self, costs: Floats, box: Box, most: Ints) -> None:
+        self._costs, self._box = costs, box
+        gains = np.where(box.free > 0, np.minimum(costs, 0.0), 0.0)
+        self._order = np.argsort(gains, axis=-1)
+        self._gains = gains
+        self._sums = np.zeros((*costs.shape[:-1], costs.shape[-1] + 1))
+        np.cumsum(np.take_along_axis(gains, self._order, -1), axis=-1, out=self._sums[..., 1:])
+        self._fixed = (box.lower * costs).sum(axis=-1)[..., None]
+        self._room = most - box.lower.sum(axis=-1)[..., None]
+        self.least = self._add_up(self._room)
+
+    def _add_up(self, room: Floats) -> Floats:
+        index = np.clip(room, 0, self._costs.shape[-1]).astype(np.int64)
+        sums = np.take_along_axis(self._sums, np.broadcast_to(index, (*self._sums.shape[:-1], index.shape[-1])), -1)
+        return np.asarray(np.where(room < 0, EXCLUDED, self._fixed + sums))
+
+    def choose(self, pairs: Ints) -> Floats:
+        room = np.take_along_axis(self._room, pairs[:, None], 1)
+        chosen = np.zeros_like(self._costs)
+        np.put_along_axis(chosen, self._order, (np.arange(chosen.shape[1]) < room).astype(np.float64), 1)
+        return np.where((chosen > 0) & (self._gains < 0), 1.0, self._box.lower)
+
+    def fix_each(self) -> tuple[Floats, Floats]:
+        """(nodes, units, pairs): the least cost with each free score fixed at 0 and at 1."""
+        units = self._costs.shape[1]
+        rank = np.empty_like(self._order)
+        np.put_along_axis(rank, self._order, np.broadcast_to(np.arange(units), rank.shape), 1)
+        room, gains, fixed = self._room[:, None], self._gains[..., None], self._fixed[:, None]
+
+        def without(room: Floats) -> Floats:
+            """The sum of the `room` most negative gains, this score left out."""
+            index = np.clip(room + (rank[..., None] < room), 0, units).astype(np.int64)
+            sums = np.take_along_axis(np.broadcast_to(self._sums[:, None], (*rank.shape, units + 1)), index, 2)
+            return np.asarray(np.where(room < 0, EXCLUDED, sums - np.where(rank[..., None] < room, gains, 0.0)))
+
+        return fixed + without(room), fixed + self._costs[..., None] + without(room - 1)
+
+
+def count_units(goal: Goal, network: Network) -> UnitCounts | None:
+    """The counts of a goal for two layers, if all units of a layer weigh the same in it."""
+    if len(network.group_sizes) != 2:
+        return None
+    first, second = network.group_sizes
+    kept = np.stack(np.meshgrid(np.arange(first + 1), np.arange(second + 1), indexing="ij"))
+    if isinstance(goal, BudgetRows):
+        layers = np.split(goal.weights, [first], axis=1)
+        if any(np.ptp(layer, axis=1).max() > 1e-12 for layer in layers):
+            return None
+        weights = np.stack([layer[:, 0] for layer in layers], axis=1)
+        used = np.einsum("rl,lab->rab", weights, kept)
+        cost = np.where((used <= goal.limits[:, None, None] + 1e-9).all(axis=0), 0.0, np.inf)
+    else:
+        cost = np.array([[_cost(goal, network, a, b) for b in range(second + 1)] for a in range(first + 1)])
+    beaten = np.zeros(cost.shape, dtype=bool)
+    beaten[:-1] |= cost[1:] <= cost[:-1] + SAME
+    beaten[:, :-1] |= cost[:, 1:] <= cost[:, :-1] + SAME
+    useful = np.isfinite(cost) & ~beaten
+    return UnitCounts(cost[useful], (kept[0][useful], kept[1][useful]))
+
+
+def _cost(goal: Goal, network: Network, first: int, second: int) -> float:
+    sizes = network.group_sizes
+    mask = np.concatenate([np.arange(sizes[0]) < first, np.arange(sizes[1]) < second]).astype(np.float64)
+    return goal.compute(network, mask, np.zeros(1))
