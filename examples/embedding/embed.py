@@ -4,7 +4,7 @@ A regression network stands for a process whose cost is only known from measurem
 settings, through PySCIPOpt-ML, which writes every ReLU into the program.
 
 pip install 'critical_neurons[embedding]'
-python examples/embedding/embed.py [--width 24] [--seconds 300] [--store FILE]
+python examples/embedding/embed.py [--width 24] [--seeds 0 1 2] [--networks lossless] [--seconds 300] [--store FILE]
 python examples/embedding/embed.py --page FILE     the table of docs/embedding.md from stored results
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,18 @@ SETTINGS_AT_MOST = 2.0
 """The sum of all settings, each in [0, 1]."""
 PENALTY = 2e-5
 PAGE = Path(__file__).parents[2] / "docs" / "embedding.md"
-HEADER = ("network", "hidden units", "error", "optimum", "true cost there", "nodes", "seconds of SCIP")
+HEADER = (
+    "width",
+    "prices",
+    "network",
+    "hidden units",
+    "error",
+    "optimum",
+    "true cost there",
+    "nodes",
+    "seconds of SCIP",
+)
+NETWORKS = ("as trained", "lossless", "half the units", "half the units, lossless")
 
 
 def measure(settings: Tensor) -> Tensor:
@@ -58,12 +70,14 @@ def make_smaller(model: nn.Sequential) -> dict[str, nn.Sequential]:
     box = np.zeros(INPUTS), np.ones(INPUTS)
     generator = torch.Generator().manual_seed(1)
     half = cn.compress(model, torch.rand(2000, INPUTS, generator=generator), units=0.5, onnx=False).model
-    return {
-        "as trained": model,
-        "lossless": drop_identities(cn.lossless(model, box).model),
-        "half the units": half,
-        "half the units, lossless": drop_identities(cn.lossless(half, box).model),
-    }
+    smaller = [drop_identities(cn.lossless(each, box).model) for each in (model, half)]
+    return dict(zip(NETWORKS, (model, smaller[0], half, smaller[1]), strict=True))
+
+
+def draw_prices(seed: int) -> Tensor:
+    """What a unit of every setting costs besides: another problem for every seed, nothing for seed 0."""
+    drawn = torch.rand(INPUTS, generator=torch.Generator().manual_seed(seed)) - 0.5
+    return drawn if seed else torch.zeros(INPUTS)
 
 
 def drop_identities(model: nn.Module) -> nn.Sequential:
@@ -71,7 +85,7 @@ def drop_identities(model: nn.Module) -> nn.Sequential:
     return nn.Sequential(*(layer for layer in model.children() if not isinstance(layer, nn.Identity)))
 
 
-def optimise(model: nn.Sequential, seconds: float) -> dict[str, Any]:
+def optimise(model: nn.Sequential, prices: Tensor, seconds: float) -> dict[str, Any]:
     """The settings that cost least by the network, found by SCIP on one thread."""
     from pyscipopt import Model, quicksum
     from pyscipopt_ml.add_predictor import add_predictor_constr
@@ -84,7 +98,8 @@ def optimise(model: nn.Sequential, seconds: float) -> dict[str, Any]:
     cost = np.array([[program.addVar("cost", lb=None, ub=None)]])
     program.addCons(quicksum(settings[0]) <= SETTINGS_AT_MOST)
     add_predictor_constr(program, model, settings, cost, unique_naming_prefix="net_")
-    program.setObjective(cost[0, 0], "minimize")
+    paid = quicksum(float(price) * each for price, each in zip(prices, settings[0], strict=True))
+    program.setObjective(cost[0, 0] + paid, "minimize")
     program.optimize()
     found = torch.tensor([[program.getVal(each) for each in settings[0]]]).clamp(0.0, 1.0)
     return {
@@ -93,27 +108,36 @@ def optimise(model: nn.Sequential, seconds: float) -> dict[str, Any]:
         "bound": program.getDualbound(),
         "nodes": int(program.getNTotalNodes()),
         "seconds": round(program.getSolvingTime(), 2),
-        "true_cost": float(measure(found)),
+        "true_cost": float(measure(found) + found @ prices),
     }
 
 
-def judge(model: nn.Sequential, seconds: float) -> dict[str, Any]:
+def judge(model: nn.Sequential, prices: Tensor, seconds: float) -> dict[str, Any]:
     points = torch.rand(5000, INPUTS, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         error = float((model(points) - measure(points)).square().mean().sqrt())
     units = sum(layer.out_features for layer in list(model)[:-1] if isinstance(layer, nn.Linear))
-    return {"units": units, "error": error, **optimise(model, seconds)}
+    return {"units": units, "error": error, **optimise(model, prices, seconds)}
 
 
 def lay_out(records: list[dict[str, Any]]) -> list[tuple[object, ...]]:
-    newest = {record["network"]: record for record in records}
+    newest = {(each["width"], each.get("seed", 0), each["network"]): each for each in records}
+    order = {name: place for place, name in enumerate(NETWORKS)}
     return [
         (
-            *(name, each["units"], f"{each['error']:.4f}", f"{each['optimum']:.5f}", f"{each['true_cost']:.4f}"),
+            *(
+                width,
+                seed,
+                name,
+                each["units"],
+                f"{each['error']:.4f}",
+                f"{each['optimum']:.5f}",
+                f"{each['true_cost']:.4f}",
+            ),
             f"{each['nodes']:,}",
             f"{each['seconds']:.1f}{'' if each['status'] == 'optimal' else ', stopped'}",
         )
-        for name, each in newest.items()
+        for (width, seed, name), each in sorted(newest.items(), key=lambda item: (*item[0][:2], order[item[0][2]]))
     ]
 
 
@@ -125,6 +149,8 @@ def write_page(results: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=24, help="units of both hidden layers")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the prices: one problem for each")
+    parser.add_argument("--networks", nargs="+", default=NETWORKS, choices=NETWORKS)
     parser.add_argument("--seconds", type=float, default=300.0, help="time limit of SCIP for every network")
     parser.add_argument("--store", type=Path, help="append a JSON line for every network")
     parser.add_argument("--page", type=Path, help="write docs/embedding.md from these stored lines")
@@ -134,8 +160,10 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     model, records = train(arguments.width), []
-    for name, network in make_smaller(model).items():
-        records.append({"network": name, "width": arguments.width, **judge(network, arguments.seconds)})
+    smaller = make_smaller(model)
+    for seed, name in product(arguments.seeds, arguments.networks):
+        found = judge(smaller[name], draw_prices(seed), arguments.seconds)
+        records.append({"network": name, "width": arguments.width, "seed": seed, **found})
         if arguments.store:
             line = {"date": time.strftime("%Y-%m-%d"), **records[-1]}
             with arguments.store.open("a") as file:

@@ -27,6 +27,7 @@ from critical_neurons.formulations.loss_term import LossTerm, follow
 from critical_neurons.formulations.objective import Goal
 from critical_neurons.formulations.program_assembly import assemble_program, lay_out_columns
 from critical_neurons.formulations.relaxed_points import Favour, Repair, fit_sparsity
+from critical_neurons.formulations.score_dual_steps import build_bounds
 
 CLOSED = 1e-9
 """Activations below this share of their bound are rounding errors: with p = U and score 0, p - U is not exactly 0."""
@@ -93,7 +94,8 @@ def encode_eliminated(
         small = count_numbers(affine) <= MOST_NUMBERS
         hulls = HullRows(affine, gate_columns, column_count) if small else None
         depths = np.repeat(np.arange(len(network.group_sizes)), network.group_sizes)
-        program = replace(program, branching=Branching(blocks["score"], depths, hulls))
+        nodes = build_bounds(network, affine, program, goal) if tail is None else None
+        program = replace(program, branching=Branching(blocks["score"], depths, hulls, nodes))
     return program
 
 

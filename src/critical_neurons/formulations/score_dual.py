@@ -5,7 +5,8 @@ the first: p_e = b_e + w_e · s, one for every data point (and position) e of a 
 bounded by its tangent at some `outputs`, which leaves a sum of c_e t_j max(0, p_e). Each unit j gets its own copy of
 s, and pays `prices` for every difference from s:
 
-    constant + sum_j min over s_j of (t_j sum_e c_e max(0, p_e(s_j)) - prices_j · s_j) + min over s of sum_j prices_j · s
+    constant + min over s of sum_j prices_j · s
+             + sum_j min over s_j of (t_j sum_e c_e max(0, p_e(s_j)) - prices_j · s_j)
 
 * c_e > 0: c_e max(0, p_e) >= c_e slope_e p_e, for any slope in [0, 1];
 * c_e < 0: c_e max(0, p_e) = min(0, c_e p_e). For the few elements of a unit where it matters most, all combinations
@@ -17,7 +18,7 @@ The bound holds for all outputs, slopes in [0, 1] and prices: `score_dual_steps`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -39,12 +40,10 @@ class Multipliers:
     slopes: Floats
     prices: Floats
 
-    def choose(self, which: Ints | Bools) -> Multipliers:
-        return Multipliers(*(getattr(self, each.name)[which] for each in fields(self)))
-
-    def copy_where(self, which: Bools, other: Multipliers) -> None:
-        for each in fields(self):
-            getattr(self, each.name)[which] = getattr(other, each.name)[which]
+    def join(self) -> Floats:
+        """(nodes, numbers)."""
+        parts = (self.outputs, self.slopes, self.prices)
+        return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
 
 
 @dataclass
@@ -89,15 +88,22 @@ class ScoreDual:
 
     @property
     def useless(self) -> Bools:
-        """The scores of the first ReLU that no pre-activation and no output depends on."""
-        first = len(self.columns[0])
-        return np.asarray(~self._weights.any(axis=(0, 1)) & ~self._score_readout[:, :first].any(axis=0))
+        """The scores of both ReLUs that no output depends on."""
+        parts = self._weights.any(axis=(0, 1)), self._weights.any(axis=(1, 2)) | self._offsets.any(axis=1)
+        return np.asarray(~np.concatenate(parts) & ~self._score_readout.any(axis=0))
 
-    def start(self, first: Floats, second: Floats) -> Multipliers:
-        """For one node, from the outputs of a mask."""
-        outputs = self._find_outputs(first[None], second[None])
+    def start(self) -> Multipliers:
+        """For one node, at the outputs of the unpruned network."""
+        outputs = self._find_outputs(*(np.ones((1, len(columns))) for columns in self.columns))
         units, elements, scores = self._weights.shape
         return Multipliers(outputs, np.full((1, units, elements), 0.5), np.zeros((1, units, scores)))
+
+    def split(self, joined: Floats) -> Multipliers:
+        """Multipliers from one row for each node; views of them."""
+        units, elements, scores = self._weights.shape
+        ends = np.cumsum([len(self._readout), units * elements])
+        outputs, slopes, prices = np.split(joined, ends, axis=1)
+        return Multipliers(outputs, slopes.reshape(-1, units, elements), prices.reshape(-1, units, scores))
 
     def find_values(self, first: Floats, second: Floats) -> Floats:
         """The objective of masks, by their forward passes."""
@@ -128,9 +134,7 @@ class ScoreDual:
         radius = (box.free / 2 @ np.abs(self._flat).T).reshape(shape)
         return centre - radius, centre + radius
 
-    def evaluate(
-        self, multipliers: Multipliers, boxes: tuple[Box, Box], limits: tuple[Floats, Floats]
-    ) -> Evaluation:
+    def evaluate(self, multipliers: Multipliers, boxes: tuple[Box, Box], limits: tuple[Floats, Floats]) -> Evaluation:
         """`limits`: L and U from `bound_elements`."""
         prices, (box, _) = multipliers.prices, boxes
         nodes, units, scores = prices.shape

@@ -42,9 +42,7 @@ class UnitCounts:
         enough = [most >= mask.sum(axis=1)[:, None] for most, mask in zip(self.most, kept, strict=True)]
         return np.asarray(np.where(enough[0] & enough[1], self.cost, np.inf).min(axis=1))
 
-    def minimise(
-        self, costs: tuple[Floats, Floats], boxes: tuple[Box, Box]
-    ) -> tuple[Floats, tuple[Floats, Floats]]:
+    def minimise(self, costs: tuple[Floats, Floats], boxes: tuple[Box, Box]) -> tuple[Floats, tuple[Floats, Floats]]:
         """The least total cost and the scores that attain it."""
         first, second = (_Layer(*parts) for parts in zip(costs, boxes, self.most, strict=True))
         totals = self.cost + first.least + second.least
@@ -54,8 +52,8 @@ class UnitCounts:
     def probe_first(
         self, costs: Floats, changed: tuple[Floats, Floats], boxes: tuple[Box, Box]
     ) -> tuple[Floats, Floats]:
-        """The least total cost with each score of the first layer fixed at 0 and at 1, (nodes, units). `changed`: what
-        the second layer's scores then cost, (nodes, units, units of the second)."""
+        """The least total cost with each score of the first layer fixed at 0 and at 1, (nodes, units). `changed`:
+        what the second layer's scores then cost, (nodes, units, units of the second)."""
         other = Box(boxes[1].lower[:, None], boxes[1].upper[:, None])
         fixed = _Layer(costs, boxes[0], self.most[0]).fix_each()
         zero, one = (

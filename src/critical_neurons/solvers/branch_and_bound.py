@@ -19,6 +19,7 @@ from critical_neurons.core.solution import Status
 from critical_neurons.core.structure import Floats
 from critical_neurons.solvers.base import Limits, Report
 from critical_neurons.solvers.cutting_planes import CutLoop
+from critical_neurons.solvers.dual_tree import DualLoop
 from critical_neurons.solvers.integer_rounds import RoundLoop
 from critical_neurons.solvers.lp_engine import LinearEngine, Outcome
 from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, StopSearch
@@ -159,4 +160,6 @@ class BranchLoop(CutLoop):
 
 
 def choose_loop(program: Program) -> type[CutLoop]:
-    return RoundLoop if program.branching is None else BranchLoop
+    if program.branching is None:
+        return RoundLoop
+    return BranchLoop if program.branching.nodes is None else DualLoop
