@@ -1,6 +1,6 @@
 """The exact integer program: bias-free networks 784-n-n/2-10, one image per class, scores 0 or 1; the gaps reached.
 
-python benchmarks/exact.py --data FOLDER [--widths 10 20 40] [--searches 'dual tree' gates] [--seconds 300] [--solver highs]
+python benchmarks/exact.py --data FOLDER [--widths 10 20 40] [--searches tree gates] [--seconds 300] [--solver highs]
 
 Searches: `dual tree`, what score does: branch and bound on the scores with Lagrangian bounds; `tree`, with linear
 programs and rows of the convex hull, as for networks of more layers; `no hulls`, without those; `no incumbents`,

@@ -1,0 +1,60 @@
+"""Branch and bound on the scores with Lagrangian bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import critical_neurons as cn
+from critical_neurons.solvers import dual_tree
+from tests.formulations.test_score_dual import encode_two_layers, evaluate_masks
+
+SAME = 1e-6
+QUICK = {"threads": 1, "gap": 1e-6}
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch):
+    """So that the root alone does not decide."""
+    monkeypatch.setattr(dual_tree, "ROOT_STEPS", 20)
+    monkeypatch.setattr(dual_tree, "STEPS", 10)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("budget", [None, cn.Budget(units=0.5)], ids=["sparsity", "budget"])
+def test_the_optimum_is_that_of_enumeration_and_bounds_hold_at_all_times(budget, seed):
+    program = encode_two_layers(budget, seed)
+    optimum = evaluate_masks(program).min()
+    solution = cn.solve(replace(program, improve=None), cn.Solver(**QUICK))
+    assert solution.status is cn.Status.OPTIMAL
+    assert solution.objective == pytest.approx(optimum, abs=SAME)
+    bounds = [step.bound for step in solution.history if step.bound is not None]
+    assert bounds == sorted(bounds)
+    assert max(bounds) <= optimum + SAME
+    assert solution.bound <= optimum + SAME
+
+
+def test_too_many_open_nodes_change_no_optimum(monkeypatch):
+    program = replace(encode_two_layers(), improve=None)
+    monkeypatch.setattr(dual_tree, "TOGETHER", 2)
+    monkeypatch.setattr(dual_tree, "MOST_OPEN", 3)
+    assert cn.solve(program, cn.Solver(**QUICK)).objective == pytest.approx(evaluate_masks(program).min(), abs=SAME)
+
+
+def test_a_completion_that_is_not_accepted_keeps_the_bound_honest():
+    program = encode_two_layers()
+    wrong = np.zeros(program.column_count)
+    wrong[program.blocks["activation"]] = 1.0
+    solution = cn.solve(replace(program, complete=lambda point: wrong, improve=None), cn.Solver(**QUICK))
+    optimum = evaluate_masks(program).min()
+    assert solution.bound <= optimum + SAME
+    assert solution.status is not cn.Status.OPTIMAL or solution.objective == pytest.approx(optimum, abs=SAME)
+
+
+def test_without_time_the_unpruned_network_is_left():
+    program = encode_two_layers()
+    solution = cn.solve(program, cn.Solver(time_limit=1e-9))
+    assert solution.status is cn.Status.FEASIBLE
+    assert solution.objective == program.value(program.start)
