@@ -29,7 +29,7 @@ def test_the_optimum_stays_where_nothing_is_lost(embed):
     pytest.importorskip("pyscipopt_ml")
     model = embed.train(8, steps=300)
     networks = embed.make_smaller(model)
-    found = {name: embed.judge(network, 60.0) for name, network in networks.items()}
+    found = {name: embed.judge(network, embed.draw_prices(1), 60.0) for name, network in networks.items()}
     assert found["lossless"]["optimum"] == pytest.approx(found["as trained"]["optimum"], abs=SAME_OPTIMUM)
     assert found["half the units, lossless"]["optimum"] == pytest.approx(
         found["half the units"]["optimum"], abs=SAME_OPTIMUM

@@ -1,4 +1,4 @@
-"""Bounds of nodes by `score_dual`: supergradient steps, by Adam, for the multipliers; and what they decide."""
+"""Supergradient steps, by Adam, for the multipliers of `score_dual`, and what its bounds decide."""
 
 from __future__ import annotations
 
