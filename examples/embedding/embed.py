@@ -40,7 +40,7 @@ HEADER = (
     "nodes",
     "seconds of SCIP",
 )
-NETWORKS = ("as trained", "lossless", "half the units", "half the units, lossless")
+NETWORKS = ("as trained", "lossless", "half the units", "half the units, lossless", "a quarter of the units")
 
 
 def measure(settings: Tensor) -> Tensor:
@@ -66,12 +66,12 @@ def train(width: int, steps: int = 4000) -> nn.Sequential:
 
 
 def make_smaller(model: nn.Sequential) -> dict[str, nn.Sequential]:
-    """Without loss on [0, 1]^n; half the units; and half the units, then without loss."""
+    """Without loss on [0, 1]^n; half the units; half the units, then without loss; a quarter of the units."""
     box = np.zeros(INPUTS), np.ones(INPUTS)
-    generator = torch.Generator().manual_seed(1)
-    half = cn.compress(model, torch.rand(2000, INPUTS, generator=generator), units=0.5, onnx=False).model
+    points = torch.rand(2000, INPUTS, generator=torch.Generator().manual_seed(1))
+    half, quarter = (cn.compress(model, points, units=share, onnx=False).model for share in (0.5, 0.25))
     smaller = [drop_identities(cn.lossless(each, box).model) for each in (model, half)]
-    return dict(zip(NETWORKS, (model, smaller[0], half, smaller[1]), strict=True))
+    return dict(zip(NETWORKS, (model, smaller[0], half, smaller[1], quarter), strict=True))
 
 
 def draw_prices(seed: int) -> Tensor:

@@ -166,7 +166,7 @@ class NodeBounds(Protocol):
         at every step, and may raise."""
 
     def find_masks(self, lower: Floats, upper: Floats, multipliers: Floats) -> tuple[Floats, Floats]:
-        """Values of 0 and 1 that attain the bounds, and their objectives."""
+        """Values of 0 and 1 that attain the bounds, and their objectives, infinite if they are infeasible."""
 
     def probe(self, lower: Floats, upper: Floats, multipliers: Floats) -> tuple[Floats, Floats]:
         """The bounds with each single column fixed at 0, and at 1: (nodes, columns). Of use for free columns only."""

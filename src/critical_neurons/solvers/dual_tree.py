@@ -109,15 +109,16 @@ class DualLoop(CutLoop):
         columns = np.where(lower < upper, rank, -np.inf).argmax(axis=1)
         for at in np.flatnonzero(~gone):
             if np.array_equal(lower[at], upper[at]):
-                self._end(lower[at], bounds[at])
+                self._end(lower[at], multipliers[at], bounds[at])
                 continue
             self._numbers += 1
             parts = lower[at], upper[at], multipliers[at].astype(np.float32), int(columns[at])
             heapq.heappush(self._open, _Node(float(bounds[at]), self._numbers, *parts))
 
-    def _end(self, scores: Floats, bound: float) -> None:
-        """All scores are fixed: a forward pass decides."""
-        if not self._complete(self._place(scores)):
+    def _end(self, scores: Floats, multipliers: Floats, bound: float) -> None:
+        """All scores are fixed: a forward pass decides. Scores fixed together may exceed a budget that each keeps."""
+        _, values = self._bounds.find_masks(scores[None], scores[None], multipliers[None])
+        if np.isfinite(values[0]) and not self._complete(self._place(scores)):
             self._closed_at = min(self._closed_at, bound)
 
     def _offer_masks(self, found: tuple[Floats, Floats]) -> None:
