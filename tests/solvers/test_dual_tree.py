@@ -9,7 +9,9 @@ import pytest
 
 import critical_neurons as cn
 from critical_neurons.solvers import dual_tree
-from tests.formulations.test_score_dual import encode_two_layers, evaluate_masks
+from critical_neurons.solvers.base import Limits
+from critical_neurons.solvers.highs import HighsEngine
+from tests.formulations.test_score_dual import WIDTHS, encode_two_layers, evaluate_masks
 
 SAME = 1e-6
 QUICK = {"threads": 1, "gap": 1e-6}
@@ -58,3 +60,12 @@ def test_without_time_the_unpruned_network_is_left():
     solution = cn.solve(program, cn.Solver(time_limit=1e-9))
     assert solution.status is cn.Status.FEASIBLE
     assert solution.objective == program.value(program.start)
+
+
+@pytest.mark.parametrize("budget", [cn.Budget(units=0.5), None], ids=["excluded", "not accepted"])
+def test_fixed_scores_that_the_budget_excludes_lower_no_bound(budget):
+    program = encode_two_layers(budget)
+    broken = replace(program, complete=lambda point: np.ones(program.column_count))
+    loop = dual_tree.DualLoop(HighsEngine, broken, Limits(), lambda step: None)
+    loop._end(np.ones(sum(WIDTHS)), program.branching.nodes.start(), -1.0)
+    assert loop._closed_at == (-1.0 if budget is None else np.inf)
