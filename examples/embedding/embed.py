@@ -30,14 +30,7 @@ SETTINGS_AT_MOST = 2.0
 PENALTY = 2e-5
 PAGE = Path(__file__).parents[2] / "docs" / "embedding.md"
 HEADER = (
-    "width",
-    "prices",
-    "network",
-    "hidden units",
-    "error",
-    "optimum",
-    "true cost there",
-    "nodes",
+    *("width", "problem", "network", "hidden units", "error", "optimum", "true cost there", "nodes"),
     "seconds of SCIP",
 )
 NETWORKS = ("as trained", "lossless", "half the units", "half the units, lossless", "a quarter of the units")
