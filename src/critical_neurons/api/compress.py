@@ -20,6 +20,7 @@ from critical_neurons.core.formulation import Formulation, FormulationName, as_f
 from critical_neurons.core.progress import Progress
 from critical_neurons.core.settings import Compensation, DistanceName, EffortName, OutputDistance
 from critical_neurons.core.solver import Solver, as_solver
+from critical_neurons.core.workers import HERE, Workers
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.io.latency import Stopwatch
 from critical_neurons.readers import isolated
@@ -57,6 +58,7 @@ def compress(
     stop: str | None = None,
     seed: int = 0,
     onnx: bool = True,
+    workers: Workers = HERE,
     progress: Callable[[str], None] = lambda text: None,
     detail: Callable[[Progress], None] = lambda told: None,
 ) -> Compression:
@@ -73,9 +75,9 @@ def compress(
     `evaluate`, a function of a model, or by the accuracy on held-out inputs.
 
     Units are chosen by `search`, and the remaining weights refitted by `compensate="least_squares"`, both on all
-    inputs; `effort` and `distance` are those of `search`. `compensate="distil"` then trains the smaller model for
-    some minutes, as `prune` explains; with `max_drop`, every candidate. It is the default with `effort="thorough"`
-    and no `max_drop`. Two other ways to choose units:
+    inputs; `effort`, `distance` and `workers` are those of `search`. `compensate="distil"` then trains the smaller
+    model for some minutes, as `prune` explains; with `max_drop`, every candidate. It is the default with
+    `effort="thorough"` and no `max_drop`. Two other ways to choose units:
 
     * `paper=True`: by the paper's scores, `score` with relaxed gates, input_radius=1e-5, the authors' objective and
       λ = 5, on one correctly classified input per class if there is one. The best-scored units that the share allows
@@ -116,6 +118,10 @@ def compress(
         raise InvalidSettingError(
             "solver: of a program, but units are searched for. Give paper=True or a formulation, or leave it out."
         )
+    if program is not None and workers != HERE:
+        raise InvalidSettingError(
+            "workers: of a search. Those of a program go with formulation=cn.ByClass(workers=...)."
+        )
     if program is not None and latency is not None:
         raise InvalidSettingError(
             "latency: units are searched for then. Leave out paper= and formulation=, or give macs=."
@@ -151,6 +157,7 @@ def compress(
         evaluate=judge,
         judged_on=judged_on,
         stopwatch=None if latency is None else Stopwatch(model, used.inputs, onnx=onnx),
+        workers=workers,
         progress=progress,
         detail=detail,
     )

@@ -23,7 +23,9 @@ from critical_neurons.core.progress import Progress
 from critical_neurons.core.scores import Scores
 from critical_neurons.core.solver import Solver
 from critical_neurons.core.structure import Structure
+from critical_neurons.core.workers import Workers
 from critical_neurons.io.latency import Stopwatch, meet_latency
+from critical_neurons.parallel import assist
 from critical_neurons.removal.metrics import predict
 from critical_neurons.removal.rows import Inputs, take_rows
 from critical_neurons.selection.budget_search import Search, SearchSettings
@@ -58,6 +60,7 @@ class CompressTask:
     evaluate: Callable[[nn.Module], float] | None
     judged_on: Inputs | None
     stopwatch: Stopwatch | None
+    workers: Workers
     progress: Callable[[str], None]
     detail: Callable[[Progress], None]
 
@@ -70,12 +73,15 @@ class CompressTask:
         if self.stopwatch is not None:
             self.detail(Progress("timing layers"))
             structure = self.stopwatch.add_table(structure)
-        search = Search(self.model, self.data.inputs, settings, progress=self.detail, structure=structure)
-        if self.budget is None:
-            return self._find_most(search)
-        if self.stopwatch is not None:
-            return self._meet_latency(search, self.budget, self.stopwatch)
-        return self._plan(search.find(self.budget))
+        with assist(self.workers) as crew:
+            search = Search(
+                self.model, self.data.inputs, settings, progress=self.detail, structure=structure, crew=crew
+            )
+            if self.budget is None:
+                return self._find_most(search)
+            if self.stopwatch is not None:
+                return self._meet_latency(search, self.budget, self.stopwatch)
+            return self._plan(search.find(self.budget))
 
     def _find_most(self, search: Search) -> tuple[Plan, Scores]:
         assert self.max_drop is not None

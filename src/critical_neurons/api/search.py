@@ -12,6 +12,8 @@ from critical_neurons.core.distillation import Distillation
 from critical_neurons.core.progress import Progress
 from critical_neurons.core.scores import Scores
 from critical_neurons.core.settings import Compensation, DistanceName, EffortName, OutputDistance
+from critical_neurons.core.workers import HERE, Workers
+from critical_neurons.parallel import assist
 from critical_neurons.readers import isolated
 from critical_neurons.selection.budget_search import Search, SearchSettings
 
@@ -33,6 +35,7 @@ def search(
     start: str | None = None,
     stop: str | None = None,
     round_to: int = 1,
+    workers: Workers = HERE,
     progress: Callable[[Progress], None] = lambda told: None,
 ) -> Scores:
     """Search for the units to keep so that the outputs of the smaller model are nearest to the model's.
@@ -57,6 +60,8 @@ def search(
     * `ignore`: layers that lose nothing. `start`, `stop`: names of the first and the last layer that may lose units,
       or of modules that contain them; the budget is then a share of what lies between.
     * `round_to`: layers keep multiples of it where the budget allows. Give `cn.plan` the same.
+    * `workers`: `cn.Workers(jobs=2)` shares batches and layers among processes, one thread each. Scores are those of
+      a search on one thread, to the last bit, for any number of workers.
 
     The search is a heuristic: `objective` is the distance of the outputs, without a bound. With "least_squares"
     `layer_choices` has the least-squares error of each layer's choice, beyond what removals in other layers cost, and
@@ -70,4 +75,5 @@ def search(
     """
     budget = Budget(units=units, params=params, macs=macs, scope=scope)
     settings = SearchSettings(compensate, effort, distance, seed, ignore, start, stop, round_to)
-    return Search(model, inputs, settings, progress=progress).find(budget)
+    with assist(workers) as crew:
+        return Search(model, inputs, settings, progress=progress, crew=crew).find(budget)

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from critical_neurons.core.workers import Workers, check_workers
-from critical_neurons.parallel.crew import Alone, Crew, Done, OnMessage, Piece, Tell, find_allowed_threads
+from critical_neurons.core.workers import HERE, Workers, check_workers
+from critical_neurons.parallel.crew import (
+    Alone,
+    Crew,
+    Done,
+    OnMessage,
+    Piece,
+    Tell,
+    find_allowed_threads,
+    holding_threads,
+    run_in_order,
+)
 
 
 @contextmanager
@@ -36,4 +46,30 @@ def hire(
     yield Alone(threads, on_message)
 
 
-__all__ = ["Crew", "Done", "OnMessage", "Piece", "Tell", "find_allowed_threads", "hire"]
+@contextmanager
+def assist(workers: Workers) -> Iterator[Crew]:
+    """A crew for parts of a computation that goes on in this process. With workers both are on one thread, so that
+    results do not depend on how many there are; without them this process keeps its threads."""
+    check_workers(workers)
+    if workers == HERE:
+        yield ALONE
+        return
+    with hire(workers, most=workers.jobs) as crew, holding_threads(1):
+        yield crew
+
+
+ALONE = Alone(None, lambda name, news: None)
+"""This process, as it is."""
+
+__all__ = [
+    "ALONE",
+    "Crew",
+    "Done",
+    "OnMessage",
+    "Piece",
+    "Tell",
+    "assist",
+    "find_allowed_threads",
+    "hire",
+    "run_in_order",
+]

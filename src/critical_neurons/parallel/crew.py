@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from critical_neurons.errors import CriticalNeuronsError, MissingExtraError
+from critical_neurons.errors import CriticalNeuronsError, MissingExtraError, WorkersError
 from critical_neurons.parallel.threads import on_threads
 
 Tell: TypeAlias = Callable[[Any], None]
@@ -47,17 +47,34 @@ class Crew(Protocol):
 
 @dataclass(frozen=True)
 class Alone:
-    """This process, one piece at a time."""
+    """This process, one piece at a time, on this many threads; None: on those that it has."""
 
-    threads: int
+    threads: int | None
     on_message: OnMessage
     slots: int = 1
 
     def run(self, pieces: Iterable[tuple[str, Piece]]) -> Iterator[Done]:
         for name, piece in pieces:
-            with _holding_threads(self.threads):
+            with nullcontext() if self.threads is None else holding_threads(self.threads):
                 done = attempt(name, piece, partial(self.on_message, name))
             yield done
+
+
+def run_in_order(crew: Crew, calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
+    """The results of independent calls, in the order of the calls, so that sums of them do not depend on the crew."""
+    early: dict[int, Any] = {}
+    following = 0
+    for done in crew.run((str(number), partial(_call, call)) for number, call in enumerate(calls)):
+        if done.error is not None:
+            raise done.error
+        early[int(done.name)] = done.result
+        while following in early:
+            yield early.pop(following)
+            following += 1
+
+
+def _call(call: Callable[[], Any], tell: Tell) -> Any:
+    return call()
 
 
 def attempt(name: str, piece: Piece, tell: Tell) -> Done:
@@ -65,6 +82,14 @@ def attempt(name: str, piece: Piece, tell: Tell) -> Done:
         return Done(name, piece(tell))
     except CriticalNeuronsError as error:
         return Done(name, error=error)
+
+
+def explain_unpicklable(error: Exception) -> WorkersError:
+    why = str(error.__cause__ or error).strip(' \n"').splitlines()[-1]
+    return WorkersError(
+        f"workers: the model, or a function given with it, cannot be pickled and sent to another process ({why}). "
+        "Take open files, locks and handles off it, or leave workers= out."
+    )
 
 
 _allowed: ContextVar[int | None] = ContextVar("threads of the piece", default=None)
@@ -93,7 +118,7 @@ def _limit_blas(count: int) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def _holding_threads(count: int) -> Iterator[None]:
+def holding_threads(count: int) -> Iterator[None]:
     """The same within a context. Without threadpoolctl BLAS is not limited."""
     token = _allowed.set(count)
     try:

@@ -18,7 +18,7 @@ from typing import Any
 
 from critical_neurons.core.environment import describe_versions, digest_source
 from critical_neurons.errors import MissingExtraError, WorkersError
-from critical_neurons.parallel.crew import Done, OnMessage, Piece, attempt, settle_threads
+from critical_neurons.parallel.crew import Done, OnMessage, Piece, attempt, explain_unpicklable, settle_threads
 
 try:
     import dask
@@ -81,7 +81,12 @@ class Cluster:
         return max(1, count)
 
     def run(self, pieces: Iterable[tuple[str, Piece]]) -> Iterator[Done]:
-        left = iter(pieces)
+        try:
+            yield from self._run(iter(pieces))
+        finally:
+            self.give_up()
+
+    def _run(self, left: Iterator[tuple[str, Piece]]) -> Iterator[Done]:
         ended: queue.Queue[Future] = queue.Queue()
         while True:
             for _ in range(self.slots - len(self._under_way)):
@@ -134,9 +139,12 @@ class Cluster:
     def _submit(self, name: str, piece: Piece, ended: queue.Queue[Future]) -> None:
         key = f"critical_neurons {name} {secrets.token_hex(8)}"
         with self._noticing_loss():
-            future = self._client.submit(
-                _run_there, name, piece, self._threads, self._versions, self.topic, key=key, pure=False
-            )
+            try:
+                future = self._client.submit(
+                    _run_there, name, piece, self._threads, self._versions, self.topic, key=key, pure=False
+                )
+            except (TypeError, pickle.PicklingError) as error:
+                raise explain_unpicklable(error) from error
         self._under_way[future] = name
         future.add_done_callback(ended.put)
 

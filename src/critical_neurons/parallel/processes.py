@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 import threading
 import warnings
@@ -13,7 +14,7 @@ from multiprocessing import Manager
 from typing import Any
 
 from critical_neurons.errors import MissingExtraError, WorkersError
-from critical_neurons.parallel.crew import Done, OnMessage, Piece, attempt, settle_threads
+from critical_neurons.parallel.crew import Done, OnMessage, Piece, attempt, explain_unpicklable, settle_threads
 
 try:
     import joblib
@@ -54,6 +55,8 @@ class Processes:
                 "jobs: a process ended in the middle of its piece: killed, or out of memory. What is finished is "
                 "kept; take fewer jobs if memory was short."
             ) from error
+        except pickle.PicklingError as error:
+            raise explain_unpicklable(error) from error
         finally:
             self.give_up()
 

@@ -33,6 +33,7 @@ from critical_neurons.core.solution import Status
 from critical_neurons.core.span import Span
 from critical_neurons.core.structure import Structure
 from critical_neurons.errors import InvalidInputError
+from critical_neurons.parallel import ALONE, Crew
 from critical_neurons.removal.parametrised import make_plain
 from critical_neurons.removal.refit.stream import check_inputs
 from critical_neurons.removal.rows import digest_inputs, gather_inputs, match_model
@@ -97,8 +98,9 @@ class Search:
         *,
         progress: Callable[[Progress], None] = lambda told: None,
         structure: Structure | None = None,
+        crew: Crew = ALONE,
     ) -> None:
-        self._settings, self.tell = settings, progress
+        self._settings, self.tell, self._crew = settings, progress, crew
         self._compensate, self.effort = split_compensation(settings.compensate)[0], choose_effort(settings.effort)
         source, rows = unwrap(model), gather_inputs(inputs)
         check_inputs(rows)
@@ -135,6 +137,7 @@ class Search:
             seed=self._settings.seed,
             fisher_share=self.effort.fisher_share,
             progress=self.report("gathering what layers read"),
+            crew=self._crew,
         )
 
     @cached_property

@@ -1,39 +1,59 @@
-"""Inverses of the covariances that the consumers of the original model read, held as far as memory allows, and
-refitting with them. Notation as in `elimination`."""
+"""Inverses of the covariances that consumers read, held as far as memory allows, and refitting with them. Notation as
+in `elimination`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from critical_neurons.parallel import Crew, run_in_order
 from critical_neurons.removal.refit.ridge import add_ridge
 from critical_neurons.selection.factorisation import factorise
-from critical_neurons.selection.statistics import Moments
 
 MOST_HELD = 2**30
 """Bytes of inverses that are held: those used last."""
 
 
 class Inverses:
-    def __init__(self, moments: Mapping[str, Sequence[Moments]]) -> None:
-        self._moments = moments
+    """H of the parts of modules, in double precision."""
+
+    def __init__(self, covariances: Mapping[str, Sequence[Tensor]]) -> None:
+        self._covariances = covariances
         self._held: dict[tuple[str, int], Tensor] = {}  # in the order of their last use
 
     def find(self, module: str, part: int) -> Tensor:
-        """H of this part of a module, in double precision."""
-        key = module, part
-        found = self._held.pop(key, None)
-        self._held[key] = invert(self._moments[module][part].covariance) if found is None else found
+        found = self._held.pop((module, part), None)
+        return self._hold(module, part, invert(self._covariances[module][part]) if found is None else found)
+
+    def prepare(self, crew: Crew) -> None:
+        """Invert on the workers as many as can be held."""
+        keys, left = list[tuple[str, int]](), MOST_HELD - sum(each.nbytes for each in self._held.values())
+        for module, covariances in self._covariances.items():
+            for part, covariance in enumerate(covariances):
+                size = covariance.numel() * torch.float64.itemsize
+                if (module, part) not in self._held and size <= left:
+                    keys.append((module, part))
+                    left -= size
+        calls = (partial(invert, self._covariances[module][part]) for module, part in keys)
+        for key, found in zip(keys, run_in_order(crew, calls), strict=True):
+            self._hold(*key, found)
+
+    def release(self) -> None:
+        self._held.clear()
+
+    def _hold(self, module: str, part: int, inverse: Tensor) -> Tensor:
+        self._held[module, part] = inverse
         while len(self._held) > 1 and sum(each.nbytes for each in self._held.values()) > MOST_HELD:
             del self._held[next(iter(self._held))]
-        return self._held[key]
+        return inverse
 
     def refit(self, module: str, part: int, weight: Tensor, gone: Tensor) -> Tensor:
         """The weights of this part without some columns, by the cheaper of two ways."""
         if 2 * int(gone.sum()) > len(gone):
-            return refit(regularise(self._moments[module][part].covariance), weight, gone)
+            return refit(regularise(self._covariances[module][part]), weight, gone)
         return refit_by_inverse(self.find(module, part), weight, gone)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,22 +20,23 @@ from torch import Tensor, nn
 
 from critical_neurons.core.scores import LayerChoice
 from critical_neurons.core.structure import Bools, Group, Ints, Structure, Wiring
+from critical_neurons.parallel import ALONE, Crew, run_in_order
 from critical_neurons.removal.copies import copy_whole
 from critical_neurons.removal.refit.behind import list_stops, refit_behind
 from critical_neurons.removal.refit.im2col import Weighted, from_matrix, to_matrix
 from critical_neurons.removal.refit.stream import refit_modules
 from critical_neurons.removal.remove import has_tensors, remove_units
-from critical_neurons.removal.rows import Inputs, call_model, count_rows, join_outputs, take_outputs, take_rows
+from critical_neurons.removal.rows import Inputs, count_rows, join_outputs, take_outputs
 from critical_neurons.selection.consumers import list_consumers, split_module
-from critical_neurons.selection.distance import Distance, list_outputs
+from critical_neurons.selection.distance import Distance
 from critical_neurons.selection.elimination import Consumer, Elimination, eliminate, measure_error
 from critical_neurons.selection.factorisation import take_root
 from critical_neurons.selection.inverses import Inverses, invert
 from critical_neurons.selection.lower_bound import bound_error
-from critical_neurons.selection.replay import Replay
 from critical_neurons.selection.statistics import gather_metrics, gather_moments
 from critical_neurons.selection.swaps import exchange
 from critical_neurons.selection.trial_weights import Fitted, put_weights
+from critical_neurons.selection.trials import Sample, Trial, measure_trials, run_batches
 
 LEAST_METRIC, MOST_METRIC = 64, 512
 """Limits on the number of inputs for Fisher matrices; each takes a forward and a backward pass."""
@@ -69,6 +70,7 @@ class View:
     stays: Bools
     squares: Mapping[str, Sequence[Tensor]]
     missing: Mapping[str, Sequence[Tensor | None]]
+    inverses: Inverses
     loss: float = 0.0
     miss: float = 0.0
 
@@ -86,15 +88,15 @@ class LayerwiseSearch:
         seed: int = 0,
         fisher_share: float = 0.5,
         progress: Progress = lambda done, total: None,
+        crew: Crew = ALONE,
     ) -> None:
         self._model, self._structure, self._distance, self._seed = model, structure, distance, seed
-        self._fisher_share = fisher_share
+        self._fisher_share, self._crew = fisher_share, crew
         self._consumers = list_consumers(structure, model)
         self._parts = {each.module: split_module(model.get_submodule(each.module), each) for each in self._consumers}
         numbers = sum(NUMBERS_PER_OUTPUT * len(each.outputs) * each.positions for each in structure.wirings)
         self._batch = max(min(MOST_BATCH, BATCH_NUMBERS // max(numbers, 1)), 1)
-        self._moments, self._outputs = gather_moments(model, self._parts, inputs, self._batch, progress)
-        self._inverses = Inverses(self._moments)
+        self._moments, self._outputs = gather_moments(model, self._parts, inputs, self._batch, progress, crew)
         self._inputs, self._roots = inputs, WeakKeyDictionary[View, dict[str, list[Tensor]]]()
         generator = torch.Generator().manual_seed(seed)
         self._shuffled = torch.randperm(count_rows(inputs), generator=generator)  # data may be sorted by class
@@ -104,10 +106,13 @@ class LayerwiseSearch:
         """The view of the original model."""
         squares = {name: [each.covariance for each in moments] for name, moments in self._moments.items()}
         missing: dict[str, list[Tensor | None]] = {name: [None] * len(parts) for name, parts in self._parts.items()}
-        return View(self._model, np.ones(self._structure.unit_count + 1, dtype=bool), squares, missing)
+        return View(
+            self._model, np.ones(self._structure.unit_count + 1, dtype=bool), squares, missing, Inverses(squares)
+        )
 
     def carry_out(self, stays: Bools, progress: Progress = lambda done, total: None) -> View:
         """The draft with only these units; `stays` has a last entry for NO_UNIT."""
+        self.whole.inverses.release()
         draft = copy_whole(self._model)
         stops = list_stops(self._structure, stays, masked=True)
         squares, missing = dict(self.whole.squares), dict(self.whole.missing)
@@ -119,7 +124,7 @@ class LayerwiseSearch:
                 missing[name] = [wrong[part.group, part.columns] for part in parts]
 
         refit_modules(self._model, draft, stops, self._inputs, "least_squares", progress, learn)
-        return View(draft, stays, squares, missing, *self._compare(draft, self._shuffled))
+        return View(draft, stays, squares, missing, Inverses(squares), *self._compare(draft, self._shuffled))
 
     def judge(self, stays: Bools, progress: Progress = lambda done, total: None) -> View:
         """As `carry_out`, but cheaper and without covariances, for the last choice. Every group keeps a unit."""
@@ -127,23 +132,34 @@ class LayerwiseSearch:
             return self.carry_out(stays, progress)
         smaller = remove_units(self._model, self._structure, stays)
         fitted = refit_behind(self._model, smaller, self._structure, stays, self._inputs, "least_squares", progress)
-        return View(fitted, stays, {}, {}, *self._compare(fitted, self._shuffled))
+        return View(fitted, stays, {}, {}, Inverses({}), *self._compare(fitted, self._shuffled))
 
     def order(self, view: View, progress: Progress = lambda done, total: None) -> list[Elimination]:
         """For every group the order of removal, and the error after each removal."""
-        found = []
-        for done, group in enumerate(self._structure.groups):
-            progress(done, len(self._structure.groups))
-            found.append(eliminate(self._find_maps(group, view), len(group), group.blocks))
+        if self._crew.slots > 1:
+            view.inverses.prepare(self._crew)
+        found, groups = list[Elimination](), self._structure.groups
+        progress(0, len(groups))
+        calls = (partial(eliminate, self._find_maps(group, view), len(group), group.blocks) for group in groups)
+        for each in run_in_order(self._crew, calls):
+            found.append(each)
+            progress(len(found), len(groups))
         return found
 
     def exchange(self, view: View, found: Sequence[Elimination], counts: Sequence[int]) -> list[Ints]:
         """Improve the choice of the last `counts` units of each order by exchanges, and return the new orders."""
-        orders = []
-        for group, each, count in zip(self._structure.groups, found, counts, strict=True):
-            order, kept = each.order.numpy(), torch.ones(len(group), dtype=torch.bool)
+        groups, held = self._structure.groups, []
+        for group, each, count in zip(groups, found, counts, strict=True):
+            kept = torch.ones(len(group), dtype=torch.bool)
             kept[each.order[: len(group) - count]] = False
-            stays = exchange(self._find_maps(group, view), kept, group.blocks).numpy()
+            held.append(kept)
+        calls = (
+            partial(exchange, self._find_maps(group, view), kept, group.blocks)
+            for group, kept in zip(groups, held, strict=True)
+        )
+        orders = []
+        for each, improved in zip(found, run_in_order(self._crew, calls), strict=True):
+            order, stays = each.order.numpy(), improved.numpy()
             orders.append(order[np.argsort(stays[order], kind="stable")])
         return orders
 
@@ -159,31 +175,23 @@ class LayerwiseSearch:
         count = passes * len(self._shuffled) // (len(TRIED_SHARES) * len(groups))
         rows = self._shuffled[: min(max(count, LEAST_TRIED), MOST_TRIED)]
         trials = [self._try(*each, share) for each in zip(groups, found, strict=True) for share in TRIED_SHARES]
-        draft, losses = copy_whole(self._model), np.zeros(len(trials))
-        batches = torch.split(rows, self._batch)
-        for done, some in enumerate(batches):
-            progress(done, len(batches))
-            replay = Replay(draft, take_rows(self._inputs, some))
-            wanted = take_outputs(self._outputs, self._inputs, some)
-            for place, trial in enumerate(trials):
-                if trial.error > 0:
-                    with put_weights(draft, trial.fitted) as changed, torch.no_grad():
-                        loss = self._distance.measure(list_outputs(replay.run(changed)), wanted)
-                    losses[place] += float(loss) * len(some) / len(rows)
+        sample = Sample(self._inputs, self._outputs, torch.split(rows, self._batch))
+        draft = copy_whole(self._model)
+        losses = measure_trials(draft, trials, sample, self._distance, progress, self._crew)
         priced = []
         for each, tried, lost in zip(found, _by_group(trials), _by_group(list(losses)), strict=True):
             worths = [loss / trial.error for loss, trial in zip(lost, tried, strict=True) if trial.error > 0]
             priced.append(Elimination(each.order, each.errors * (float(np.mean(worths)) if worths else 0.0)))
         return priced
 
-    def _try(self, group: Group, found: Elimination, share: float) -> _Trial:
+    def _try(self, group: Group, found: Elimination, share: float) -> Trial:
         """The removal of this share of a group's units."""
         gone = int(share * len(group)) // group.blocks * group.blocks
         error = float(found.errors[gone - 1]) if gone else 0.0
         stays = np.ones(self._structure.unit_count + 1, dtype=bool)
         stays[group.units[found.order[:gone].numpy()]] = False
         readers = self._list_readers(group) if error > 0 else []
-        return _Trial(error, {wiring.module: self._fit(wiring, stays) for wiring in readers})
+        return Trial(error, {wiring.module: self._fit(wiring, stays) for wiring in readers})
 
     def measure(self, stays: Bools) -> float:
         """The loss on some inputs with only these units, consumers refitted with the original model's moments."""
@@ -192,13 +200,10 @@ class LayerwiseSearch:
         with put_weights(draft, {wiring.module: self._fit(wiring, stays) for wiring in losing}):
             return self._compare(draft, self._shuffled[:MOST_MEASURED])[0]
 
-    @torch.no_grad()
     def _compare(self, other: nn.Module, rows: Tensor) -> tuple[float, float]:
         """The distance of another model's outputs, and `Distance.miss`."""
-        parts = [
-            list_outputs(call_model(other, take_rows(self._inputs, some))) for some in torch.split(rows, self._batch)
-        ]
-        found, wanted = join_outputs(parts), take_outputs(self._outputs, self._inputs, rows)
+        found = join_outputs(run_batches(other, self._inputs, torch.split(rows, self._batch), self._crew))
+        wanted = take_outputs(self._outputs, self._inputs, rows)
         return float(self._distance.measure(found, wanted)), self._distance.miss(found, wanted)
 
     def describe(self, view: View, stays: Bools) -> tuple[LayerChoice, ...]:
@@ -224,6 +229,7 @@ class LayerwiseSearch:
                 self._batch,
                 TEMPERATURE,
                 self._seed,
+                self._crew,
             )
             self._roots[view] = {}
             for name, parts in self._parts.items():
@@ -255,10 +261,12 @@ class LayerwiseSearch:
     def _refit_view(self, view: View, module: str, number: int, inside: Tensor) -> tuple[Tensor, Tensor]:
         """H and weights of a part that reads these columns, refitted to what they are in the view."""
         part, missing = self._parts[module][number], view.missing[module][number]
-        if missing is None and inside.all():
-            return self._inverses.find(module, number), part.weight
-        own, weight = view.squares[module][number][inside][:, inside], part.weight[inside]
-        inverse = invert(own)
+        own, weight = view.squares[module][number], part.weight
+        if inside.all():
+            inverse = view.inverses.find(module, number)
+        else:
+            own, weight = own[inside][:, inside], weight[inside]
+            inverse = invert(own)
         if missing is None:
             return inverse, weight
         gone = torch.from_numpy(~view.stays[part.units])[inside]
@@ -275,18 +283,10 @@ class LayerwiseSearch:
         pairs = zip(self._parts[wiring.module], self._moments[wiring.module], strict=True)
         for number, (part, moments) in enumerate(pairs):
             gone = torch.from_numpy(~stays[part.units])
-            fitted = self._inverses.refit(wiring.module, number, part.weight, gone)
+            fitted = self.whole.inverses.refit(wiring.module, number, part.weight, gone)
             matrix[part.group, part.columns] = fitted.to(matrix)
             bias[part.outputs] += (moments.mean.double() @ (part.weight - fitted)).to(bias)
         return Fitted(from_matrix(module, matrix), bias)
-
-
-@dataclass(frozen=True, eq=False)
-class _Trial:
-    """The error of a trial removal in one group, and its refitted consumers by name."""
-
-    error: float
-    fitted: Mapping[str, Fitted]
 
 
 def _by_group(values: Sequence[Any]) -> Iterator[Sequence[Any]]:

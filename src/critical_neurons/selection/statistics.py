@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from critical_neurons.errors import InvalidInputError
+from critical_neurons.parallel import ALONE, Crew, run_in_order
 from critical_neurons.removal.gradients import differentiate
 from critical_neurons.removal.refit.im2col import Weighted, by_group, channels_first, count_groups, to_matrix, unroll
 from critical_neurons.removal.refit.ridge import multiply_columns
@@ -31,77 +33,109 @@ class Moments:
     covariance: Tensor
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class _Sums:
+    """Of some rows of a part: how many, their mean, and products of what is left without it, in single precision."""
+
+    count: int
+    mean: Tensor
+    squares: Tensor
+
+
 def gather_moments(
     model: nn.Module,
     parts: Mapping[str, Sequence[Part]],
     inputs: Inputs,
     batch_size: int,
     progress: Callable[[int, int], None],
+    crew: Crew = ALONE,
 ) -> tuple[dict[str, list[Moments]], list[Tensor]]:
     """The moments of every part of every module, and the model's outputs for the inputs."""
-    sums = {name: _Sums(model.get_submodule(name), each, count_rows(inputs)) for name, each in parts.items()}
-
-    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        return lambda module, args, output: sums[name].add(args[0], output)
-
-    handles = [model.get_submodule(name).register_forward_hook(watch(name)) for name in parts]
-    try:
-        batches, outputs = torch.split(torch.arange(count_rows(inputs)), batch_size), []
-        for done, rows in enumerate(batches):
-            progress(done, len(batches))
-            outputs.append(list_outputs(call_model(model, take_rows(inputs, rows))))
-        progress(len(batches), len(batches))
-    finally:
-        for handle in handles:
-            handle.remove()
-    found = {name: each.finish() for name, each in sums.items()}
-    given = join_outputs(outputs)
-    covariances = [moments.covariance for each in found.values() for moments in each]
-    if not all(torch.isfinite(each).all() for each in (*given, *covariances)):
+    columns = {name: [(part.group, part.columns) for part in each] for name, each in parts.items()}
+    batches = torch.split(torch.arange(count_rows(inputs)), batch_size)
+    calls = (
+        partial(_sum_batch, model, columns, take_rows(inputs, rows), count_rows(inputs), number)
+        for number, rows in enumerate(batches)
+    )
+    totals = {name: [_Total() for _ in each] for name, each in parts.items()}
+    outputs = []
+    progress(0, len(batches))
+    for found, given in run_in_order(crew, calls):
+        for name, sums in found:
+            for total, each in zip(totals[name], sums, strict=True):
+                total.add(each)
+        outputs.append(given)
+        progress(len(outputs), len(batches))
+    moments = {name: [total.finish() for total in each] for name, each in totals.items()}
+    joined = join_outputs(outputs)
+    covariances = [each.covariance for some in moments.values() for each in some]
+    if not all(torch.isfinite(each).all() for each in (*joined, *covariances)):
         raise InvalidInputError(
             "inputs: the model gives NaN or infinite values for them, or values whose squares overflow single "
             "precision. Are they scaled right?"
         )
+    return moments, joined
+
+
+@torch.no_grad()
+def _sum_batch(
+    model: nn.Module,
+    columns: Mapping[str, Sequence[tuple[int, slice]]],
+    batch: Inputs,
+    input_count: int,
+    number: int,
+) -> tuple[list[tuple[str, list[_Sums]]], list[Tensor]]:
+    """The sums of every call of a module with this batch, in the order of calls, and the model's outputs."""
+    generator = torch.Generator().manual_seed(number)
+    found: list[tuple[str, list[_Sums]]] = []
+
+    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def add(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            assert isinstance(module, Weighted)
+            rows = _sample_rows(module, args[0], output, input_count, generator)
+            found.append((name, [_sum_rows(rows[group, :, some]) for group, some in columns[name]]))
+
+        return add
+
+    with ExitStack() as stack:
+        for name in columns:
+            stack.enter_context(model.get_submodule(name).register_forward_hook(watch(name)))
+        given = list_outputs(call_model(model, batch))
     return found, given
 
 
-class _Sums:
-    """Products are computed in single precision and summed in double."""
+def _sample_rows(
+    module: Weighted, read: Tensor, given: Tensor, input_count: int, generator: torch.Generator
+) -> Tensor:
+    width = to_matrix(module, module.weight).shape[1]
+    per_input = -(-max(ROWS_PER_COLUMN * width, LEAST_ROWS) // input_count)
+    positions = torch.randperm(channels_first(module, given).shape[2], generator=generator)[:per_input]
+    return by_group(unroll(module, read, positions, given.shape[2:]), count_groups(module)).float()
 
-    def __init__(self, module: nn.Module, parts: Sequence[Part], input_count: int) -> None:
-        assert isinstance(module, Weighted)
-        self._module, self._parts, self._groups = module, parts, count_groups(module)
-        columns = to_matrix(module, module.weight).shape[1]
-        self._rows_per_input = -(-max(ROWS_PER_COLUMN * columns, LEAST_ROWS) // input_count)
-        self._generator = torch.Generator().manual_seed(0)
-        self._origin: Tensor | None = None
-        self._count = 0
-        sizes = [len(part.units) for part in parts]
-        self._firsts = [torch.zeros(size, dtype=torch.float64) for size in sizes]
-        self._squares = [torch.zeros(size, size, dtype=torch.float64) for size in sizes]
 
-    def add(self, read: Tensor, given: Tensor) -> None:
-        count = channels_first(self._module, given).shape[2]
-        positions = torch.randperm(count, generator=self._generator)[: self._rows_per_input]
-        rows = by_group(unroll(self._module, read, positions, given.shape[2:]), self._groups).float()
-        if self._origin is None:  # centred, so that single precision keeps the variation
-            self._origin = rows.mean(1, keepdim=True)
-        rows = rows - self._origin
-        self._count += rows.shape[1]
-        for part, firsts, squares in zip(self._parts, self._firsts, self._squares, strict=True):
-            own = rows[part.group, :, part.columns]
-            firsts += own.sum(0)
-            squares += multiply_columns(own)
+def _sum_rows(rows: Tensor) -> _Sums:
+    mean = rows.mean(0)  # centred, so that single precision keeps the variation
+    return _Sums(len(rows), mean, multiply_columns(rows - mean))
 
-    def finish(self) -> list[Moments]:
-        assert self._origin is not None
-        found = []
-        for part, firsts, squares in zip(self._parts, self._firsts, self._squares, strict=True):
-            mean = firsts / self._count
-            origin = self._origin[part.group, 0, part.columns]
-            found.append(Moments(origin + mean.float(), (squares / self._count - torch.outer(mean, mean)).float()))
-        return found
+
+class _Total:
+    """Sums of batches are added in double precision."""
+
+    def __init__(self) -> None:
+        self._count, self._mean, self._squares = 0, torch.zeros(()), torch.zeros(())
+
+    def add(self, sums: _Sums) -> None:
+        if self._count == 0:
+            self._count, self._mean, self._squares = sums.count, sums.mean.double(), sums.squares.double()
+            return
+        moved, share = sums.mean.double() - self._mean, sums.count / (self._count + sums.count)
+        self._squares += sums.squares
+        self._squares.addr_(moved, moved, alpha=share * self._count)
+        self._mean += share * moved
+        self._count += sums.count
+
+    def finish(self) -> Moments:
+        return Moments(self._mean.float(), (self._squares / self._count).float())
 
 
 def gather_metrics(
@@ -113,30 +147,44 @@ def gather_metrics(
     batch_size: int,
     temperature: float,
     seed: int,
+    crew: Crew = ALONE,
 ) -> dict[str, Tensor]:
     """The Fisher matrix of each module's output: (outputs, outputs), summed over positions, one sample per input.
 
     It is the Hessian of the distance at the original outputs. A `temperature` above 1 flattens class probabilities: a
     trained network is so certain of most inputs that errors on them would otherwise not count.
     """
-    generator = torch.Generator().manual_seed(seed)
+    seeds = np.random.SeedSequence(seed).generate_state(len(rows))
+    calls = (
+        partial(_square_slopes, model, modules, take_rows(inputs, some), distance, temperature, int(own))
+        for some, own in zip(torch.split(rows, batch_size), seeds, strict=False)
+    )
     metrics: dict[str, Tensor] = {}
-    for some in torch.split(rows, batch_size):
-        state = generator.get_state()
-
-        def find_slopes(batch: Inputs, state: Tensor = state) -> dict[str, Tensor]:
-            with torch.enable_grad(), _hold_outputs(model, modules) as held:
-                outputs = list_outputs(call_model(model, batch))
-                loss = distance.probe(outputs, temperature, generator.set_state(state))
-                slopes = torch.autograd.grad(loss, list(held.values()), materialize_grads=True)  # zeros if unread
-                return dict(zip(held, slopes, strict=True))
-
-        for name, slope in differentiate(partial(find_slopes, take_rows(inputs, some))).items():
-            errors = channels_first(model.get_submodule(name), slope).movedim(1, -1).flatten(0, -2)
-            metrics[name] = metrics.get(name, 0.0) + multiply_columns(errors).double() / len(rows)
+    for found in run_in_order(crew, calls):
+        for name, squares in found.items():
+            metrics[name] = metrics.get(name, 0.0) + squares.double() / len(rows)
     if not all(torch.isfinite(each).all() for each in metrics.values()):
         raise InvalidInputError("inputs: gradients of the model are NaN or infinite for them. Are they scaled right?")
     return metrics
+
+
+def _square_slopes(
+    model: nn.Module, modules: Sequence[str], batch: Inputs, distance: Distance, temperature: float, seed: int
+) -> dict[str, Tensor]:
+    """Squares of gradients by the modules' outputs, for one batch."""
+
+    def find_slopes() -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        with torch.enable_grad(), _hold_outputs(model, modules) as held:
+            loss = distance.probe(list_outputs(call_model(model, batch)), temperature, generator)
+            slopes = torch.autograd.grad(loss, list(held.values()), materialize_grads=True)  # zeros if unread
+            return dict(zip(held, slopes, strict=True))
+
+    found = {}
+    for name, slope in differentiate(find_slopes).items():
+        errors = channels_first(model.get_submodule(name), slope).movedim(1, -1).flatten(0, -2)
+        found[name] = multiply_columns(errors)
+    return found
 
 
 @contextmanager
