@@ -21,7 +21,7 @@ class Effort:
     fisher_share: float = 0.5
 
 
-EFFORTS = {"quick": Effort(3, 0, 100, 0.25), "standard": Effort(10, 1, 400), "thorough": Effort(20, 4, 400)}
+EFFORTS = {"quick": Effort(3, 0, 100, 0.25), "standard": Effort(6, 1, 400), "thorough": Effort(20, 4, 400)}
 
 
 def choose_effort(name: EffortName) -> Effort:

@@ -26,7 +26,7 @@ from critical_neurons.removal.refit.behind import list_stops, refit_behind
 from critical_neurons.removal.refit.im2col import Weighted, from_matrix, to_matrix
 from critical_neurons.removal.refit.stream import refit_modules
 from critical_neurons.removal.remove import has_tensors, remove_units
-from critical_neurons.removal.rows import Inputs, count_rows, join_outputs, take_outputs
+from critical_neurons.removal.rows import Inputs, count_rows, take_outputs
 from critical_neurons.selection.consumers import list_consumers, split_module
 from critical_neurons.selection.distance import Distance
 from critical_neurons.selection.elimination import Consumer, Elimination, eliminate, measure_error
@@ -36,7 +36,7 @@ from critical_neurons.selection.lower_bound import bound_error
 from critical_neurons.selection.statistics import gather_metrics, gather_moments
 from critical_neurons.selection.swaps import exchange
 from critical_neurons.selection.trial_weights import Fitted, put_weights
-from critical_neurons.selection.trials import Sample, Trial, measure_trials, run_batches
+from critical_neurons.selection.trials import Outputs, Sample, Trial, measure_trials
 
 LEAST_METRIC, MOST_METRIC = 64, 512
 """Limits on the number of inputs for Fisher matrices; each takes a forward and a backward pass."""
@@ -50,7 +50,7 @@ TRIED_SHARES = (0.5, 0.75)
 LEAST_TRIED, MOST_TRIED = 16, 1024
 """Limits on the number of inputs of each trial."""
 
-MOST_MEASURED = 256
+MOST_MEASURED = 128
 """Inputs for the loss of a choice without a draft."""
 
 MOST_BATCH, BATCH_NUMBERS, NUMBERS_PER_OUTPUT = 64, 2**28, 3
@@ -123,16 +123,19 @@ class LayerwiseSearch:
                 squares[name] = [found[part.group, part.columns, part.columns].float() for part in parts]
                 missing[name] = [wrong[part.group, part.columns] for part in parts]
 
-        refit_modules(self._model, draft, stops, self._inputs, "least_squares", progress, learn)
-        return View(draft, stays, squares, missing, Inverses(squares), *self._compare(draft, self._shuffled))
+        outputs = Outputs()
+        refit_modules(self._model, draft, stops, self._inputs, "least_squares", progress, learn, outputs.add)
+        return View(draft, stays, squares, missing, Inverses(squares), *self._compare(draft, self._shuffled, outputs))
 
     def judge(self, stays: Bools, progress: Progress = lambda done, total: None) -> View:
         """As `carry_out`, but cheaper and without covariances, for the last choice. Every group keeps a unit."""
         if not has_tensors(self._model, self._structure):  # weights were parametrised before
             return self.carry_out(stays, progress)
-        smaller = remove_units(self._model, self._structure, stays)
-        fitted = refit_behind(self._model, smaller, self._structure, stays, self._inputs, "least_squares", progress)
-        return View(fitted, stays, {}, {}, Inverses({}), *self._compare(fitted, self._shuffled))
+        smaller, outputs = remove_units(self._model, self._structure, stays), Outputs()
+        fitted = refit_behind(
+            self._model, smaller, self._structure, stays, self._inputs, "least_squares", progress, outputs.add
+        )
+        return View(fitted, stays, {}, {}, Inverses({}), *self._compare(fitted, self._shuffled, outputs))
 
     def order(self, view: View, progress: Progress = lambda done, total: None) -> list[Elimination]:
         """For every group the order of removal, and the error after each removal."""
@@ -198,12 +201,12 @@ class LayerwiseSearch:
         losing = [wiring for wiring in self._consumers if not stays[wiring.inputs].all()]
         draft = copy_whole(self._model)
         with put_weights(draft, {wiring.module: self._fit(wiring, stays) for wiring in losing}):
-            return self._compare(draft, self._shuffled[:MOST_MEASURED])[0]
+            return self._compare(draft, self._shuffled[:MOST_MEASURED], Outputs())[0]
 
-    def _compare(self, other: nn.Module, rows: Tensor) -> tuple[float, float]:
-        """The distance of another model's outputs, and `Distance.miss`."""
-        found = join_outputs(run_batches(other, self._inputs, torch.split(rows, self._batch), self._crew))
-        wanted = take_outputs(self._outputs, self._inputs, rows)
+    def _compare(self, other: nn.Module, rows: Tensor, known: Outputs) -> tuple[float, float]:
+        """The distance of another model's outputs for these rows, and `Distance.miss`."""
+        known.complete(other, self._inputs, rows, self._batch, self._crew)
+        found, wanted = known.join(), take_outputs(self._outputs, self._inputs, known.rows)
         return float(self._distance.measure(found, wanted)), self._distance.miss(found, wanted)
 
     def describe(self, view: View, stays: Bools) -> tuple[LayerChoice, ...]:

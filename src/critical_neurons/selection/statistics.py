@@ -15,14 +15,15 @@ from torch import Tensor, nn
 from critical_neurons.errors import InvalidInputError
 from critical_neurons.parallel import ALONE, Crew, run_in_order
 from critical_neurons.removal.gradients import differentiate
-from critical_neurons.removal.refit.im2col import Weighted, by_group, channels_first, count_groups, to_matrix, unroll
+from critical_neurons.removal.refit.im2col import Weighted, by_group, channels_first, count_groups, unroll
 from critical_neurons.removal.refit.ridge import multiply_columns
 from critical_neurons.removal.rows import Inputs, call_model, count_rows, join_outputs, take_rows
 from critical_neurons.selection.consumers import Part
 from critical_neurons.selection.distance import Distance, list_outputs
 
-ROWS_PER_COLUMN, LEAST_ROWS = 5, 10_000
-"""Rows sampled of a feature map: per column, and at least. Choosing units takes fewer rows than refitting."""
+ROWS_PER_COLUMN, LEAST_ROWS = 4, 10_000
+"""Rows sampled of a feature map: per column of the widest part, and at least. Choosing units takes fewer rows than
+refitting."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,9 @@ def _sum_batch(
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def add(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
             assert isinstance(module, Weighted)
-            rows = _sample_rows(module, args[0], output, input_count, generator)
+            width = max(some.stop - some.start for _, some in columns[name])
+            row_count = max(ROWS_PER_COLUMN * width, LEAST_ROWS)
+            rows = _sample_rows(module, args[0], output, -(-row_count // input_count), generator)
             found.append((name, [_sum_rows(rows[group, :, some]) for group, some in columns[name]]))
 
         return add
@@ -104,11 +107,8 @@ def _sum_batch(
     return found, given
 
 
-def _sample_rows(
-    module: Weighted, read: Tensor, given: Tensor, input_count: int, generator: torch.Generator
-) -> Tensor:
-    width = to_matrix(module, module.weight).shape[1]
-    per_input = -(-max(ROWS_PER_COLUMN * width, LEAST_ROWS) // input_count)
+def _sample_rows(module: Weighted, read: Tensor, given: Tensor, per_input: int, generator: torch.Generator) -> Tensor:
+    """At random positions: (groups, rows, columns)."""
     positions = torch.randperm(channels_first(module, given).shape[2], generator=generator)[:per_input]
     return by_group(unroll(module, read, positions, given.shape[2:]), count_groups(module)).float()
 

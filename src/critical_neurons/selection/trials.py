@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from critical_neurons.core.structure import Floats
 from critical_neurons.parallel import Crew, run_in_order
-from critical_neurons.removal.rows import Inputs, call_model, take_outputs, take_rows
+from critical_neurons.removal.rows import Inputs, call_model, join_outputs, take_outputs, take_rows
 from critical_neurons.selection.distance import Distance, list_outputs
 from critical_neurons.selection.replay import Replay
 from critical_neurons.selection.trial_weights import Fitted, put_weights
@@ -86,9 +87,29 @@ def _try_all(
     return losses
 
 
-def run_batches(model: nn.Module, inputs: Inputs, batches: Sequence[Tensor], crew: Crew) -> list[list[Tensor]]:
-    """The model's outputs, batch by batch."""
-    return [*run_in_order(crew, (partial(_run, model, take_rows(inputs, rows)) for rows in batches))]
+class Outputs:
+    """Outputs of a model for some rows of its inputs, collected batch by batch."""
+
+    def __init__(self) -> None:
+        self._rows, self._given = list[Tensor](), list[list[Tensor]]()
+
+    def add(self, rows: Tensor, given: Any) -> None:
+        self._rows.append(rows)
+        self._given.append([each.detach() for each in list_outputs(given)])
+
+    @property
+    def rows(self) -> Tensor:
+        return torch.cat([torch.empty(0, dtype=torch.long), *self._rows])
+
+    def join(self) -> list[Tensor]:
+        return join_outputs(self._given)
+
+    def complete(self, model: nn.Module, inputs: Inputs, rows: Tensor, size: int, crew: Crew) -> None:
+        """Run the model on those of the rows that are missing, in batches of this size."""
+        batches = torch.split(rows[~torch.isin(rows, self.rows)], size)
+        calls = (partial(_run, model, take_rows(inputs, some)) for some in batches if len(some))
+        for some, given in zip(batches, run_in_order(crew, calls), strict=False):
+            self.add(some, given)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from critical_neurons.core.structure import Bools, Structure
 from critical_neurons.removal.copies import copy_whole
 from critical_neurons.removal.parametrised import open_attention, plain_weights
 from critical_neurons.removal.refit.least_squares import Refit
-from critical_neurons.removal.refit.stream import Stop, refit_modules
+from critical_neurons.removal.refit.stream import OnOutputs, Stop, refit_modules
 from critical_neurons.removal.rows import Inputs
 
 
@@ -24,12 +24,13 @@ def refit_behind(
     inputs: Inputs,
     method: Refit,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    finish: OnOutputs | None = None,
 ) -> nn.Module:
     """A copy of the smaller model in which every layer behind a removed unit is refitted to its original outputs."""
     stops = list_stops(structure, stays)
     fitted = copy_whole(smaller)
     with plain_weights(fitted):
-        refit_modules(open_attention(copy_whole(original)), fitted, stops, inputs, method, progress)
+        refit_modules(open_attention(copy_whole(original)), fitted, stops, inputs, method, progress, finish=finish)
     return fitted
 
 

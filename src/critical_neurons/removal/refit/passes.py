@@ -53,6 +53,11 @@ class ForwardPass:
         if self._error is not None:
             raise self._error
 
+    def run_on(self) -> None:
+        """Run to the end, or to a pause at a module that is not in `passed`."""
+        while not self.done and (self.at is None or self.at.module in self._passed):
+            self.advance()
+
     def cancel(self) -> None:
         """End the pass at its pause, or at the next one if an interrupt left it running."""
         self._closed = True

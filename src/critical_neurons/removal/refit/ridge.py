@@ -20,7 +20,7 @@ from torch import Tensor
 from critical_neurons.errors import PruningError
 
 RIDGES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
-"""Ridges to try, relative to the mean square of the inputs, until the held-out error rises again."""
+"""Ridges to try, relative to the mean square of the inputs."""
 
 RIDGE = 1e-3
 """The ridge where none can be chosen, relative to the mean square of the inputs."""
@@ -99,15 +99,21 @@ class NormalEquations:
 
 
 def choose_ridge(change: Callable[[float], float]) -> float | None:
-    """The ridge with the smallest held-out squared error; None if no ridge reduces it."""
-    best, least = None, 0.0
-    for ridge in RIDGES:
-        found = change(ridge)
-        if found < least:
-            best, least = ridge, found
-        elif best is not None:
+    """The ridge with the smallest held-out squared error; None if no ridge reduces it.
+
+    From the middle to smaller ridges as long as the error falls; if it does not, to larger ones.
+    """
+    middle = len(RIDGES) // 2
+    best, least = middle, change(RIDGES[middle])
+    for ways in (range(middle + 1, len(RIDGES)), range(middle - 1, -1, -1)):
+        for place in ways:
+            found = change(RIDGES[place])
+            if found >= least:
+                break
+            best, least = place, found
+        if best > middle:
             break
-    return best
+    return RIDGES[best] if least < 0 else None
 
 
 @dataclass

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,9 @@ from critical_neurons.removal.refit.least_squares import Refit, Refitting, begin
 from critical_neurons.removal.refit.passes import ForwardPass, close_all, pause_at
 from critical_neurons.removal.refit.scout import Findings, scout
 from critical_neurons.removal.rows import Inputs, call_model, count_rows, is_whole, take_rows
+
+OnOutputs: TypeAlias = Callable[[Tensor, Any], None]
+"""Called with some rows, and the outputs of the refitted model for them."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,13 @@ def refit_modules(
     method: Refit,
     progress: Callable[[int, int], None] = lambda done, total: None,
     tell: Callable[[str, Tensor, Tensor], None] = lambda module, squares, products: None,
+    finish: OnOutputs | None = None,
 ) -> dict[str, int]:
     """Refit the modules of `smaller` at the stops, where their kind allows it.
 
     A module that only some batches reach is refitted on those. A module called several times is refitted at its first
     call only: refitting it again would change what was computed before. `progress` gets the number of modules done
-    and the total; for `tell` see `Tell`.
+    and the total; for `tell` see `Tell`. With `finish` the passes of the smaller model go on to their end.
 
     Returns the number of inputs that each module was refitted on: fewer than all where memory does not suffice, and
     no entry for modules that no input reaches in both models.
@@ -60,7 +65,7 @@ def refit_modules(
     with ExitStack() as stack:
         for setting in (torch.inference_mode(False), evaluating(original), in_evaluation_mode(smaller)):
             stack.enter_context(setting)
-        return _Stream(original, smaller, chosen, inputs, method, tell).run(progress) if chosen else {}
+        return _Stream(original, smaller, chosen, inputs, method, tell, finish).run(progress) if chosen else {}
 
 
 def check_inputs(inputs: Inputs) -> None:
@@ -100,9 +105,10 @@ class _Stream:
         inputs: Inputs,
         method: Refit,
         tell: Callable[[str, Tensor, Tensor], None],
+        finish: OnOutputs | None,
     ) -> None:
         self._original, self._smaller, self._stops = original, smaller, stops
-        self._inputs, self._method, self._tell = inputs, method, tell
+        self._inputs, self._method, self._tell, self._finish = inputs, method, tell, finish
         self._device = next((each.device for each in smaller.parameters()), None)
         self._modules = {name: smaller.get_submodule(name) for name in stops}
         self._batches: list[_Batch] = []
@@ -144,16 +150,22 @@ class _Stream:
                     refit.finish()
                 self._used[name] = sum(sizes)
             self._served.add(name)
+        if self._finish is not None:
+            for batch in self._batches:
+                while not batch.smaller.done and (
+                    batch.smaller.at is None or batch.smaller.at.module in self._served
+                ):
+                    batch.smaller.advance()
         progress(len(self._stops), len(self._stops))
 
     def _begin_batch(self, rows: Tensor) -> _Batch:
-        passes = (
-            ForwardPass(partial(self._call, model, rows), self._served) for model in (self._original, self._smaller)
-        )
-        return _Batch(len(rows), *passes)
+        calls = (partial(self._call, self._original, rows), partial(self._call, self._smaller, rows, self._finish))
+        return _Batch(len(rows), *(ForwardPass(call, self._served) for call in calls))
 
-    def _call(self, model: nn.Module, rows: Tensor) -> None:
-        call_model(model, self._take(rows))
+    def _call(self, model: nn.Module, rows: Tensor, finish: OnOutputs | None = None) -> None:
+        given = call_model(model, self._take(rows))
+        if finish is not None:
+            finish(rows, given)
 
     def _take(self, rows: Tensor) -> Inputs:
         return take_rows(self._inputs, rows, self._device)
