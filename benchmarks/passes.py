@@ -8,15 +8,18 @@ Half of the multiply-adds are kept. The CIFAR ResNet-20 has 1 000 images, and it
 ablation.py; the others have images of noise, 224x224, and untrained weights with batch norms estimated on a few of
 them: enough to see what they take. A case is a process of its own, on one thread, and a line of
 benchmarks/results/passes.jsonl: processor seconds of a pass (the least of two), by part, and the peak of memory.
+Cases that end in a number share the search among that many processes.
 Lines with a `commit` were measured there, before what docs/performance.md says was changed.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,6 +59,9 @@ LARGE = {
     "vgg16_bn": WideVGG,
 }
 IMAGES = (32, 256)
+WORKERS = (1, 2)
+"""Processes that a search is shared among, in cases of their own."""
+
 NORMED = 16
 """Images from which batch norms are estimated."""
 
@@ -74,7 +80,8 @@ PARTS = {
 
 def list_cases() -> list[str]:
     large = [f"{name}/{images}" for images in IMAGES for name in LARGE]
-    return [f"{name}/{effort}" for name in ("resnet20/1000", *large) for effort in ("quick", "standard")]
+    cases = [f"{name}/{effort}" for name in ("resnet20/1000", *large) for effort in ("quick", "standard")]
+    return [*cases, *(f"resnet20/1000/standard/{count}" for count in WORKERS)]
 
 
 def main() -> None:
@@ -89,6 +96,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.command == "table":
         print("\n".join(list_rows()))
+    elif given.case and given.case.count("/") == 3:
+        measure_workers(given.case, given.data, given.resnet20)
     elif given.case:
         measure(given.case, given.data, given.resnet20)
     else:
@@ -127,6 +136,18 @@ def measure(name: str, data: Path, weights: Path | None) -> None:
     if subject:
         found["accuracy"] = round(measure_accuracy(smaller, *subject.validation), 4)
     store_line(RESULTS, {"name": name, **found})
+
+
+def measure_workers(name: str, data: Path, weights: Path) -> None:
+    """A search shared among processes: seconds of the clock, and of the processor in the calling process."""
+    torch.set_num_threads(1)
+    network, _, effort, count = name.split("/")
+    subject, load, began = load_subject(network, 0, data, weights), os.getloadavg()[0], time.monotonic()
+    workers = cn.Workers(jobs=int(count))
+    scores, own = clock(lambda: cn.search(subject.model, subject.inputs, macs=0.5, effort=effort, workers=workers))
+    seconds = {"clock_seconds": round(time.monotonic() - began, 1), "own_seconds": round(own, 1)}
+    kept = hashlib.sha256(repr(scores.to_dict()["scores"]).encode()).hexdigest()[:12]
+    store_line(RESULTS, {"name": name, "workers": int(count), **seconds, "scores": kept, "load": round(load, 1)})
 
 
 def prepare(network: str, images: int) -> tuple[nn.Module, Tensor]:

@@ -44,8 +44,16 @@ torch's compiler, every trial of pricing was a whole pass, and batch norms took 
 """
 
 
+WORKERS = """\
+A search shared among processes (`cn.search(workers=cn.Workers(jobs=...))`, standard effort): seconds of the clock
+with the start of the processes, and of the processor in the calling one, which refits drafts. *Scores* is a digest:
+they are the same to the last bit. Where as many processes are at work already as there are cores, two get a larger
+share of them than one.
+"""
+
+
 def describe_passes() -> str:
-    return "\n".join([SECTION, *list_rows(), ""])
+    return "\n".join([SECTION, *list_rows(), "", *list_workers(), ""])
 
 
 def read_lines() -> list[dict[str, Any]]:
@@ -54,7 +62,7 @@ def read_lines() -> list[dict[str, Any]]:
 
 def list_rows() -> list[str]:
     """What was taken in all, and then by part, where that was followed."""
-    lines = read_lines()
+    lines = [line for line in read_lines() if "workers" not in line]
     keys = ("passes", "pass_seconds", "search_seconds", "refit_seconds", "peak_megabytes", "accuracy")
     rows = [
         [*line["name"].split("/"), line.get("commit", ""), *(str(line.get(key, "")) for key in keys)]
@@ -63,3 +71,16 @@ def list_rows() -> list[str]:
     followed = [line for line in lines if "parts" in line]
     parts = [[line["name"], *(str(line["parts"].get(part, "")) for part in PARTS)] for line in followed]
     return [*format_table(HEADER, rows), "", *format_table(("processor seconds of", *PARTS), parts)]
+
+
+def list_workers() -> list[str]:
+    lines = [line for line in read_lines() if "workers" in line]
+    header = ("network", "images", "workers", "clock, s", "calling process, s", "scores", "processes before")
+    rows = [
+        [
+            *line["name"].split("/")[:2],
+            *(str(line[key]) for key in ("workers", "clock_seconds", "own_seconds", "scores", "load")),
+        ]
+        for line in lines
+    ]
+    return [WORKERS, *format_table(header, rows)] if rows else []

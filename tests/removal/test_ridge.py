@@ -151,3 +151,20 @@ def test_numbers_beyond_single_precision_are_refused(kind):
     inputs[0, 3, 3] = torch.inf
     with pytest.raises(PruningError, match="NaN or infinite weights"):
         regress(kind, inputs, errors)
+
+
+@pytest.mark.parametrize("best", range(len(ridge.RIDGES)))
+def test_the_best_ridge_is_found_wherever_it_is(best):
+    tried = []
+
+    def change(share):
+        tried.append(share)
+        return abs(ridge.RIDGES.index(share) - best) - 10.0
+
+    assert ridge.choose_ridge(change) == ridge.RIDGES[best]
+    assert len(set(tried)) == len(tried) < len(ridge.RIDGES)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, float("inf")])
+def test_a_ridge_that_reduces_no_error_is_not_taken(value):
+    assert ridge.choose_ridge(lambda share: value) is None

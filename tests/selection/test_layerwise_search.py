@@ -10,12 +10,14 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
+from critical_neurons.parallel import ALONE
 from critical_neurons.removal.refit import ridge
 from critical_neurons.removal.refit.behind import refit_behind
 from critical_neurons.removal.remove import remove_units
 from critical_neurons.selection import consumers
 from critical_neurons.selection.distance import Distance
 from critical_neurons.selection.layerwise_search import LayerwiseSearch
+from critical_neurons.selection.trials import Outputs
 from tests.zoo import build_model, draw_inputs
 
 STRUCTURES = ["mlp", "groups", "resnet", "densenet", "mobilenet", "convolution in one dimension"]
@@ -101,7 +103,7 @@ def test_a_draft_gives_what_the_removed_and_refitted_network_gives(name, monkeyp
     stays = draw_stays(structure)
     view, smaller = search.carry_out(stays), remove_units(model, structure, stays)
     fitted = refit_behind(model, smaller, structure, stays, inputs, "least_squares")
-    loss, miss = search._compare(fitted, search._shuffled)
+    loss, miss = search._compare(fitted, search._shuffled, Outputs())
     assert view.loss == pytest.approx(loss, rel=SAME, abs=1e-6)
     assert view.miss == pytest.approx(miss, rel=SAME, abs=1e-6)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
@@ -137,3 +139,24 @@ def test_wide_modules_are_judged_in_parts(monkeypatch):
     one, other = (each.order(each.whole)[0] for each in (together, apart))
     assert [len(each._parts["2"]) for each in (together, apart)] == [1, 2]
     assert torch.allclose(one.errors, other.errors, rtol=0.1)
+
+
+@pytest.mark.parametrize("carry_out", ["carry_out", "judge"])
+@pytest.mark.parametrize("name", ["resnet", "mobilenet"])
+def test_the_loss_of_a_draft_is_that_of_running_it(name, carry_out):
+    model, inputs = build_model(name, 0), draw_inputs(name, 32)
+    search, structure = make_search(model, inputs)
+    draft = getattr(search, carry_out)(draw_stays(structure))
+    with torch.no_grad():
+        lost = Distance(divergence=True).measure([draft.model(inputs)], [model(inputs)])
+    assert draft.loss == pytest.approx(float(lost), rel=SAME)
+
+
+def test_outputs_that_are_missing_are_computed():
+    model, inputs = build_chain()
+    outputs, rows = Outputs(), torch.randperm(INPUTS)
+    with torch.no_grad():
+        outputs.add(rows[:50], model(inputs[rows[:50]]))
+        outputs.complete(model, inputs, rows[:80], 7, ALONE)
+        assert torch.equal(outputs.rows.sort().values, rows[:80].sort().values)
+        assert torch.allclose(outputs.join()[0], model(inputs[outputs.rows]))
