@@ -32,6 +32,7 @@ HEADER = (
     "refit, s",
     "peak, MB",
     "accuracy",
+    "load",
 )
 SECTION = """\
 ## Searching and refitting
@@ -39,8 +40,11 @@ SECTION = """\
 `python benchmarks/passes.py run`: `cn.search(macs=0.5)` and `cn.prune(compensate="least_squares")`, processor seconds
 on one thread, and as multiples of one forward pass over the same inputs. ResNet-20 on 1 000 CIFAR-10 images, accuracy
 on 2 500 validation images; the others, if there are any, on noise of 224x224. The least of two passes counts, so that
-a busy machine makes the multiples larger. At commit 0b44375, four seconds of the first call went into importing
-torch's compiler, every trial of pricing was a whole pass, and batch norms took a fifth of refitting.
+a busy machine makes the multiples larger; *load* is how many processes wanted to run on its two cores. Lines with a
+commit were measured there. At 0b44375, four seconds of the first call went into importing torch's compiler, every
+trial of pricing was a whole pass, and batch norms took a fifth of refitting. At 9c3be31 and before, drafts were
+compared by a pass of their own, ridges tried from the largest down, and pricing at standard effort took ten passes
+instead of six.
 """
 
 
@@ -63,7 +67,7 @@ def read_lines() -> list[dict[str, Any]]:
 def list_rows() -> list[str]:
     """What was taken in all, and then by part, where that was followed."""
     lines = [line for line in read_lines() if "workers" not in line]
-    keys = ("passes", "pass_seconds", "search_seconds", "refit_seconds", "peak_megabytes", "accuracy")
+    keys = ("passes", "pass_seconds", "search_seconds", "refit_seconds", "peak_megabytes", "accuracy", "load")
     rows = [
         [*line["name"].split("/"), line.get("commit", ""), *(str(line.get(key, "")) for key in keys)]
         for line in lines
