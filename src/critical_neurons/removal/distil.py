@@ -24,6 +24,7 @@ from critical_neurons.removal.augmentation import Augmentation
 from critical_neurons.removal.gradients import differentiate
 from critical_neurons.removal.imitation import Aim, Imitation
 from critical_neurons.removal.metrics import count_macs
+from critical_neurons.removal.muon import Muon
 from critical_neurons.removal.rows import Inputs, count_rows, match_model, take_rows
 from critical_neurons.removal.seeding import seeded
 
@@ -137,9 +138,10 @@ class _Training:
         if left > self._step_seconds:
             self._train(rate, self._steps, CHECKS, left)
 
-    def _descend(self, optimiser: torch.optim.Optimizer, batch: Inputs) -> float:
+    def _descend(self, batch: Inputs) -> float:
         """The loss; its gradient is with the weights."""
-        optimiser.zero_grad()
+        for each in self._pair.weights:
+            each.grad = None
         missed = self._pair.miss(batch)
         missed.backward()  # type: ignore[no-untyped-call]
         return float(missed.detach())
@@ -147,14 +149,13 @@ class _Training:
     def _train(self, rate: float, steps: int, checks: int, seconds: float) -> float:
         """Train from the initial weights, for one cycle of the learning rate. Returns the final held-out loss."""
         self.first.put_into(self._pair.smaller)
-        optimiser = torch.optim.AdamW(self._pair.weights, lr=rate, weight_decay=0.0)
+        optimiser = Muon(self._pair.weights)
         batches, began, checked, worth = self._draw_batches(), time.monotonic(), 0, math.inf
         for step in range(steps):
-            for group in optimiser.param_groups:  # the cycle ends with the time
-                group["lr"] = rate * _cycle(max((step + 0.5) / steps, (time.monotonic() - began) / seconds))
-            if not math.isfinite(differentiate(partial(self._descend, optimiser, next(batches)))):
+            if not math.isfinite(differentiate(partial(self._descend, next(batches)))):
                 return math.inf
-            optimiser.step()
+            # the cycle ends with the time
+            optimiser.step(rate * _cycle(max((step + 0.5) / steps, (time.monotonic() - began) / seconds)))
             done = max((step + 1) / steps, (time.monotonic() - began) / seconds)
             if time.monotonic() + self._step_seconds > self._end:
                 done = 1.0

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from critical_neurons.core.structure import Bools, Structure
 from critical_neurons.removal.copies import copy_whole
@@ -110,10 +111,12 @@ class Imitation:
         if wanted is None or found is None or not found.requires_grad:
             return None
         axis = find_channel_axis(module, wanted)
-        wanted = wanted.index_select(axis, reader.kept.to(wanted.device))
+        if len(reader.kept) < wanted.shape[axis]:
+            wanted = wanted.index_select(axis, reader.kept.to(wanted.device))
         if wanted.shape != found.shape:
             return None
-        return (found - wanted).square().mean() / wanted.var(correction=0).clamp(min=torch.finfo(wanted.dtype).tiny)
+        variance = wanted.var(correction=0).clamp(min=torch.finfo(wanted.dtype).tiny)
+        return functional.mse_loss(found, wanted) / variance
 
 
 def _widen(model: nn.Module) -> nn.Module:
