@@ -37,7 +37,7 @@ from preferring import METHODS, Subject, prefer
 from storing import store_line
 
 RESULTS = Path(__file__).parent / "results" / "distillation.jsonl"
-HARNESS = 2
+HARNESS = 3
 """Raised when the same settings would give another result."""
 
 OURS = "search"

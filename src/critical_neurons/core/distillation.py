@@ -28,11 +28,11 @@ class Distillation(Plain):
     """
 
     seconds: float = setting(
-        300.0, "Time limit of distillation in seconds; the best weights so far are used.", option="distil_seconds"
+        400.0, "Time limit of distillation in seconds; the best weights so far are used.", option="distil_seconds"
     )
     steps: int | None = setting(
         None,
-        "Most steps of distillation. Default: 600, up to 4 000 for small networks.",
+        "Most steps of distillation. Default: 800, up to 4 000 for small networks.",
         option="distil_steps",
     )
     batch_size: int = setting(

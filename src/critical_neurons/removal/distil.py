@@ -33,14 +33,14 @@ HELD_OUT = 8
 
 MOST_HELD_OUT = 256
 
-RATES = (3e-3, 1e-3, 3e-4)
+RATES = (1e-2, 3e-3, 1e-3)
 """Learning rates to try."""
 
-TRIAL_SHARE = 0.05
+TRIAL_SHARE = 0.03
 """Share of the steps and of the time for each trial."""
 
-FEWEST_STEPS, MOST_STEPS = 600, 4000
-WORK = 1.5e12
+FEWEST_STEPS, MOST_STEPS = 800, 4000
+WORK = 3e12
 """Default number of steps: as many as take this many multiply-adds in the original, within the limits."""
 
 CHECKS = 8

@@ -19,7 +19,7 @@ from critical_neurons.removal.rows import Inputs, call_model, map_inputs
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
 
-LAST_LAYER, STREAMS = 0.5, 3.0
+LAST_LAYER, STREAMS = 0.5, 10.0
 """Weights of the squared differences, relative to the variance, of the last layer's input and of those of other
 layers on average."""
 
