@@ -47,6 +47,8 @@ on which the public ResNets were trained too. *search* is `cn.search`; *greedy e
 shares of layers from one ranking of all units; other methods are importances of Torch-Pruning and activations.
 """
 WIDTH = 118
+MUON = 3
+"""The first harness with today's optimiser; lines of the one before are marked."""
 
 Lines = Sequence[Mapping[str, Any]]
 
@@ -172,4 +174,5 @@ def _name_share(network: str, share: float) -> str:
 def _tell(line: Mapping[str, Any]) -> str:
     settings = line["settings"]
     mixed = "" if settings["augment"] == "auto" else f", {settings['augment']}"
-    return f"{settings['steps'] or 'usual'} steps of {settings['batch_size']}{mixed}"
+    optimiser = ", Adam" if line["harness"] < MUON else ""
+    return f"{settings['steps'] or 'usual'} steps of {settings['batch_size']}{mixed}{optimiser}"
