@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -9,12 +11,20 @@ from torch import nn
 import critical_neurons as cn
 import distillation
 from critical_neurons_reproduction.datasets import Part
-from distillation import OURS, measure, reestimate
+from distillation import HARNESS, OURS, measure, reestimate
 from distillation_page import describe, draw
 from preferring import Subject
 
 FEW = cn.Distillation(steps=2, learning_rate=1e-3)
-STORED = {"part": "test", "images": 40, "draw": 0, "settings": FEW.to_dict(), "date": "2026-01-01", "machine": "some"}
+STORED = {
+    "harness": HARNESS,
+    "part": "test",
+    "images": 40,
+    "draw": 0,
+    "settings": FEW.to_dict(),
+    "date": "2026-01-01",
+    "machine": "some",
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +61,8 @@ def test_cells_that_are_stored_are_known_again(tmp_path, monkeypatch):
     path = tmp_path / "lines.jsonl"
     monkeypatch.setattr(distillation, "RESULTS", path)
     assert distillation.read_lines() == []
-    path.write_text('{"harness": 1}\n{"harness": 2, "network": "resnet20", "macs": 0.5}\n')
-    (line,) = distillation.read_lines()
-    assert line["macs"] == 0.5
+    stored = [(HARNESS - 2, 0.3), (HARNESS - 1, 0.5), (HARNESS - 1, 0.73), (HARNESS, 0.5)]
+    lines = [{"harness": harness, "network": "resnet20", "macs": macs} for harness, macs in stored]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert distillation.read_lines() == [lines[3], lines[2]]
     assert describe([], "") == ["Nothing has been measured on test images yet."]
