@@ -53,12 +53,12 @@ WIDTHS = (100, 200, 400, 800, 1600)
 DEPTHS = (2, 3, 4, 6, 8)
 WORKERS = (1, 2)
 PER_CLASS = 50
-LITERAL = (1, 2, 5, 10, 20)
+LITERAL = (1, 2, 3, 5, 10, 20)
 RELAXED = {"integer": False, "threads": 1, "time_limit": 3600.0}
 PAPER = {**RELAXED, "input_radius": 1e-5}
 """The authors' settings: the ones of the literal program."""
 
-CAP = 600
+CAP = 1800
 """Processor seconds after which a case of the literal program is ended."""
 
 

@@ -94,8 +94,19 @@ class RowSource(Protocol):
     def piece(self) -> int:
         """How many rows to build between two checks of the deadline."""
 
+    @property
+    def block_count(self) -> int:
+        """Blocks of data points, of which one at a time can be searched."""
+
     def violations(self, point: Floats) -> Floats:
         """The violation of each row at the point, relative to its scale; zero or less if satisfied."""
+
+    def find_violated(self, point: Floats, block: int, least: float) -> tuple[Ints, Floats]:
+        """The rows of a block that are violated by more than `least`, and their violations. The point is within the
+        bounds of the program's columns; rows that these imply are left out."""
+
+    def label(self, numbers: Ints) -> Ints:
+        """The same number for rows of the same unit, which are often alike."""
 
     def build(self, numbers: Ints) -> Rows:
         """The rows with these numbers. One number may stand for more than one row."""

@@ -9,7 +9,9 @@ affine in the *columns*: the scores, then the explicit values. Evaluating them a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias, assert_never
 
 import numpy as np
@@ -39,6 +41,12 @@ from critical_neurons.formulations.pooled_columns import find_deal, sum_up
 SHALLOW = 1e-6
 """A shrink below this share of the ReLU's largest pre-activation bound is smaller than the tolerance of its row."""
 
+BLOCK_ELEMENTS = 2**20
+"""Numbers in a forward pass over one block of data points."""
+
+LEAST_BLOCK = 16
+"""Data points in a block, at least."""
+
 Choice: TypeAlias = Callable[[Part, Floats, Op, Floats], Floats]
 """The new columns of a part, from its op's input (shrunk, for a ReLU), the op, and all columns, of which those of
 earlier ops are final."""
@@ -61,6 +69,7 @@ class AffineNetwork(ResolvedNetwork):
         self._summed = summed
         self._constants: dict[int, Floats] = {}
         self._last: tuple[Floats, Evaluation] | None = None
+        self._logits: tuple[Floats, Floats] | None = None
         self._resolve(bounds, formulation, formulation.shrinks(network, bounds))
 
     def _resolve(self, bounds: Bounds, formulation: Formulation, shrinks: dict[int, Floats]) -> None:
@@ -68,6 +77,8 @@ class AffineNetwork(ResolvedNetwork):
         values: dict[int, Floats] = {}
         middle: dict[int, Floats] = {}  # with all columns at 0.5; only for max pools that are compared
         shrunk: dict[int, Floats] = {}
+        last_reader = {source: index for index, op in enumerate(self.ops) for source in op.sources}
+        pooled = {op.sources[0] for op in self.ops if isinstance(op, MaxPool)}
         compares = not formulation.fixes_windows and any(isinstance(op, MaxPool) for op in self.ops)
         for index, op in enumerate(self.ops):
             match op:
@@ -101,6 +112,9 @@ class AffineNetwork(ResolvedNetwork):
             values[index] = self._step(index, op, values, shrunk, np.zeros(self.column_count), bounds.inputs)
             if compares:
                 middle[index] = self._step(index, op, middle, {}, np.full(self.column_count, 0.5), bounds.inputs)
+            for source in op.sources:  # what nothing reads any more is not kept
+                if last_reader[source] == index and self.depends[source] and source not in pooled:
+                    del values[source]
         read = {source for index, op in enumerate(self.ops) if self.depends[index] for source in op.sources}
         self._constants = {index: values[index] for index in read if not self.depends[index]}
         pooled = {index: values[self.ops[index].sources[0]] for index in self.pools}
@@ -189,8 +203,41 @@ class AffineNetwork(ResolvedNetwork):
             case _:
                 assert_never(op)
 
+    @cached_property
+    def blocks(self) -> list[AffineNetwork]:
+        """The network on a few data points at a time, if no value is explicit: a pass then needs little memory."""
+        if self.column_count > self.unit_count:
+            return [self]
+        size = sum(size for size, depends in zip(self.sizes, self.depends, strict=True) if depends)
+        count = max(LEAST_BLOCK, BLOCK_ELEMENTS // size)
+        if count >= self.batch_size:
+            return [self]
+        return [self._restrict(slice(at, at + count)) for at in range(0, self.batch_size, count)]
+
+    def _restrict(self, samples: slice) -> AffineNetwork:
+        """On some of the data points; nothing is copied."""
+        settled, part = self.settled, copy(self)
+        assert part.settled is settled  # found once, for all data points
+        part.batch_size = len(range(self.batch_size)[samples])
+        part._constants = {index: value[samples] for index, value in self._constants.items()}
+        part._last = part._logits = None
+        part.gates = {index: gate.at(samples) for index, gate in self.gates.items()}
+        part.pools = {index: pool.at(samples) for index, pool in self.pools.items()}
+        at_zero = self.at_zero
+        part.at_zero = Evaluation(
+            {index: value[samples] for index, value in at_zero.shrunk.items()},
+            {index: value[samples] for index, value in at_zero.pooled.items()},
+            at_zero.logits[samples],
+        )
+        return part
+
     def logits(self, point: Floats) -> Floats:
-        return self.evaluate(point).logits
+        columns = point[: self.column_count]
+        if len(self.blocks) == 1 or (self._last is not None and np.array_equal(self._last[0], columns)):
+            return self.evaluate(point).logits
+        if self._logits is None or not np.array_equal(self._logits[0], columns):
+            self._logits = columns.copy(), np.concatenate([block.evaluate(point).logits for block in self.blocks])
+        return self._logits[1]
 
     def columns_of(self, values: Mapping[int, Floats]) -> Floats:
         """The columns at the given values of the network, with every score at 1."""
@@ -243,12 +290,28 @@ class AffineNetwork(ResolvedNetwork):
             np.maximum.at(least, gate.units.reshape(-1), by_unit)
         return np.clip(least[:-1], 0.0, 1.0)
 
+    @cached_property
+    def settled(self) -> set[int]:
+        """ReLUs whose rows hold for all scores between `least_scores` and 1. Their rows are affine in one score, so
+        that both ends suffice."""
+        least = np.append(self.least_scores(), 1.0)
+        settled = set()
+        for index, gate in self.gates.items():
+            if self.depends[self.ops[index].sources[0]] or len(gate.explicit) or gate.follow_scores:
+                continue
+            at_zero, slack = self.at_zero.shrunk[index], SHALLOW * gate.scale
+            ends = (at_zero + share * gate.shrink for share in (least[gate.units], 1.0))
+            if all(np.all((gate.floor - slack <= q) & (q <= gate.ceiling + slack)) for q in ends):
+                settled.add(index)
+        return settled
+
     def differentiate_logits(self, seeds: Floats, samples: Ints) -> sparse.csr_array:
         """Coefficients of `seeds[r] · logits[samples[r]]`, one row each; seeds is (rows, classes).
 
         For a span of a model, its flattened last value takes the place of the logits.
         """
-        return self.pull_back(len(self.ops) - 1, seeds.reshape(len(seeds), *self.ops[-1].shape), samples)
+        shaped = seeds.reshape(len(seeds), *self.ops[-1].shape)
+        return self.pull_back_in_pieces(len(self.ops) - 1, shaped, samples)
 
     def differentiate_along_limits(self, seeds: Floats, point: Floats) -> Floats:
         """The gradient of the sum of seeds[d] · logits[d] with respect to every explicit value, if later explicit

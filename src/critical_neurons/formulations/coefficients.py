@@ -19,7 +19,7 @@ from critical_neurons.formulations.gates import Gate
 from critical_neurons.formulations.max_pooling import Pool
 from critical_neurons.formulations.pooled_columns import Sums
 
-CHUNK_BYTES = 64 * 2**20
+CHUNK_BYTES = 16 * 2**20
 """Largest array of a backward pass; more rows take several passes."""
 
 Part: TypeAlias = Gate | Pool | Sums
@@ -67,6 +67,10 @@ class ResolvedNetwork:
         widest = max(int(np.prod(op.shape)) for op in self.ops)
         step = max(1, CHUNK_BYTES // (8 * widest))
         return (slice(at, at + step) for at in range(0, rows, step))
+
+    def pull_back_in_pieces(self, index: int, seeds: Floats, samples: Ints) -> sparse.csr_array:
+        parts = [self.pull_back(index, seeds[rows], samples[rows]) for rows in self._chunks(len(samples))]
+        return sparse.csr_array(sparse.vstack([sparse.csr_array((0, self.column_count)), *parts], format="csr"))
 
     def pull_back(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -42,6 +42,11 @@ class Gate:
         """The units of the explicit elements."""
         units = np.broadcast_to(self.units, self.floor.shape[1:]).reshape(-1)
         return units[self.explicit % units.size]
+
+    def at(self, samples: slice) -> Gate:
+        """The part for some of the data points, of a gate without explicit elements."""
+        parts = (part[samples] for part in (self.floor, self.ceiling, self.shrink, self.live))
+        return replace(self, **dict(zip(("floor", "ceiling", "shrink", "live"), parts, strict=True)))
 
     @property
     def columns(self) -> slice:

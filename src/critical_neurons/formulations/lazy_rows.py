@@ -44,6 +44,19 @@ class NumberedRows(Generic[_Part]):
     def defining(self) -> Ints:
         return np.arange(self.count)
 
+    @property
+    def block_count(self) -> int:
+        return 1
+
+    def find_violated(self, point: Floats, block: int, least: float) -> tuple[Ints, Floats]:
+        violations = self.violations(point)
+        numbers = np.flatnonzero(violations > least)
+        return numbers, violations[numbers]
+
+    def label(self, numbers: Ints) -> Ints:
+        """By part of the network; a subclass knows the units."""
+        return np.searchsorted(self.ends, numbers, side="right")
+
     def violations(self, point: Floats) -> Floats:
         judged = [self._judge(index, part, point) for index, part in self._parts.items()]
         return np.concatenate([np.zeros(0), *judged])
@@ -101,6 +114,39 @@ class ReluRows(_AffineRows[Gate]):
         return np.concatenate(
             [start + gate.explicit for start, gate in zip(starts, self._affine.gates.values(), strict=True)]
         )
+
+    @property
+    def block_count(self) -> int:
+        return len(self._affine.blocks)
+
+    def find_violated(self, point: Floats, block: int, least: float) -> tuple[Ints, Floats]:
+        if self.block_count == 1:
+            return super().find_violated(point, block, least)
+        part = self._affine.blocks[block]
+        first = sum(each.batch_size for each in self._affine.blocks[:block])
+        shrunk = part.evaluate(point).shrunk
+        found: list[tuple[Ints, Floats]] = []
+        for start, (index, gate) in zip([0, *self.ends], part.gates.items(), strict=False):
+            if index not in self._affine.settled:
+                q = shrunk[index]
+                violations = np.maximum(gate.floor - q, q - gate.ceiling).reshape(-1)
+                numbers = np.flatnonzero(violations > least * gate.scale)
+                found.append((start + first * gate.floor[0].size + numbers, violations[numbers] / gate.scale))
+        return tuple(
+            np.concatenate([np.zeros(0, kind), *each])
+            for kind, each in zip((np.int64, np.float64), zip(*found, strict=True), strict=True)
+        )
+
+    def label(self, numbers: Ints) -> Ints:
+        owners = super().label(numbers)
+        starts = np.concatenate([[0], self.ends])
+        labels = owners.copy()
+        for owner, gate in enumerate(self._parts.values()):
+            mine = np.flatnonzero(owners == owner)
+            units = np.broadcast_to(gate.units, gate.floor.shape[1:]).reshape(-1)
+            unit = units[(numbers[mine] - starts[owner]) % units.size]
+            labels[mine] = owner + len(self._parts) * (1 + unit)
+        return labels
 
     def _judge(self, index: int, gate: Gate, point: Floats) -> Floats:
         lower, upper = self._limits(index, gate, point)

@@ -47,6 +47,11 @@ class Pool:
     def columns(self) -> slice:
         return slice(self.first, self.first + len(self.explicit))
 
+    def at(self, samples: slice) -> Pool:
+        """The part for some of the data points, of a pool without explicit windows."""
+        first = samples.start * self.read_size
+        return replace(self, winners=self.winners[samples] - first)
+
     @cached_property
     def decided(self) -> Bools:
         decided = np.ones(self.winners.shape, dtype=bool)

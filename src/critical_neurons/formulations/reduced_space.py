@@ -55,8 +55,8 @@ def encode_eliminated(
     if not integer:  # z = y, its smallest feasible value, is optimal
         gate_columns |= {index: gate.columns for index, gate in affine.gates.items()}
     column_count = blocks["softmax"].stop
-    values = dict(enumerate(network.evaluate(bounds.inputs)))
-    columns = affine.columns_of(values)
+    values = dict(enumerate(network.evaluate(bounds.inputs))) if explicit or integer else {}
+    columns = affine.columns_of(values) if values else np.ones(affine.column_count)
     sources = (
         ReluRows(affine, gate_columns, column_count),
         PoolRows(affine, gate_columns, column_count) if integer else RelaxedPoolRows(affine, column_count),

@@ -38,9 +38,9 @@ class Repair:
     program: Program
 
     def __call__(self, point: Floats) -> Floats:
-        revised, _ = self.affine.revise(point, _clip)
         repaired = point.copy()
-        repaired[: len(revised)] = revised
+        if self.affine.column_count > self.affine.unit_count:
+            repaired[: self.affine.column_count], _ = self.affine.revise(point, _clip)
         return fit_sparsity(self.program, repaired)
 
 
@@ -61,6 +61,8 @@ class Favour:
         model, samples = follow(affine, self.tail), np.arange(len(self.loss))
         at = self.repair(point)
         yield at
+        if explicit.start == explicit.stop:
+            return
         for _ in range(ROUNDS):
             seeds = self.loss.gradients(model.logits(at))
             if self.tail is not None:

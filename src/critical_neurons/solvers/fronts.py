@@ -105,6 +105,8 @@ class Tree:
                 into.dense.append(_cut(rows, mine & ~few, numbers, dense=True))
             if len(into.dense) > MOST_CHUNKS:
                 into.dense = [_join(into.dense)]
+            if len(into.thin) > MOST_CHUNKS:
+                into.thin = [_join_thin(into.thin, self.column_count)]
 
     def assign(self, rows: sparse.csr_array) -> Ints:
         """The front of each row. Leaves that a row couples are dissolved into their parent."""
@@ -168,7 +170,8 @@ class FrontElimination:
     def __init__(
         self, tree: Tree, diagonal: Floats, weights: Floats, roots: Sequence[Root], check: Callable[[], object]
     ) -> None:
-        self._tree, self._diagonal, self._weights, self._roots = tree, diagonal, weights, roots
+        self._tree, self._diagonal, self._weights = tree, diagonal, weights
+        self._squares = [(root.T @ root, columns) for root, columns in roots]
         self._factors: list[_Factor] = []
         place = np.zeros(tree.column_count, dtype=np.int64)
         passed_on: list[list[tuple[Floats, Ints]]] = [[] for _ in tree.fronts]
@@ -176,7 +179,7 @@ class FrontElimination:
         for number, front in enumerate(tree.fronts):
             check()
             added = [(chunk.weigh(weights), chunk.columns) for chunk in front.dense + front.thin]
-            added += [(root.T @ root, at) for (root, at), owner in zip(roots, owners, strict=True) if owner == number]
+            added += [square for square, owner in zip(self._squares, owners, strict=True) if owner == number]
             added += passed_on[number]
             passed_on[number] = []
             border = np.setdiff1d(np.concatenate([front.own[:0], *(columns for _, columns in added)]), front.own)
@@ -208,8 +211,8 @@ class FrontElimination:
 
     def multiply(self, point: Floats) -> Floats:
         total = self._diagonal * point + self._tree.gather(self._weights * self._tree.multiply(point))
-        for root, columns in self._roots:
-            total[columns] += root.T @ (root @ point[columns])
+        for square, columns in self._squares:
+            total[columns] += square @ point[columns]
         return total
 
 
@@ -285,6 +288,17 @@ def _join(chunks: list[Chunk]) -> Chunk:
         matrix[start:end, np.searchsorted(columns, chunk.columns)] = chunk.write_out()
         start = end
     return Chunk(matrix, columns, numbers)
+
+
+def _join_thin(chunks: list[Chunk], column_count: int) -> Chunk:
+    entries = [(sparse.coo_array(chunk.matrix), chunk.columns) for chunk in chunks]
+    starts = np.cumsum([0, *(len(chunk.numbers) for chunk in chunks)])
+    rows = np.concatenate([part.coords[0] + start for (part, _), start in zip(entries, starts[:-1], strict=True)])
+    columns = np.concatenate([at[part.coords[1]] for part, at in entries])
+    values = np.concatenate([part.data for part, _ in entries])
+    joined = sparse.csr_array((values, (rows, columns)), shape=(starts[-1], column_count))
+    numbers = np.concatenate([chunk.numbers for chunk in chunks])
+    return _cut(joined, np.ones(len(numbers), dtype=bool), numbers, dense=False)
 
 
 def _mark(columns: Ints, count: int) -> sparse.csr_array:

@@ -20,24 +20,26 @@ from scipy import linalg, sparse
 from critical_neurons.core.deadline import TimeIsUp, until
 from critical_neurons.core.program import SHARED, Origins, Program, Rows, stack_rows
 from critical_neurons.core.solution import Solution, Status
-from critical_neurons.core.structure import Floats
+from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.solvers.base import Capability, Limits, Report
 from critical_neurons.solvers.implied_bounds import find_least, find_least_cost, imply_bounds
 from critical_neurons.solvers.loss_derivatives import Loss
 from critical_neurons.solvers.newton_steps import NewtonState
 from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, TIE_BREAK_SHARE, SearchRecord, StopSearch
+from critical_neurons.solvers.working_set import IdleSides, choose_rows
 
 MOST_STEPS = 200
-
-ROWS_PER_STEP = 50
-"""Rows added per step, the most violated first: each makes later steps more expensive."""
 
 TIE_PRECISION = 0.01
 """The search ends only at a barrier parameter below this share of the cost that breaks ties."""
 
 SHORTEST_STEP, MOST_SHORT_STEPS = 1e-4, 10
 """Below this length a step counts as short; this many in a row end the search: the program may be infeasible."""
+
+SWEEP_SHARE = 0.5
+"""Part of the data points that is searched for violated rows in a step. All of them are searched if none is found, so
+that a point counts as feasible only after a complete search."""
 
 INSIDE = 0.1
 """Distance of the start from the upper bounds, as a share of each column's range."""
@@ -87,6 +89,10 @@ class _Search(SearchRecord):
         self._lower, self._upper = lower[self._columns], upper[self._columns]
         self._cost = program.cost[self._columns]
         self._steps = 0
+        self._idle = IdleSides()
+        self._block = 0
+        self._has_values = False
+        """Whether any column searched belongs to a data point."""
         self.raise_bound(find_least_cost(program))
 
     def run(self) -> Solution:
@@ -106,8 +112,9 @@ class _Search(SearchRecord):
         if self.gap <= self.target:
             return
         origins = self._find_origins()
+        self._has_values = bool(np.any(origins.points != SHARED))
         loss = Loss(self.program, self._base, self._columns, origins.points)
-        first = [self.program.rows, *(self._build_defining() if np.any(origins.points != SHARED) else ())]
+        first = [self.program.rows, *(self._build_defining() if self._has_values else ())]
         self.remaining()
         rows, limits = self._split(stack_rows(first, self.program.column_count))
         self.remaining()
@@ -177,24 +184,52 @@ class _Search(SearchRecord):
 
     def _add_violated_rows(self, state: NewtonState) -> bool:
         """Add the most violated rows that are not in the program yet. Returns whether any row is violated."""
-        found, all_violations = self._judge(state.point)
-        if found and self.incumbent is None:
-            self._judge(self._shrink(state))
-        if found:
-            self._try(self._complete(state.point))
-        for place, violations in enumerate(all_violations):
-            violations[self.known[place]] = 0.0
-            new = np.flatnonzero(violations > FEASIBILITY_TOLERANCE / 2)
-            if len(new) > ROWS_PER_STEP:
-                new = np.sort(new[np.argsort(-violations[new], kind="stable")[:ROWS_PER_STEP]])
-            if len(new):
-                state.add(*self._split(self.learn_from(place, new)))
-        return found
+        self._add_sides(state)
+        point, rows = self._complete(state.point), self.program.rows
+        values = rows.matrix @ point
+        over = [state.rows.multiply(state.point) - state.limits, values - rows.upper, rows.lower - values]
+        outside = max(each.max(initial=0.0) for each in over) > FEASIBILITY_TOLERANCE
+        found = self._sweep(point, complete=not outside)
+        if not outside and not any(len(numbers) for numbers, _ in found):
+            self.offer(self.program.raise_term(point))
+            return False
+        if self.incumbent is None:
+            self.offer_if_feasible(self._complete(self._shrink(state)))
+        if self._has_values:
+            self._try(point)
+        for place, (numbers, violations) in enumerate(found):
+            new = np.flatnonzero(~self.known[place][numbers])
+            chosen = choose_rows(numbers[new], violations[new], self.program.sources[place].label(numbers[new]))
+            if len(chosen):
+                self._idle.add(*self._split(self.learn_from(place, chosen)))
+        self._add_sides(state)
+        return True
+
+    def _add_sides(self, state: NewtonState) -> None:
+        for sides, limits in self._idle.take_violated(state.point):
+            state.add(sides, limits)
+
+    def _sweep(self, point: Floats, *, complete: bool) -> list[tuple[Ints, Floats]]:
+        """By source: violated rows and their violations, found block by block of the data points. The sweep ends
+        after a share of the blocks, a `complete` one only if there are any new rows."""
+        sources = self.program.sources
+        found: list[list[tuple[Ints, Floats]]] = [[] for _ in sources]
+        count = max((source.block_count for source in sources), default=0)
+        needed = not complete
+        for turn in range(count):
+            if needed and turn >= SWEEP_SHARE * count:
+                break
+            block, self._block = self._block % count, self._block + 1
+            for place, source in enumerate(sources):
+                if block < source.block_count:
+                    found[place].append(source.find_violated(point, block, FEASIBILITY_TOLERANCE / 2))
+                    needed = needed or not self.known[place][found[place][-1][0]].all()
+        return [(np.concatenate(numbers), np.concatenate(by)) for numbers, by in (zip(*each) for each in found)]
 
     def _try(self, point: Floats) -> None:
         """Offer the points that the formulation proposes for the scores of a point."""
         for proposed in self._propose(point):
-            if self._judge(proposed[self._columns])[0]:  # none with these scores is feasible
+            if not self.offer_if_feasible(proposed):  # none with these scores is feasible
                 return
 
     def _propose(self, point: Floats) -> Iterator[Floats]:
@@ -210,17 +245,6 @@ class _Search(SearchRecord):
         violated = (over > 0) & (used > 0)
         share = float((over[violated] / used[violated]).clip(max=1.0).max(initial=0.0))
         return self._lower + (1.0 - share) * move
-
-    def _judge(self, searched: Floats) -> tuple[bool, list[Floats]]:
-        """Whether any row is violated, and the violations of the sources. A feasible point is offered as
-        incumbent."""
-        point, rows = self._complete(searched), self.program.rows
-        values = rows.matrix @ point
-        violations = [source.violations(point) for source in self.program.sources]
-        worst = max(each.max(initial=0.0) for each in (values - rows.upper, rows.lower - values, *violations))
-        if worst <= FEASIBILITY_TOLERANCE:
-            self.offer(self.program.raise_term(point))
-        return worst > FEASIBILITY_TOLERANCE, violations
 
     def _complete(self, searched: Floats) -> Floats:
         point = np.zeros(self.program.column_count)

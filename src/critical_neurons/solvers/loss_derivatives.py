@@ -11,6 +11,10 @@ from critical_neurons.core.program import SHARED, Program
 from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.solvers.fronts import Root
 
+NO_CURVATURE = 1e-7
+"""Share of the curvature that is left out: that of most outputs of data points classified with certainty. Newton's
+steps change by as little; bounds depend on the gradient alone."""
+
 
 @dataclass(frozen=True)
 class Derivatives:
@@ -34,6 +38,7 @@ class Loss:
         forms = sparse.csr_array(forms[:, columns])
         self._shared = np.flatnonzero(points == SHARED)
         self._forms = forms[:, self._shared].toarray().reshape(count, self._classes, -1)
+        self._unit_forms = np.broadcast_to(np.eye(self._classes), (count, self._classes, self._classes))
         self._local: dict[int, tuple[Floats, Ints]] = {}
         for point in np.unique(points[points != SHARED]):
             own = forms[point * self._classes : (point + 1) * self._classes]
@@ -48,14 +53,25 @@ class Loss:
             logits[at] += forms @ point[columns]
         gradients = self._weights[:, None] * self._loss.gradients(logits)
         slope = np.zeros(len(point))
-        slope[self._shared] = np.einsum("pc,pcs->s", gradients, self._forms)
-        scale = np.sqrt(self._weights)[:, None, None]
-        spread = scale * self._loss.apply_root(logits, self._forms)
+        slope[self._shared] = gradients.reshape(-1) @ self._forms.reshape(-1, len(self._shared))
+        roots_of_points = np.sqrt(self._weights)[:, None, None] * self._loss.apply_root(logits, self._unit_forms)
+        sizes = np.einsum("prc,prc->pr", roots_of_points, roots_of_points)
+        curved = sizes > find_cut(sizes.reshape(-1), NO_CURVATURE)
         roots: list[Root] = []
         for at, (forms, columns) in self._local.items():
             slope[columns] += gradients[at] @ forms
-            own = scale[at] * self._loss.choose(np.array([at])).apply_root(logits[[at]], forms[None])[0]
-            roots.append((np.concatenate([own, spread[at]], axis=1), np.concatenate([columns, self._shared])))
-        others = np.setdiff1d(np.arange(len(logits)), list(self._local))
-        roots.append((spread[others].reshape(-1, len(self._shared)), self._shared))
+            whole = np.concatenate([forms, self._forms[at]], axis=1)
+            roots.append((roots_of_points[at] @ whole, np.concatenate([columns, self._shared])))
+        curved[list(self._local)] = False
+        others = np.flatnonzero(curved.any(axis=1))
+        spread = np.matmul(roots_of_points[others], self._forms[others])
+        roots.append((spread[curved[others]], self._shared))
         return Derivatives(float(self._weights @ self._loss.values(logits)), slope, roots)
+
+
+def find_cut(sizes: Floats, share: float) -> float:
+    """The largest size such that all sizes up to it add up to at most this share of their sum."""
+    ordered = np.sort(sizes)
+    total = np.cumsum(ordered)
+    count = int(np.searchsorted(total, share * total[-1], side="right"))
+    return float(ordered[count - 1]) if count else -1.0

@@ -14,8 +14,8 @@ from critical_neurons.solvers.fronts import FrontElimination, Root, Tree
 RELAXATION = 1e-8
 """Rows are relaxed by this much, well within the tolerance, so that the feasible set has an interior."""
 
-SMALLEST_SLACK = 1e-3
-"""Initial slack of a row that is added while violated."""
+SMALLEST_SLACK = 1e-6
+"""Least initial slack of a row."""
 
 FIRST_BARRIER = 0.1
 """Initial barrier parameter, relative to the steepest slope of the objective."""
@@ -48,7 +48,9 @@ class NewtonState:
         self._above = self.barrier / (upper - self.point)
 
     def add(self, rows: sparse.csr_array, limits: Floats) -> None:
-        slacks = np.maximum(limits - rows @ self.point, SMALLEST_SLACK)
+        """A violated row begins with slack and multiplier equal, at the present barrier parameter: with a smaller
+        slack its multiplier would be far too large, and steps become short."""
+        slacks = np.maximum(limits - rows @ self.point, max(SMALLEST_SLACK, np.sqrt(self.barrier)))
         self.rows.add(rows)
         self.limits = np.concatenate([self.limits, limits])
         self.slacks = np.concatenate([self.slacks, slacks])
@@ -90,7 +92,7 @@ class _System:
         weights = duals / gaps
         own = weights[self._count :].reshape(2, columns).sum(axis=0)
         weights = weights[: self._count]
-        trace = own.sum() + weights @ rows.squares + sum((root**2).sum() for root, _ in roots)
+        trace = own.sum() + weights @ rows.squares + sum(np.vdot(root, root) for root, _ in roots)
         own += np.finfo(float).eps * trace / columns
         height = self._count + sum(len(root) for root, _ in roots)
         self._matrix: FrontElimination | LowRank
