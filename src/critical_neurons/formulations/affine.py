@@ -70,6 +70,7 @@ class AffineNetwork(ResolvedNetwork):
         self._constants: dict[int, Floats] = {}
         self._last: tuple[Floats, Evaluation] | None = None
         self._logits: tuple[Floats, Floats] | None = None
+        self._is_block = False
         self._resolve(bounds, formulation, formulation.shrinks(network, bounds))
 
     def _resolve(self, bounds: Bounds, formulation: Formulation, shrinks: dict[int, Floats]) -> None:
@@ -159,6 +160,9 @@ class AffineNetwork(ResolvedNetwork):
         columns = point[: self.column_count]
         if self._last is None or not np.array_equal(self._last[0], columns):
             self._last = columns.copy(), self._forward(columns)
+            if self._is_block:  # rows of settled ReLUs are not searched
+                for index in self.settled:
+                    del self._last[1].shrunk[index]
         return self._last[1]
 
     def _forward(self, columns: Floats) -> Evaluation:
@@ -214,13 +218,18 @@ class AffineNetwork(ResolvedNetwork):
             return [self]
         return [self._restrict(slice(at, at + count)) for at in range(0, self.batch_size, count)]
 
+    @property
+    def _pieces(self) -> list[slice]:
+        """Some data points at a time, so that little memory is needed."""
+        return [slice(at, at + LEAST_BLOCK) for at in range(0, self.batch_size, LEAST_BLOCK)]
+
     def _restrict(self, samples: slice) -> AffineNetwork:
         """On some of the data points; nothing is copied."""
         settled, part = self.settled, copy(self)
         assert part.settled is settled  # found once, for all data points
         part.batch_size = len(range(self.batch_size)[samples])
         part._constants = {index: value[samples] for index, value in self._constants.items()}
-        part._last = part._logits = None
+        part._last, part._logits, part._is_block = None, None, True
         part.gates = {index: gate.at(samples) for index, gate in self.gates.items()}
         part.pools = {index: pool.at(samples) for index, pool in self.pools.items()}
         at_zero = self.at_zero
@@ -282,11 +291,15 @@ class AffineNetwork(ResolvedNetwork):
         for index, gate in self.gates.items():
             if self.depends[self.ops[index].sources[0]] or gate.follow_scores:
                 continue
-            deep = gate.shrink > SHALLOW * gate.scale
-            needed = np.divide(
-                gate.floor - self.at_zero.shrunk[index], gate.shrink, where=deep, out=np.zeros(deep.shape)
-            )
-            by_unit = needed.max(axis=0).reshape(gate.units.size, -1).max(axis=1)
+            needed = np.zeros(gate.floor.shape[1:])
+            for some in self._pieces:
+                shrink = gate.shrink[some]
+                lacking = gate.floor[some] - self.at_zero.shrunk[index][some]
+                deep = shrink > SHALLOW * gate.scale
+                np.maximum(
+                    needed, np.divide(lacking, shrink, where=deep, out=np.zeros(deep.shape)).max(0), out=needed
+                )
+            by_unit = needed.reshape(gate.units.size, -1).max(axis=1)
             np.maximum.at(least, gate.units.reshape(-1), by_unit)
         return np.clip(least[:-1], 0.0, 1.0)
 
@@ -300,8 +313,12 @@ class AffineNetwork(ResolvedNetwork):
             if self.depends[self.ops[index].sources[0]] or len(gate.explicit) or gate.follow_scores:
                 continue
             at_zero, slack = self.at_zero.shrunk[index], SHALLOW * gate.scale
-            ends = (at_zero + share * gate.shrink for share in (least[gate.units], 1.0))
-            if all(np.all((gate.floor - slack <= q) & (q <= gate.ceiling + slack)) for q in ends):
+            ends = (
+                (at, at_zero[at] + share * gate.shrink[at])
+                for at in self._pieces
+                for share in (least[gate.units], 1.0)
+            )
+            if all(np.all((gate.floor[at] - slack <= q) & (q <= gate.ceiling[at] + slack)) for at, q in ends):
                 settled.add(index)
         return settled
 

@@ -100,6 +100,10 @@ class GatherMap:
         return sparse.csr_array(entries, shape=(self.elements.size, math.prod(self.input_shape)))
 
 
+AT_ONCE = 64
+"""Data points convolved at once: torch unfolds the windows of all of them in float64."""
+
+
 @dataclass(frozen=True)
 class ConvolutionMap:
     """A 1- or 2-dimensional convolution with zero padding: weight (outputs, inputs / groups, *kernel).
@@ -153,7 +157,11 @@ class ConvolutionMap:
             ends = [end for pair in zip(self.before, self.after, strict=True) for end in reversed(pair)]
             padding, given = (0,) * len(self.before), F.pad(given, ends[::-1])
         convolve = (F.conv1d, F.conv2d)[len(self.stride) - 1]
-        return convolve(given, weight, None, self.stride, padding, self.dilation, self.groups).numpy()
+        parts = [
+            convolve(part, weight, None, self.stride, padding, self.dilation, self.groups)
+            for part in given.split(AT_ONCE)
+        ]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).numpy()
 
 
 @dataclass(frozen=True)

@@ -224,7 +224,10 @@ class _Search(SearchRecord):
                 if block < source.block_count:
                     found[place].append(source.find_violated(point, block, FEASIBILITY_TOLERANCE / 2))
                     needed = needed or not self.known[place][found[place][-1][0]].all()
-        return [(np.concatenate(numbers), np.concatenate(by)) for numbers, by in (zip(*each) for each in found)]
+        return [
+            (np.concatenate(numbers), np.concatenate(by))
+            for numbers, by in (zip(*each, strict=True) for each in found)
+        ]
 
     def _try(self, point: Floats) -> None:
         """Offer the points that the formulation proposes for the scores of a point."""
