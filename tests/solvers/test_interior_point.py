@@ -211,3 +211,22 @@ class TestAuto:
         assert scores[0].objective == pytest.approx(scores[1].objective, rel=SAME, abs=SAME)
         assert scores[0].status is Status.OPTIMAL
         assert scores[0].gap <= GAP
+
+
+def test_blocks_of_data_points(case, monkeypatch):
+    """Searched block by block, with the network restricted to each: the same violated rows, logits and optimum."""
+    whole, expected = encode_case(case, count=3 * MANY), solve(encode_case(case, count=3 * MANY), "barrier")
+    monkeypatch.setattr("critical_neurons.formulations.affine.BLOCK_ELEMENTS", 1)
+    program = encode_case(case, count=3 * MANY)
+    (source,) = program.sources
+    assert source.block_count > 5
+    point = np.maximum(np.full(program.column_count, 0.4), program.lower)
+    violations = whole.sources[0].violations(point)
+    found = [source.find_violated(point, block, FEASIBILITY_TOLERANCE) for block in range(source.block_count)]
+    numbers = np.sort(np.concatenate([each for each, _ in found]))
+    assert np.array_equal(numbers, np.flatnonzero(violations > FEASIBILITY_TOLERANCE))
+    assert np.allclose(
+        np.concatenate([by for _, by in found]), np.concatenate([violations[each] for each, _ in found])
+    )
+    assert np.allclose(program.term.logits(point), whole.term.logits(point))
+    assert solve(program, "barrier").objective == pytest.approx(expected.objective, rel=SAME, abs=SAME)
