@@ -125,17 +125,16 @@ class ReluRows(_AffineRows[Gate]):
         part = self._affine.blocks[block]
         first = sum(each.batch_size for each in self._affine.blocks[:block])
         shrunk = part.evaluate(point).shrunk
-        found: list[tuple[Ints, Floats]] = []
-        for start, (index, gate) in zip([0, *self.ends], part.gates.items(), strict=False):
+        found: list[Ints] = [np.zeros(0, dtype=np.int64)]
+        amounts: list[Floats] = [np.zeros(0)]
+        for start, (index, gate) in zip([0, *self.ends[:-1]], part.gates.items(), strict=True):
             if index not in self._affine.settled:
                 q = shrunk[index]
                 violations = np.maximum(gate.floor - q, q - gate.ceiling).reshape(-1)
                 numbers = np.flatnonzero(violations > least * gate.scale)
-                found.append((start + first * gate.floor[0].size + numbers, violations[numbers] / gate.scale))
-        return tuple(
-            np.concatenate([np.zeros(0, kind), *each])
-            for kind, each in zip((np.int64, np.float64), zip(*found, strict=True), strict=True)
-        )
+                found.append(start + first * gate.floor[0].size + numbers)
+                amounts.append(violations[numbers] / gate.scale)
+        return np.concatenate(found), np.concatenate(amounts)
 
     def label(self, numbers: Ints) -> Ints:
         owners = super().label(numbers)
