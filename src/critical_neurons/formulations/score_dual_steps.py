@@ -55,7 +55,7 @@ class ScoreBounds:
         return self._dual.useless
 
     def start(self) -> Floats:
-        return self._dual.start().join()[0]
+        return np.asarray(self._dual.start().join()[0])
 
     def raise_bounds(
         self,
