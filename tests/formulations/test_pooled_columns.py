@@ -9,6 +9,7 @@ from critical_neurons.core.network import Relu
 from critical_neurons.core.solution import Status
 from critical_neurons.formulations.affine import AffineNetwork
 from critical_neurons.formulations.bound_propagation import bound_network
+from critical_neurons.formulations.first_layer import find_least_scores
 from critical_neurons.formulations.full_space import encode_literal
 from critical_neurons.formulations.lazy_rows import SumRows
 from critical_neurons.formulations.objective import Objective
@@ -103,7 +104,7 @@ def test_sums_range_over_what_their_activations_leave(name):
     gate, interval = affine.gates[sums.relu], bounds.before_relu[sums.relu]
     for _ in range(5):
         point = np.zeros(program.column_count)
-        scores = generator.uniform(affine.least_scores(), 1.0)
+        scores = generator.uniform(find_least_scores(affine), 1.0)
         point[: len(scores)] = scores
         q = affine.evaluate(point).shrunk[sums.relu]
         lower, upper = np.maximum(q, 0.0), interval.upper * (q - interval.lower) / (interval.upper - interval.lower)

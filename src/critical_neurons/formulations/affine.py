@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import TypeAlias, assert_never
 
 import numpy as np
-from scipy import sparse
 
 from critical_neurons.core.bounds import Bounds
 from critical_neurons.core.network import (
@@ -32,14 +31,12 @@ from critical_neurons.core.network import (
     pool_maximum,
     rectify,
 )
-from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints
+from critical_neurons.core.structure import Bools, Floats
 from critical_neurons.formulations.coefficients import Part, ResolvedNetwork
+from critical_neurons.formulations.first_layer import find_settled
 from critical_neurons.formulations.gates import Formulation, Gate, GateDecision, make_gate
 from critical_neurons.formulations.max_pooling import Pool, resolve_windows, winners_are_safe
 from critical_neurons.formulations.pooled_columns import find_deal, sum_up
-
-SHALLOW = 1e-6
-"""A shrink below this share of the ReLU's largest pre-activation bound is smaller than the tolerance of its row."""
 
 BLOCK_ELEMENTS = 2**20
 """Numbers in a forward pass over one block of data points."""
@@ -98,7 +95,7 @@ class AffineNetwork(ResolvedNetwork):
                     pool = resolve_windows(op, upper, ranks, loose, self.column_count)
                     safe = np.ones(len(pool.explicit), dtype=bool)
                     if compares:
-                        differences = self._differentiate_pairs(op, pool)
+                        differences = self.differentiate_pairs(op, pool)
                         safe = winners_are_safe(pool, loose, values[op.source], differences)
                     self.pools[index] = pool.settle(safe)
                     self.column_count += len(self.pools[index].explicit)
@@ -208,6 +205,11 @@ class AffineNetwork(ResolvedNetwork):
                 assert_never(op)
 
     @cached_property
+    def settled(self) -> set[int]:
+        """ReLUs of the first layer whose rows always hold."""
+        return find_settled(self)
+
+    @cached_property
     def blocks(self) -> list[AffineNetwork]:
         """The network on a few data points at a time, if no value is explicit: a pass then needs little memory."""
         if self.column_count > self.unit_count:
@@ -219,7 +221,7 @@ class AffineNetwork(ResolvedNetwork):
         return [self._restrict(slice(at, at + count)) for at in range(0, self.batch_size, count)]
 
     @property
-    def _pieces(self) -> list[slice]:
+    def pieces(self) -> list[slice]:
         """Some data points at a time, so that little memory is needed."""
         return [slice(at, at + LEAST_BLOCK) for at in range(0, self.batch_size, LEAST_BLOCK)]
 
@@ -284,52 +286,6 @@ class AffineNetwork(ResolvedNetwork):
                 values[index] = self._step(index, op, values, shrunk, revised, None)
         return revised, values
 
-    def least_scores(self) -> Floats:
-        """Lower bounds on the scores from the rows q >= floor of first-layer ReLUs, where q = p - (1 - s) shrink with
-        p known."""
-        least = np.zeros(self.unit_count + 1)  # the last entry stands for NO_UNIT
-        for index, gate in self.gates.items():
-            if self.depends[self.ops[index].sources[0]] or gate.follow_scores:
-                continue
-            needed = np.zeros(gate.floor.shape[1:])
-            for some in self._pieces:
-                shrink = gate.shrink[some]
-                lacking = gate.floor[some] - self.at_zero.shrunk[index][some]
-                deep = shrink > SHALLOW * gate.scale
-                np.maximum(
-                    needed, np.divide(lacking, shrink, where=deep, out=np.zeros(deep.shape)).max(0), out=needed
-                )
-            by_unit = needed.reshape(gate.units.size, -1).max(axis=1)
-            np.maximum.at(least, gate.units.reshape(-1), by_unit)
-        return np.clip(least[:-1], 0.0, 1.0)
-
-    @cached_property
-    def settled(self) -> set[int]:
-        """ReLUs whose rows hold for all scores between `least_scores` and 1. Their rows are affine in one score, so
-        that both ends suffice."""
-        least = np.append(self.least_scores(), 1.0)
-        settled = set()
-        for index, gate in self.gates.items():
-            if self.depends[self.ops[index].sources[0]] or len(gate.explicit) or gate.follow_scores:
-                continue
-            at_zero, slack = self.at_zero.shrunk[index], SHALLOW * gate.scale
-            ends = (
-                (at, at_zero[at] + share * gate.shrink[at])
-                for at in self._pieces
-                for share in (least[gate.units], 1.0)
-            )
-            if all(np.all((gate.floor[at] - slack <= q) & (q <= gate.ceiling[at] + slack)) for at, q in ends):
-                settled.add(index)
-        return settled
-
-    def differentiate_logits(self, seeds: Floats, samples: Ints) -> sparse.csr_array:
-        """Coefficients of `seeds[r] · logits[samples[r]]`, one row each; seeds is (rows, classes).
-
-        For a span of a model, its flattened last value takes the place of the logits.
-        """
-        shaped = seeds.reshape(len(seeds), *self.ops[-1].shape)
-        return self.pull_back_in_pieces(len(self.ops) - 1, shaped, samples)
-
     def differentiate_along_limits(self, seeds: Floats, point: Floats) -> Floats:
         """The gradient of the sum of seeds[d] · logits[d] with respect to every explicit value, if later explicit
         values move along their limits (equation 9a): along the upper one where that lowers the sum, else along the
@@ -342,25 +298,3 @@ class AffineNetwork(ResolvedNetwork):
         shaped = seeds.reshape(len(seeds), *self.ops[-1].shape)
         forms = self.pull_back(len(self.ops) - 1, shaped, np.arange(len(seeds)), slopes)
         return np.asarray(forms.sum(axis=0), dtype=np.float64).reshape(-1)
-
-    def differentiate_shrunk(self, index: int, elements: Ints) -> sparse.csr_array:
-        """Coefficients of `shrunk[index]` at flat indices (batch, *shape), one row each."""
-        op, gate = self.ops[index], self.gates[index]
-        assert isinstance(op, Relu)
-        below = self.differentiate(op.source, elements)
-        own_units = np.broadcast_to(gate.units, op.shape).reshape(-1)[elements % int(np.prod(op.shape))]
-        scored = np.flatnonzero(own_units != NO_UNIT)
-        own = sparse.csr_array(
-            (gate.shrink.reshape(-1)[elements[scored]], (scored, own_units[scored])),
-            shape=(len(elements), self.column_count),
-        )
-        return sparse.csr_array(below + own)
-
-    def differentiate_pooled(self, index: int, elements: Ints) -> sparse.csr_array:
-        """Coefficients of `pooled[index]` at flat indices of the max pool's input, one row each."""
-        return self.differentiate(self.ops[index].sources[0], elements)
-
-    def _differentiate_pairs(self, op: MaxPool, pool: Pool) -> sparse.csr_array:
-        """Coefficients of winner minus rival, for every rival in an undecided window."""
-        winners, rivals = pool.pairs
-        return sparse.csr_array(self.differentiate(op.source, winners) - self.differentiate(op.source, rivals))

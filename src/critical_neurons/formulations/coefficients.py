@@ -14,7 +14,7 @@ import numpy as np
 from scipy import sparse
 
 from critical_neurons.core.network import Affine, Concat, Input, MaxPool, Op, Relu, Sum, pull_linear
-from critical_neurons.core.structure import Floats, Ints
+from critical_neurons.core.structure import NO_UNIT, Floats, Ints
 from critical_neurons.formulations.gates import Gate
 from critical_neurons.formulations.max_pooling import Pool
 from critical_neurons.formulations.pooled_columns import Sums
@@ -62,6 +62,36 @@ class ResolvedNetwork:
             seeds[np.arange(len(seeds)), positions[chunk]] = 1.0
             parts.append(self.pull_back(index, seeds.reshape(-1, *shape), samples[chunk]))
         return sparse.csr_array(sparse.vstack(parts, format="csr"))
+
+    def differentiate_logits(self, seeds: Floats, samples: Ints) -> sparse.csr_array:
+        """Coefficients of `seeds[r] · logits[samples[r]]`, one row each; seeds is (rows, classes).
+
+        For a span of a model, its flattened last value takes the place of the logits.
+        """
+        shaped = seeds.reshape(len(seeds), *self.ops[-1].shape)
+        return self.pull_back_in_pieces(len(self.ops) - 1, shaped, samples)
+
+    def differentiate_shrunk(self, index: int, elements: Ints) -> sparse.csr_array:
+        """Coefficients of `shrunk[index]` at flat indices (batch, *shape), one row each."""
+        op, gate = self.ops[index], self.gates[index]
+        assert isinstance(op, Relu)
+        below = self.differentiate(op.source, elements)
+        own_units = np.broadcast_to(gate.units, op.shape).reshape(-1)[elements % int(np.prod(op.shape))]
+        scored = np.flatnonzero(own_units != NO_UNIT)
+        own = sparse.csr_array(
+            (gate.shrink.reshape(-1)[elements[scored]], (scored, own_units[scored])),
+            shape=(len(elements), self.column_count),
+        )
+        return sparse.csr_array(below + own)
+
+    def differentiate_pooled(self, index: int, elements: Ints) -> sparse.csr_array:
+        """Coefficients of `pooled[index]` at flat indices of the max pool's input, one row each."""
+        return self.differentiate(self.ops[index].sources[0], elements)
+
+    def differentiate_pairs(self, op: MaxPool, pool: Pool) -> sparse.csr_array:
+        """Coefficients of winner minus rival, for every rival in an undecided window."""
+        winners, rivals = pool.pairs
+        return sparse.csr_array(self.differentiate(op.source, winners) - self.differentiate(op.source, rivals))
 
     def _chunks(self, rows: int) -> Iterator[slice]:
         widest = max(int(np.prod(op.shape)) for op in self.ops)

@@ -13,18 +13,21 @@ import numpy as np
 from scipy import sparse
 
 from critical_neurons.core.bounds import Bounds
+from critical_neurons.core.branching import Branching
 from critical_neurons.core.linear_suffix import Tail
 from critical_neurons.core.loss import Loss, as_loss
 from critical_neurons.core.network import Network
-from critical_neurons.core.program import SHARED, Branching, Origins, Program, Rows, stack_rows
+from critical_neurons.core.program import SHARED, Origins, Program, Rows, stack_rows
 from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints
 from critical_neurons.formulations.affine import AffineNetwork
 from critical_neurons.formulations.convex_hull import MOST_NUMBERS, HullRows, count_numbers
+from critical_neurons.formulations.first_layer import find_least_scores
 from critical_neurons.formulations.gates import Formulation
-from critical_neurons.formulations.lazy_rows import PoolRows, RelaxedPoolRows, ReluRows, SumRows
+from critical_neurons.formulations.lazy_rows import ReluRows, SumRows
 from critical_neurons.formulations.local_search import MaskSearch
 from critical_neurons.formulations.loss_term import LossTerm, follow
 from critical_neurons.formulations.objective import Goal
+from critical_neurons.formulations.pool_rows import PoolRows, RelaxedPoolRows
 from critical_neurons.formulations.program_assembly import assemble_program, lay_out_columns
 from critical_neurons.formulations.relaxed_points import Favour, Repair, fit_sparsity
 from critical_neurons.formulations.score_dual_steps import build_bounds
@@ -157,7 +160,7 @@ def _bound_columns(affine: AffineNetwork, program: Program, integer: bool, has_r
     """Bounds of columns that replace rows: of the scores, and of activations whose gates have no column."""
     lower, upper = program.lower.copy(), program.upper.copy()
     if has_rows:
-        lower[program.blocks["score"]] = affine.least_scores()
+        lower[program.blocks["score"]] = find_least_scores(affine)
     if not integer:
         for columns in affine.activation_columns:
             upper[columns] = 1.0

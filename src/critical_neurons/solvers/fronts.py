@@ -16,11 +16,11 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 from scipy import linalg, sparse
-from scipy.sparse import csgraph
 
 from critical_neurons.core.deadline import check_time
 from critical_neurons.core.program import SHARED, Origins
 from critical_neurons.core.structure import Bools, Floats, Ints
+from critical_neurons.solvers.front_groups import split_point
 
 FEW_COEFFICIENTS = 8
 """A row with at most this many coefficients is kept sparse."""
@@ -74,7 +74,7 @@ class Tree:
         points = np.unique(origins.points[origins.points != SHARED])
         leaves: list[Front] = []
         trunks: list[Front] = []
-        groups = [_split_point(np.flatnonzero(origins.points == point), origins.depths, pattern) for point in points]
+        groups = [split_point(np.flatnonzero(origins.points == point), origins.depths, pattern) for point in points]
         count = sum(len(split) for split, _ in groups)
         for number, (split, rest) in enumerate(groups):
             leaves += [Front(own, count + number) for own in split]
@@ -232,43 +232,6 @@ def _solve_lower(lower: Floats, right: Floats, *, transposed: bool = False) -> F
     trans: Literal["T", "N"] = "T" if transposed else "N"
     solved: Floats = linalg.solve_triangular(lower, right, lower=True, trans=trans, check_finite=False)
     return solved
-
-
-def _split_point(own: Ints, depths: Ints, pattern: sparse.csr_array) -> tuple[list[Ints], Ints]:
-    """The columns of a data point as uncoupled groups, and the rest: those behind a depth, chosen to minimise the
-    work, the sum of the cubes of all sizes."""
-    check_time()
-    rows = pattern[:, own]
-    rows = rows[np.flatnonzero(np.diff(rows.indptr))]
-    best = float(len(own)) ** 3
-    chosen: tuple[list[Ints], Ints] = [], own
-    for depth in np.unique(depths[own])[:-1]:
-        front = np.flatnonzero(depths[own] <= depth)
-        entries = sparse.coo_array(rows[:, front])
-        size = sum(entries.shape)  # rows and columns are the nodes of a graph, coefficients its edges
-        edges = (np.ones(entries.nnz), (entries.coords[0], entries.shape[0] + entries.coords[1]))
-        graph = sparse.csr_array(edges, shape=(size, size))
-        labels = csgraph.connected_components(graph, directed=False)[1][entries.shape[0] :]
-        sizes = np.unique(labels, return_counts=True)[1].astype(np.float64)
-        work = (sizes**3).sum() + float(len(own) - len(front)) ** 3
-        if work < best:
-            order = np.argsort(labels, kind="stable")
-            groups = np.split(own[front][order], np.cumsum(sizes.astype(np.int64))[:-1])
-            best, chosen = work, (groups, np.setdiff1d(own, own[front]))
-    return chosen[0], _order_by_group(*chosen, pattern)
-
-
-def _order_by_group(groups: list[Ints], rest: Ints, pattern: sparse.csr_array) -> Ints:
-    """The rest sorted by the first group that each column is coupled to, so that updates are contiguous."""
-    labels = np.full(pattern.shape[1], len(groups))
-    for number, group in enumerate(groups):
-        labels[group] = number
-    entries = sparse.coo_array(pattern)
-    first = np.full(pattern.shape[0], len(groups))
-    np.minimum.at(first, entries.coords[0], labels[entries.coords[1]])
-    meets = np.full(pattern.shape[1], len(groups))
-    np.minimum.at(meets, entries.coords[1], first[entries.coords[0]])
-    return rest[np.argsort(meets[rest], kind="stable")]
 
 
 def _cut(rows: sparse.csr_array, chosen: Bools, numbers: Ints, *, dense: bool) -> Chunk:
