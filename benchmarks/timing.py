@@ -69,8 +69,9 @@ def follow_parts() -> Iterator[Parts]:
 def list_seams() -> dict[str, list[Seam]]:
     """Solvers are entered first, and leave what rows and tangents take to these."""
     from critical_neurons.api import score, score_task
-    from critical_neurons.formulations.lazy_rows import PoolRows, ReluRows
+    from critical_neurons.formulations.lazy_rows import ReluRows
     from critical_neurons.formulations.loss_term import LossTerm
+    from critical_neurons.formulations.pool_rows import PoolRows
     from critical_neurons.solvers.auto import AutoSolver
     from critical_neurons.solvers.cvxpy_conic import ConicSolver
     from critical_neurons.solvers.highs import HighsSolver
@@ -80,7 +81,7 @@ def list_seams() -> dict[str, list[Seam]]:
         "reading": [(score, "read_network"), (score, "run_model")],
         "bounding": [(score_task, "bound_network")],
         "encoding": [(score_task, "encode_unchecked"), (score_task, "encode_literal")],
-        "judging rows": [(ReluRows, "violations"), (PoolRows, "violations")],
+        "judging rows": [(ReluRows, "violations"), (ReluRows, "find_violated"), (PoolRows, "violations")],
         "building rows": [(ReluRows, "build"), (PoolRows, "build")],
         "loss and tangents": [(LossTerm, "values"), (LossTerm, "cuts"), (LossTerm, "affine_forms")],
         "solver": [(solver, "solve") for solver in (AutoSolver, BarrierSolver, ConicSolver, HighsSolver)],

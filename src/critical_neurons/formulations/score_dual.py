@@ -47,7 +47,7 @@ class Multipliers:
 
 
 @dataclass
-class Evaluation:
+class DualValue:
     """Bounds, supergradients and what attains the bounds: the scores of both ReLUs, and outputs.
 
     `cases` (nodes, units, combinations, scores) are the costs of the copied scores in each combination of cases,
@@ -134,7 +134,7 @@ class ScoreDual:
         radius = (box.free / 2 @ np.abs(self._flat).T).reshape(shape)
         return centre - radius, centre + radius
 
-    def evaluate(self, multipliers: Multipliers, boxes: tuple[Box, Box], limits: tuple[Floats, Floats]) -> Evaluation:
+    def evaluate(self, multipliers: Multipliers, boxes: tuple[Box, Box], limits: tuple[Floats, Floats]) -> DualValue:
         """`limits`: L and U from `bound_elements`."""
         prices, (box, _) = multipliers.prices, boxes
         nodes, units, scores = prices.shape
@@ -183,7 +183,7 @@ class ScoreDual:
         np.put_along_axis(on, chosen, (best >> np.arange(self.cases)) & 1, 2)
         activations = np.where(split, on * p, slope * p + shift) * second[..., None]
         copies = np.where(second[..., None] > 0, kept_scores, removed_scores)
-        return Evaluation(
+        return DualValue(
             bound=constant + removed.sum(axis=1) + total,
             scores=(first, second),
             outputs=self._read(activations, first, second),
@@ -197,7 +197,7 @@ class ScoreDual:
         )
 
     def probe(
-        self, found: Evaluation, multipliers: Multipliers, boxes: tuple[Box, Box]
+        self, found: DualValue, multipliers: Multipliers, boxes: tuple[Box, Box]
     ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
         """The bounds with each single score fixed at 0 and at 1, for both ReLUs; of use for free scores only."""
         prices, (box, _) = multipliers.prices, boxes

@@ -36,7 +36,7 @@ from critical_neurons.selection.lower_bound import bound_error
 from critical_neurons.selection.statistics import gather_metrics, gather_moments
 from critical_neurons.selection.swaps import exchange
 from critical_neurons.selection.trial_weights import Fitted, put_weights
-from critical_neurons.selection.trials import Outputs, Sample, Trial, measure_trials
+from critical_neurons.selection.trials import Outputs, RemovalTrial, Sample, measure_trials
 
 LEAST_METRIC, MOST_METRIC = 64, 512
 """Limits on the number of inputs for Fisher matrices; each takes a forward and a backward pass."""
@@ -187,14 +187,14 @@ class LayerwiseSearch:
             priced.append(Elimination(each.order, each.errors * (float(np.mean(worths)) if worths else 0.0)))
         return priced
 
-    def _try(self, group: Group, found: Elimination, share: float) -> Trial:
+    def _try(self, group: Group, found: Elimination, share: float) -> RemovalTrial:
         """The removal of this share of a group's units."""
         gone = int(share * len(group)) // group.blocks * group.blocks
         error = float(found.errors[gone - 1]) if gone else 0.0
         stays = np.ones(self._structure.unit_count + 1, dtype=bool)
         stays[group.units[found.order[:gone].numpy()]] = False
         readers = self._list_readers(group) if error > 0 else []
-        return Trial(error, {wiring.module: self._fit(wiring, stays) for wiring in readers})
+        return RemovalTrial(error, {wiring.module: self._fit(wiring, stays) for wiring in readers})
 
     def measure(self, stays: Bools) -> float:
         """The loss on some inputs with only these units, consumers refitted with the original model's moments."""

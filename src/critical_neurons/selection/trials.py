@@ -20,7 +20,7 @@ from critical_neurons.selection.trial_weights import Fitted, put_weights
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class RemovalTrial:
     """The error of a trial removal in one group, and its refitted consumers by name."""
 
     error: float
@@ -46,7 +46,7 @@ class Sample:
 
 def measure_trials(
     model: nn.Module,
-    trials: Sequence[Trial],
+    trials: Sequence[RemovalTrial],
     sample: Sample,
     distance: Distance,
     progress: Callable[[int, int], None],
