@@ -20,7 +20,9 @@ from critical_neurons.solvers.cutting_planes import CutLoop
 from critical_neurons.solvers.lp_engine import LinearEngine
 from critical_neurons.solvers.search_record import StopSearch
 
-ROOT_STEPS = 1000
+MOST_ROOT_STEPS, ROOT_STEPS_PER_COLUMN = 1000, 16
+"""Small trees are searched faster than their root converges."""
+
 STEPS = 40
 TOGETHER = 32
 """Nodes branched on together."""
@@ -57,7 +59,8 @@ class DualLoop(CutLoop):
         self._improve(self.incumbent, relaxed)
         lower, upper = self.program.lower[self._columns], self.program.upper[self._columns]
         upper = np.where(self._bounds.useless, lower, upper)
-        self._explore(lower[None], upper[None], self._bounds.start()[None], np.array([-np.inf]), ROOT_STEPS)
+        steps = min(MOST_ROOT_STEPS, ROOT_STEPS_PER_COLUMN * len(self._columns))
+        self._explore(lower[None], upper[None], self._bounds.start()[None], np.array([-np.inf]), steps)
         while self._open:
             self.raise_bound(min(self._open[0].bound, self._closed_at, self._value()))
             self.tell()
