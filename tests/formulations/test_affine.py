@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from critical_neurons.formulations import coefficients
 from critical_neurons.formulations.affine import AffineNetwork
 from critical_neurons.formulations.bound_propagation import bound_network
 from critical_neurons.formulations.paper import PaperGates
+from critical_neurons.readers import read_network
 from tests.zoo import GRAPHS, MAX_POOLED, ZOO, share_case
 
 ROUNDING = 1e-10
@@ -104,3 +107,25 @@ def test_no_score_no_loss():
     assert np.all(affine.gates[first].shrink == 0)
     point = draw_columns(affine)
     assert np.array_equal(affine.evaluate(point).shrunk[first], affine.evaluate(np.ones_like(point)).shrunk[first])
+
+
+class Twice(nn.Module):
+    """Reads one value twice."""
+
+    def __init__(self, join):
+        super().__init__()
+        self.first, self.last, self.join = nn.Linear(4, 3), nn.Linear(join(torch.zeros(1, 3)).shape[1], 2), join
+
+    def forward(self, inputs):
+        return self.last(self.join(self.first(inputs).relu()))
+
+
+@pytest.mark.parametrize("join", [lambda x: x + x, lambda x: torch.cat([x, x], 1)], ids=["sum", "concatenation"])
+def test_a_value_may_be_read_twice_by_one_op(join):
+    torch.manual_seed(0)
+    model, inputs = Twice(join).eval(), torch.randn(5, 4)
+    network = read_network(model, inputs[:1])
+    affine = AffineNetwork(network, bound_network(network, inputs.double().numpy(), radius=0.0), PaperGates())
+    with torch.no_grad():
+        wanted = model.double()(inputs.double()).numpy()
+    assert np.allclose(affine.logits(np.ones(affine.column_count)), wanted, rtol=0, atol=1e-6)

@@ -43,3 +43,20 @@ def test_vectors_and_wide_matrices_take_steps_of_adam(monkeypatch):
         torch.testing.assert_close(each.detach(), torch.full_like(each, -1e-2))
     assert not torch.allclose(weights[3].detach(), torch.full((2, 4), -1e-2))
     assert torch.equal(unused.detach(), torch.zeros(2, 2))
+
+
+def test_gradients_that_vanish_leave_the_weights_finite():
+    """The momentum decays to numbers whose squares are zero."""
+    weight = nn.Parameter(torch.ones(4, 5))
+    optimiser, generator = Muon([weight]), torch.Generator().manual_seed(0)
+    weight.grad = 1e-3 * torch.randn(weight.shape, generator=generator)
+    optimiser.step(1e-2)
+    moved = weight.detach().clone()
+    weight.grad = torch.zeros_like(weight)
+    for _ in range(1000):
+        optimiser.step(1e-2)
+    assert torch.equal(weight, moved)
+    for scale in (1e-24, 1e-36):
+        turned = orthogonalise(scale * torch.randn(4, 5, generator=generator))
+        assert turned.isfinite().all()
+        assert turned.norm() > 1

@@ -136,7 +136,7 @@ class DataForm(Plain):
 class WorkersChoice(Plain):
     """Where independent tasks run."""
 
-    jobs: int = setting(1, "Parallel processes, one thread each. They do not change the results.")
+    jobs: int = setting(1, "Parallel processes, one thread each. Results are those of one thread, for any number.")
     backend: Literal["local", "dask"] = setting("local", "Processes of this machine, or workers of a Dask cluster.")
     scheduler: str | None = setting(
         None, "Address of the cluster's scheduler, such as tcp://host:8786, with --backend dask."

@@ -76,7 +76,7 @@ class AffineNetwork(ResolvedNetwork):
         middle: dict[int, Floats] = {}  # with all columns at 0.5; only for max pools that are compared
         shrunk: dict[int, Floats] = {}
         last_reader = {source: index for index, op in enumerate(self.ops) for source in op.sources}
-        pooled = {op.sources[0] for op in self.ops if isinstance(op, MaxPool)}
+        read_by_pools = {op.source for op in self.ops if isinstance(op, MaxPool)}
         compares = not formulation.fixes_windows and any(isinstance(op, MaxPool) for op in self.ops)
         for index, op in enumerate(self.ops):
             match op:
@@ -110,8 +110,8 @@ class AffineNetwork(ResolvedNetwork):
             values[index] = self._step(index, op, values, shrunk, np.zeros(self.column_count), bounds.inputs)
             if compares:
                 middle[index] = self._step(index, op, middle, {}, np.full(self.column_count, 0.5), bounds.inputs)
-            for source in op.sources:  # what nothing reads any more is not kept
-                if last_reader[source] == index and self.depends[source] and source not in pooled:
+            for source in set(op.sources):  # what nothing reads any more is not kept
+                if last_reader[source] == index and self.depends[source] and source not in read_by_pools:
                     del values[source]
         read = {source for index, op in enumerate(self.ops) if self.depends[index] for source in op.sources}
         self._constants = {index: values[index] for index in read if not self.depends[index]}

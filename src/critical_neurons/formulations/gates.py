@@ -45,8 +45,13 @@ class Gate:
 
     def at(self, samples: slice) -> Gate:
         """The part for some of the data points, of a gate without explicit elements."""
-        parts = (part[samples] for part in (self.floor, self.ceiling, self.shrink, self.live))
-        return replace(self, **dict(zip(("floor", "ceiling", "shrink", "live"), parts, strict=True)))
+        return replace(
+            self,
+            floor=self.floor[samples],
+            ceiling=self.ceiling[samples],
+            shrink=self.shrink[samples],
+            live=self.live[samples],
+        )
 
     @property
     def columns(self) -> slice:

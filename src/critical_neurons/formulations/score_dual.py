@@ -51,7 +51,8 @@ class DualValue:
     """Bounds, supergradients and what attains the bounds: the scores of both ReLUs, and outputs.
 
     `cases` (nodes, units, combinations, scores) are the costs of the copied scores in each combination of cases,
-    `constants` what is added to them, `least` the least of them over the node's box.
+    `least` the least of them over the node's box, `totals` their sums over the scores with what else a combination
+    costs, `costs` those of the scores of both ReLUs, and `constant` what depends on no score.
     """
 
     bound: Floats

@@ -107,12 +107,14 @@ class ScoreBounds:
 def build_bounds(network: Network, affine: AffineNetwork, program: Program, goal: Goal) -> ScoreBounds | None:
     """For networks of two scored ReLUs, the first with known pre-activations, and goals that count units."""
     indices = [index for index, gate in affine.gates.items() if len(gate.explicit)]
-    counts = count_units(goal, network)
-    if counts is None or len(indices) != 1 or affine.pools or affine.sums:
+    if len(network.group_sizes) != 2 or len(indices) != 1 or affine.pools or affine.sums:
         return None
     gate = affine.gates[indices[0]]
     first, second = np.split(np.arange(affine.unit_count), [network.group_sizes[0]])
     if affine.column_count * len(gate.explicit) > MOST_NUMBERS or not np.isin(gate.explicit_units, second).all():
+        return None
+    counts = count_units(goal, network)
+    if counts is None:
         return None
     forms = Forms(affine, indices[0], gate, gate.columns)
     if forms.weights[:, len(first) :].any():

@@ -64,13 +64,23 @@ def run_in_order(crew: Crew, calls: Iterable[Callable[[], Any]]) -> Iterator[Any
     """The results of independent calls, in the order of the calls, so that sums of them do not depend on the crew."""
     early: dict[int, Any] = {}
     following = 0
-    for done in crew.run((str(number), partial(_call, call)) for number, call in enumerate(calls)):
+    for done in crew.run(_number(calls, torch.get_num_threads())):
         if done.error is not None:
             raise done.error
         early[int(done.name)] = done.result
         while following in early:
             yield early.pop(following)
             following += 1
+
+
+def _number(calls: Iterable[Callable[[], Any]], threads: int) -> Iterator[tuple[str, Piece]]:
+    """The calls as pieces. A crew may draw them in a thread of its own, which has another number of threads."""
+    drawn = enumerate(calls)
+    while True:
+        torch.set_num_threads(threads)
+        if (each := next(drawn, None)) is None:
+            return
+        yield str(each[0]), partial(_call, each[1])
 
 
 def _call(call: Callable[[], Any], tell: Tell) -> Any:

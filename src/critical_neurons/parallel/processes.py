@@ -52,7 +52,7 @@ class Processes:
                 yield done
         except BrokenProcessPool as error:
             raise WorkersError(
-                "jobs: a process ended in the middle of its piece: killed, or out of memory. What is finished is "
+                "jobs: a process ended in the middle of its piece: killed, or out of memory. What was stored is "
                 "kept; take fewer jobs if memory was short."
             ) from error
         except pickle.PicklingError as error:

@@ -159,7 +159,7 @@ class ConvolutionMap:
         convolve = (F.conv1d, F.conv2d)[len(self.stride) - 1]
         parts = [
             convolve(part, weight, None, self.stride, padding, self.dilation, self.groups)
-            for part in given.split(AT_ONCE)
+            for part in torch.split(given, AT_ONCE)
         ]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).numpy()
 

@@ -42,7 +42,7 @@ class Muon:
                 group["lr"] = rate
             self._adam.step()
         for weight, momentum in zip(self._matrices, self._momenta, strict=True):
-            if weight.grad is None:
+            if weight.grad is None or not weight.grad.any():  # old momentum would be made as long as a whole step
                 continue
             momentum.mul_(MOMENTUM).add_(weight.grad)
             along = orthogonalise(weight.grad.add(momentum, alpha=MOMENTUM).flatten(1))
@@ -56,7 +56,9 @@ def orthogonalise(matrix: Tensor) -> Tensor:
     """
     if len(matrix) > matrix.shape[1]:
         return orthogonalise(matrix.T).T
-    matrix = matrix / matrix.norm().clamp(min=torch.finfo(matrix.dtype).tiny)
+    tiny = torch.finfo(matrix.dtype).tiny
+    matrix = matrix / matrix.abs().amax().clamp(min=tiny)  # squares of small numbers would vanish in the norm
+    matrix = matrix / matrix.norm().clamp(min=tiny)
     one, three, five = CURVE
     product = matrix @ matrix.T
     total = identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)

@@ -57,7 +57,8 @@ def measure_trials(
     Trials do not depend on each other: with fewer batches than workers, these share the trials of a batch.
     """
     real = [place for place, trial in enumerate(trials) if trial.error > 0]
-    shares = [real] if len(sample) >= crew.slots else [real[first :: crew.slots] for first in range(crew.slots)]
+    slots = crew.slots  # of a cluster it may change
+    shares = [real] if len(sample) >= slots else [real[first::slots] for first in range(slots)]
     calls = (
         partial(_try_all, model, [trials[place].fitted for place in share], batch, wanted, distance)
         for batch, wanted in sample.take()

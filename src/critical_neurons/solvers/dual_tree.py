@@ -107,7 +107,9 @@ class DualLoop(CutLoop):
         self._close(np.full(int(gone.sum()), limit))
         lower, upper = np.where(to_one, 1.0, lower), np.where(to_zero & ~to_one, 0.0, upper)
         self._close(np.where((to_one | to_zero).any(axis=1), limit, np.inf))
-        gains = [np.maximum(np.minimum(each, limit) - bounds[:, None], 1e-6) for each in (zero, one)]
+        gains = [
+            np.where(free, np.maximum(np.minimum(each, limit) - bounds[:, None], 1e-6), 0.0) for each in (zero, one)
+        ]
         rank = self._priority + gains[0] * gains[1] / (1.0 + (gains[0] * gains[1]).max())
         columns = np.where(lower < upper, rank, -np.inf).argmax(axis=1)
         for at in np.flatnonzero(~gone):

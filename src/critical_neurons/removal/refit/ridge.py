@@ -99,7 +99,7 @@ class NormalEquations:
 
 
 def choose_ridge(change: Callable[[float], float]) -> float | None:
-    """The ridge with the smallest held-out squared error; None if no ridge reduces it.
+    """The ridge with a locally smallest held-out squared error; None if it reduces none.
 
     From the middle to smaller ridges as long as the error falls; if it does not, to larger ones.
     """
@@ -108,7 +108,7 @@ def choose_ridge(change: Callable[[float], float]) -> float | None:
     for ways in (range(middle + 1, len(RIDGES)), range(middle - 1, -1, -1)):
         for place in ways:
             found = change(RIDGES[place])
-            if found >= least:
+            if not found < least:
                 break
             best, least = place, found
         if best > middle:

@@ -152,10 +152,7 @@ class _Stream:
             self._served.add(name)
         if self._finish is not None:
             for batch in self._batches:
-                while not batch.smaller.done and (
-                    batch.smaller.at is None or batch.smaller.at.module in self._served
-                ):
-                    batch.smaller.advance()
+                batch.smaller.run_on()
         progress(len(self._stops), len(self._stops))
 
     def _begin_batch(self, rows: Tensor) -> _Batch:
