@@ -20,10 +20,10 @@ from torch.nn import functional
 from torch_pruning.pruner import importance as tp
 
 import critical_neurons as cn
-from critical_neurons.core.structure import Floats, Ints, Structure, Wiring
+from critical_neurons.core.structure import Floats, Group, Ints, Structure, Wiring
 from critical_neurons.removal.metrics import predict
 from critical_neurons.selection.consumers import split_module
-from critical_neurons.selection.elimination import Consumer, eliminate
+from critical_neurons.selection.elimination import Consumer, eliminate, measure_error
 from critical_neurons.selection.inverses import invert
 from critical_neurons.selection.statistics import Moments, gather_moments
 from critical_neurons_reproduction.baselines import measure_sensitivity
@@ -145,24 +145,37 @@ def by_elimination(subject: Subject) -> Floats:
     unit has gone. Every output of theirs counts alike; in what `cn.search` does the loss decides."""
     values = np.zeros(subject.structure.unit_count)
     for group in subject.structure.groups:
-        units = group.units
-        numbers = np.full(subject.structure.unit_count + 1, -1)
-        numbers[units] = np.arange(len(units))
-        consumers = []
-        for wiring in subject.consumers:
-            if not np.isin(wiring.inputs, units).any():
-                continue
-            weight, columns = subject.read_weight(wiring), torch.from_numpy(numbers[_list_columns(subject, wiring)])
-            first = 0
-            for moments in subject.moments[wiring.module]:
-                some = slice(first, first + len(moments.mean))
-                free = (columns[some] >= 0).nonzero().flatten()
-                inverse = invert(moments.covariance)[free[:, None], free]
-                consumers.append(Consumer(inverse, weight[:, some].T[free], columns[some][free]))
-                first = some.stop
-        found = eliminate(consumers, len(units), group.blocks)
-        values[units[found.order.numpy()]] = found.errors.numpy()
+        found = eliminate(_list_consumers(subject, group), len(group), group.blocks)
+        values[group.units[found.order.numpy()]] = found.errors.numpy()
     return _normalise(subject, values)
+
+
+def by_single_removal(subject: Subject) -> Floats:
+    """The same error with the unit alone removed, as ModHiFi scores units."""
+    values = np.zeros(subject.structure.unit_count)
+    for group in subject.structure.groups:
+        consumers = _list_consumers(subject, group)
+        alone = ~torch.eye(len(group), dtype=torch.bool)
+        values[group.units] = [measure_error(consumers, stays) for stays in alone]
+    return _normalise(subject, values)
+
+
+def _list_consumers(subject: Subject, group: Group) -> list[Consumer]:
+    numbers = np.full(subject.structure.unit_count + 1, -1)
+    numbers[group.units] = np.arange(len(group))
+    consumers = []
+    for wiring in subject.consumers:
+        if not np.isin(wiring.inputs, group.units).any():
+            continue
+        weight, columns = subject.read_weight(wiring), torch.from_numpy(numbers[_list_columns(subject, wiring)])
+        first = 0
+        for moments in subject.moments[wiring.module]:
+            some = slice(first, first + len(moments.mean))
+            free = (columns[some] >= 0).nonzero().flatten()
+            inverse = invert(moments.covariance)[free[:, None], free]
+            consumers.append(Consumer(inverse, weight[:, some].T[free], columns[some][free]))
+            first = some.stop
+    return consumers
 
 
 def choose_correct(subject: Subject) -> list[int]:
@@ -201,6 +214,7 @@ METHODS: Mapping[str, Callable[[Subject], Floats]] = {
     "mean activation": by_activation,
     "mean x outgoing norm": partial(by_outgoing, measure=_mean_of),
     "deviation x outgoing norm": partial(by_outgoing, measure=_deviation_of),
+    "single removal": by_single_removal,
     "greedy elimination": by_elimination,
     "paper's program": by_program,
 }

@@ -3,8 +3,9 @@
 python benchmarks/refitted.py --data FOLDER --checkpoints FOLDER --cache FOLDER     what is not stored yet
 
 Methods of others give a number for every unit. They get both usual ways to divide the budget among layers: one
-ranking of all units, or one share of the units for all layers. A line of benchmarks/results/refitted.jsonl is a
-method, a division and a share of the multiply-adds, on 10 000 test images.
+ranking of all units, or one share of the units for all layers. Two methods merge units instead of refitting weights,
+with as many in each layer as the L2 norm keeps; their batch norms are re-estimated on the images. A line of
+benchmarks/results/refitted.jsonl is a method, a division and a share of the multiply-adds, on 10 000 test images.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import critical_neurons as cn
 from critical_neurons.core.scores import spread_scores
 from critical_neurons.core.structure import Floats
 from critical_neurons.removal.metrics import measure_accuracy
 from critical_neurons.selection.norms import score_norms
-from distillation import CALIBRATION, OURS, clock, load_case
+from distillation import CALIBRATION, OURS, clock, load_case, reestimate
+from merging import MERGERS
 from preferring import Subject, draw_random, prefer
 from quality import find_uniform_share, share_of_macs
 from storing import store_line
@@ -33,7 +36,10 @@ RESULTS = Path(__file__).parent / "results" / "refitted.jsonl"
 NETWORK, PART, DRAW = "resnet20", "test", 0
 SHARES = (0.73, 0.5, 0.3)
 RANDOM, RANKED, UNIFORM = "random", "one ranking", "one share"
-OTHERS = (RANDOM, "L2", "FPGM", "Taylor", "greedy elimination")
+OTHERS = (
+    *(RANDOM, "L1", "L2", "FPGM", "LAMP", "BN scale", "activation", "Taylor", "Hessian"),
+    *("single removal", "greedy elimination", *MERGERS),
+)
 KEY = ("network", "method", "division", "macs", "images", "draw", "part")
 
 
@@ -53,8 +59,7 @@ def main() -> None:
     before, known = measure_accuracy(model, parts[PART].inputs, parts[PART].labels), dict[str, Floats]()
     for cell in missing:
         plan, choosing = clock(partial(choose, subject, cell, known))
-        make = partial(cn.prune, model, plan, subject.inputs, compensate="least_squares", seed=DRAW)
-        smaller, refitting = clock(make)
+        smaller, refitting = clock(partial(carry_out, subject, cell["method"], plan))
         accuracy = measure_accuracy(smaller, parts[PART].inputs, parts[PART].labels)
         result = {
             "before": before,
@@ -77,15 +82,23 @@ def choose(subject: Subject, cell: dict[str, Any], known: dict[str, Floats]) -> 
     """`known`: numbers of units by method, which are the same for all shares."""
     if cell["method"] == OURS:
         return cn.plan(cn.search(subject.model, subject.inputs, macs=cell["macs"], seed=DRAW))
-    if cell["method"] not in known:
-        drawn = cell["method"] == RANDOM
-        known[cell["method"]] = draw_random(subject, DRAW) if drawn else prefer(cell["method"], subject)
+    method = "L2" if cell["method"] in MERGERS else cell["method"]
+    if method not in known:
+        known[method] = draw_random(subject, DRAW) if method == RANDOM else prefer(method, subject)
     frame = score_norms(subject.model, subject.structure)
-    values = spread_scores(frame.structure, known[cell["method"]])
-    ranked = replace(frame, values_by_layer=values, settings={"method": cell["method"]})
+    values = spread_scores(frame.structure, known[method])
+    ranked = replace(frame, values_by_layer=values, settings={"method": method})
     if cell["division"] == RANKED:
         return cn.plan(ranked, macs=cell["macs"])
     return cn.plan(ranked, units=find_uniform_share(subject, ranked, cell["macs"]))
+
+
+def carry_out(subject: Subject, method: str, plan: cn.Plan) -> nn.Module:
+    """The smaller network, refitted by least squares or merged as the method has it."""
+    if method not in MERGERS:
+        return cn.prune(subject.model, plan, subject.inputs, compensate="least_squares", seed=DRAW)
+    merged, chosen = MERGERS[method](subject, plan, DRAW)
+    return reestimate(cn.prune(merged, chosen, subject.inputs), subject.inputs)
 
 
 def read_lines() -> list[dict[str, Any]]:

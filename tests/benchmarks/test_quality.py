@@ -90,7 +90,8 @@ def test_taylor_and_hessian_see_all_images(small):
 
 
 def test_greedy_elimination_removes_what_costs_the_next_layer_least(small):
-    """The first to go is the one without which the least-squares fit of the next layer is best."""
+    """The first to go is the one without which the least-squares fit of the next layer is best; removed singly, every
+    unit counts by that fit."""
     values = prefer("greedy elimination", small)[:8]
     (moments,) = small.moments["2"]
     squares = add_ridge(moments.covariance.double()).numpy()
@@ -103,6 +104,8 @@ def test_greedy_elimination_removes_what_costs_the_next_layer_least(small):
 
     errors = {next(iter({*range(8)} - {*kept})): fit(list(kept)) for kept in combinations(range(8), 7)}
     assert int(values.argmin()) == min(errors, key=errors.__getitem__)
+    alone, wanted = prefer("single removal", small)[:8], np.array([errors[unit] for unit in range(8)])
+    np.testing.assert_allclose(alone, wanted / wanted.mean(), rtol=1e-6)
 
 
 def test_activations_are_those_behind_the_relu(small):
