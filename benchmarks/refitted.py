@@ -36,10 +36,7 @@ RESULTS = Path(__file__).parent / "results" / "refitted.jsonl"
 NETWORK, PART, DRAW = "resnet20", "test", 0
 SHARES = (0.73, 0.5, 0.3)
 RANDOM, RANKED, UNIFORM = "random", "one ranking", "one share"
-OTHERS = (
-    *(RANDOM, "L1", "L2", "FPGM", "LAMP", "BN scale", "activation", "Taylor", "Hessian"),
-    *("single removal", "greedy elimination", *MERGERS),
-)
+OTHERS = (RANDOM, "L2", "FPGM", "Taylor", "single removal", "greedy elimination", *MERGERS)
 KEY = ("network", "method", "division", "macs", "images", "draw", "part")
 
 
