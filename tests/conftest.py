@@ -22,7 +22,8 @@ settings.load_profile("quick")  # `make slow` takes the other
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests over the zoo take its core, the rest of the grid is slow, unless how a network is written matters."""
+    """Tests over the zoo take its core, or those that they name as differing for their law; the rest of the grid is
+    slow, unless how a network is written matters."""
     from tests.zoo import CORE, ZOO
 
     grids = defaultdict[str, dict[str, list[pytest.Item]]](lambda: defaultdict(list))
@@ -31,9 +32,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if isinstance(name, str) and name in ZOO and not item.get_closest_marker("syntax"):
             grids[item.nodeid.partition("[")[0]][name].append(item)
     for by_name in grids.values():
-        if len(by_name) > len(CORE):
-            for item in (item for name in by_name.keys() - set(CORE) for item in by_name[name]):
-                item.add_marker("slow")
+        named = next(iter(by_name.values()))[0].get_closest_marker("networks")
+        if named or len(by_name) > len(CORE):
+            for name in by_name.keys() - set(named.args if named else CORE):
+                for item in by_name[name]:
+                    item.add_marker("slow")
 
 
 def pytest_collection_finish() -> None:

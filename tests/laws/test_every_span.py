@@ -21,6 +21,9 @@ SAME_LOGITS = 1e-9
 SAME_OBJECTIVE = 1e-6
 """Largest relative difference between the objectives of two programs that are the same."""
 
+PATHS = ("mlp", "nest", "clamps", "resnet", "concatenation on a stream", "tokens", "vgg")
+"""Chains, modules inside modules, streams that no span may cut, and what lies on either side of an end."""
+
 
 def list_spans(name):
     """From every layer on, and up to every layer."""
@@ -40,10 +43,8 @@ def read(name, span):
         raise
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name in ("mobilenet", "densenet") else name for name in ZOO],
-)
+@pytest.mark.networks(*PATHS)
+@pytest.mark.parametrize("name", ZOO)
 def test_the_program_of_a_span_gives_the_logits_of_the_model(name):
     case = share_case(name)
     expected = run_model(case.model, case.inputs, Span()).logits
@@ -64,6 +65,7 @@ def test_the_program_of_a_span_gives_the_logits_of_the_model(name):
     assert found
 
 
+@pytest.mark.networks(*PATHS)
 @pytest.mark.parametrize("name", ZOO)
 def test_masked_is_removed(name):
     """Every other unit of what can be scored goes; `prune` compares the smaller model with the masked one."""

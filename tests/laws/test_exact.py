@@ -60,9 +60,11 @@ def masked_objective(case: Case, scores: Floats, run: Callable[[Case, Floats], T
     return float(sparsity + LOSS_WEIGHT * softmax)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "mobilenet" else name for name in TINY]
+@pytest.mark.networks(
+    *("stride, padding and dilation", "nest", "constants of every channel", "clamps", "concatenation on a stream"),
+    *("shortcut of slices and zeros", "tokens", "vgg", "max pool on a stream"),
 )
+@pytest.mark.parametrize("name", TINY)
 def test_optimum_is_the_best_mask(name: str) -> None:
     case = share_case(name)
     assert case.network.unit_count <= MOST_UNITS

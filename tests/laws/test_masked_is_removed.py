@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from functools import cache
-from itertools import product
 
 import pytest
 import torch
@@ -75,12 +74,13 @@ def test_masked_is_removed_in_single_precision(name):
 
 def test_plans_change_outputs():
     """Otherwise the law would hold for a mask that does nothing."""
-    changed = set()
-    for name, seed in product(CORE, SEEDS):
+
+    def is_changed(name, seed):
         model, inputs, plan = draw_trial(name, seed)
         with torch.no_grad():
-            if (model(inputs) - cn.mask(model, plan)(inputs)).abs().max() > 1e-3:
-                changed.add(name)
+            return (model(inputs) - cn.mask(model, plan)(inputs)).abs().max() > 1e-3
+
+    changed = [name for name in CORE if any(is_changed(name, seed) for seed in SEEDS)]
     assert len(changed) >= len(CORE) * 3 // 4
 
 

@@ -6,7 +6,16 @@ import torch
 
 import critical_neurons as cn
 from critical_neurons.removal.metrics import count_parameters
+from tests.drawing import draw_scores
 from tests.zoo import ZOO, build_model, share_case
+
+SHARED = (
+    *("mlp", "resnet", "mobilenet", "concatenation on a stream", "grouped convolutions"),
+    *("batch norm behind the relu, then padding", "tokens", "vgg"),
+)
+"""Units of one layer, shared by several, in blocks, read side by side, or that leave constants behind."""
+
+pytestmark = pytest.mark.networks(*SHARED)
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -25,7 +34,7 @@ def test_plans_of_scores_with_an_ignored_layer(name: str) -> None:
 @pytest.mark.parametrize("name", ZOO)
 def test_smaller_weights_load_into_another_model_pruned_by_the_same_plan(name: str) -> None:
     case = share_case(name)
-    plan = cn.plan(cn.score(case.model, case.inputs, case.labels, formulation="linearised"), units=0.5)
+    plan = cn.plan(draw_scores(name), units=0.5)
     smaller = cn.prune(case.model, plan, case.inputs)
     other = cn.prune(build_model(name, seed=7), plan, case.inputs)
     other.load_state_dict(smaller.state_dict())

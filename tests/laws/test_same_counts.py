@@ -18,7 +18,11 @@ BASELINES: dict[str, Callable[[cn.Plan, Case], cn.Plan]] = {
     "sensitivity": lambda plan, case: plan_by_sensitivity(plan, case.model, case.inputs, case.labels),
 }
 
+SHARED = ("mlp", "resnet", "mobilenet", "concatenation on a stream", "grouped convolutions", "tokens", "vgg")
+"""Units of one layer, shared by several, in blocks, and read side by side."""
 
+
+@pytest.mark.networks(*SHARED)
 @pytest.mark.parametrize("name", ZOO)
 def test_counts_are_the_same_and_blocks_and_shared_units_agree(name: str) -> None:
     case = share_case(name, seed=1 if name == "densenet" else 0)  # by seed 0 its last activations are all zero

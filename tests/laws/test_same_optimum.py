@@ -22,6 +22,13 @@ RADII = [0.0, 1e-3, 1e-2, 5e-2]
 UNPOOLED = [*CHAINS, *GRAPHS]
 SOME = [name for name in UNPOOLED if name in CORE]
 
+OPERATIONS = (
+    *("mlp", "stride, padding and dilation", "constants of every channel", "clamps", "resnet"),
+    *("concatenation on a stream", "grouped convolutions", "leaky relus", "maxima"),
+)
+"""Every kind of operation and of shared unit. Which linear map a layer is does not matter to an optimum; that all
+maps are right is the law of the logits."""
+
 TOO_LARGE = ["resnet", "pre-activation resnet", "mobilenet", "densenet"]
 """Clarabel breaks down on some of their literal programs."""
 
@@ -45,6 +52,7 @@ def same(value):
     return pytest.approx(value, rel=SAME_OPTIMUM, abs=SAME_OPTIMUM)
 
 
+@pytest.mark.networks(*OPERATIONS)
 @pytest.mark.parametrize(
     ("radius", "objective"),
     [

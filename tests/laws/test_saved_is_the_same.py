@@ -16,6 +16,7 @@ import critical_neurons as cn
 from critical_neurons.io.exporters import EXPORT_TOLERANCE
 from critical_neurons.removal.rows import find_tensors, match_model
 from tests.any_models import ANY, build_any, halve, make_inputs, run
+from tests.drawing import draw_scores
 from tests.zoo import ZOO, share_case
 
 EXPORTED = ["resnet"]
@@ -28,8 +29,7 @@ EVERY = [name if name in EXPORTED else pytest.param(name, marks=pytest.mark.slow
 def make_smaller(name: str) -> tuple[nn.Module, cn.Plan, Tensor]:
     """Half of the units removed at random."""
     case = share_case(name)
-    scores = cn.score(case.model, case.inputs, case.labels, formulation="linearised")
-    plan = cn.plan(scores, units=0.5).random(seed=1)
+    plan = cn.plan(draw_scores(name), units=0.5)
     return cn.prune(case.model, plan, case.inputs), plan, torch.from_numpy(case.inputs)
 
 

@@ -16,10 +16,11 @@ NARROW = {"mobilenet": 0.005}
 """Radii that leave no more than a few dozen gates, where RADIUS would leave hundreds."""
 
 
-@pytest.mark.parametrize("integer", first_or_slow(True, False))
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "leaky relus" else name for name in ZOO]
+@pytest.mark.networks(
+    *("mlp", "nest", "clamps", "resnet", "grouped convolutions", "tokens", "maxima", "max pool on a stream")
 )
+@pytest.mark.parametrize("integer", first_or_slow(True, False))
+@pytest.mark.parametrize("name", ZOO)
 def test_tight_gap_is_reached(name: str, integer: bool) -> None:
     case = share_case(name)
     bounds = bound_network(case.network, case.inputs, radius=NARROW.get(name, RADIUS))

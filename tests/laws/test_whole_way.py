@@ -15,6 +15,10 @@ LITTLE_LOSS = 0.05
 """λ that lets the scores fall."""
 
 
+@pytest.mark.networks(
+    *("mlp", "nest", "constants of every channel", "resnet", "mobilenet", "concatenation on a stream", "decoder"),
+    *("grouped convolutions", "batch norm behind the relu, then padding", "leaky relus", "tokens", "vgg"),
+)
 @pytest.mark.parametrize("name", ZOO)
 def test_inspect_score_plan_prune(name):
     model, inputs = build_model(name), draw_inputs(name, 2)
@@ -36,6 +40,7 @@ def test_inspect_score_plan_prune(name):
         assert np.array_equal(np.flatnonzero(plan.stays[layer.units]), plan.kept[layer.name])
 
 
+@pytest.mark.networks("resnet", "mobilenet", "concatenation on a stream", "grouped convolutions", "vgg")
 @pytest.mark.parametrize("name", [*GRAPHS, *MAX_POOLED])
 def test_plans_and_scores_survive_saving(name, tmp_path):
     model, inputs = build_model(name), draw_inputs(name, 2)

@@ -15,13 +15,13 @@ from torch.nn.utils import prune
 
 import critical_neurons as cn
 from critical_neurons.core.costs import count_cost
-from critical_neurons.core.network import Affine, Relu
+from critical_neurons.core.network import Affine, MaxPool, Relu
 from critical_neurons.core.structure import NO_UNIT
 from critical_neurons.errors import InvalidInputError, InvalidSettingError, UnreadableModelError
 from critical_neurons.readers import read_network, registry
 from critical_neurons.readers.linear_maps import ScaleMap
 from critical_neurons.readers.registry import KeepsChannels, Passes
-from tests.zoo import ZOO, build_model, draw_case, draw_inputs
+from tests.zoo import MAX_POOLED, ZOO, build_model, draw_case, draw_inputs
 
 LOGIT_TOLERANCE = 1e-10
 """Largest relative difference between the logits of a model and of the network read from it."""
@@ -81,6 +81,7 @@ def test_the_network_computes_what_the_model_computes(name):
         expected = case.model(torch.from_numpy(case.inputs)).numpy()
     logits = ZOO[name].finish(torch.from_numpy(case.network.forward(case.inputs))).numpy()
     assert np.abs(logits - expected).max() <= LOGIT_TOLERANCE * max(1.0, np.abs(expected).max())
+    assert any(isinstance(op, MaxPool) for op in case.network.ops) == (name in MAX_POOLED)
 
 
 FORMS = {

@@ -58,7 +58,6 @@ class Head(nn.Module):
 
     def __init__(self, channels, softmax=False):
         super().__init__()
-        self.attention = nn.MultiheadAttention(channels, 2, batch_first=True)
         self.logits = nn.Linear(channels, 3)
         self.softmax = softmax
 
@@ -66,7 +65,7 @@ class Head(nn.Module):
         tokens = x.flatten(2).transpose(1, 2)
         if tokens.abs().max() > 1e6:
             tokens = tokens / 2
-        attended, _ = self.attention(tokens, tokens, tokens)
+        attended = (tokens @ tokens.transpose(1, 2)).softmax(-1) @ tokens
         logits = self.logits((tokens + attended).mean(1))
         return logits.softmax(1) if self.softmax else logits
 

@@ -71,7 +71,7 @@ class Cell:
         return self._digest(METHOD_VERSION)
 
     def _digest(self, method: int) -> str:
-        content = json.dumps({"method": method, **asdict(self)}, sort_keys=True, separators=(",", ":"))
+        content = json.dumps({"method": method, **vars(self)}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -219,7 +219,9 @@ def _choose_best(cell: Cell, records: Mapping[str, Record]) -> Record | None:
     shortened = [
         record
         for record in records.values()
-        if record.method == METHOD_VERSION and replace(record.cell, schedule=None) == whole
+        if record.cell.name == cell.name  # the rest takes longer to compare
+        and record.method == METHOD_VERSION
+        and replace(record.cell, schedule=None) == whole
     ]
     return shortened[-1] if shortened else None
 

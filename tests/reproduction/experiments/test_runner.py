@@ -239,7 +239,7 @@ class TestFailures:
     def test_a_cell_that_fails_does_not_stop_the_others(self, find, runs, tmp_path):
         """So few validation images that the imbalanced batches cannot be drawn."""
         few = replace(runs.schedule, measured=8)
-        cells = [*find("table-1", "mnist", schedule=few), *find("rescale", "mnist/paper/rescale-1", schedule=few)]
+        cells = [*find("table-1", "mnist/imidp", schedule=few), *find("table-1", "mnist/sim", schedule=few)]
         store, own = Store(tmp_path / "results"), replace(runs, folder=tmp_path / "runs", schedule=few)
         (failure,) = run_cells(cells, store, own)
         failed = "mnist/lenet5/imidp/balanced/seed-0"
