@@ -558,7 +558,7 @@ print(scores.status.name, scores.objective)
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=root, stdout=pipe, stderr=pipe, text=True) as run:
         assert run.stdout.readline() == "step\n"
-        time.sleep(1.0)  # long enough to be inside branch and bound
+        time.sleep(0.5)  # long enough to be inside branch and bound
         run.send_signal(signal.SIGINT)
         output, errors = run.communicate(timeout=30)  # of the 120 that it was given
     assert run.returncode == 0, errors

@@ -294,7 +294,7 @@ def test_reasons_to_leave_a_layer_alone(case):
 
 def go_the_whole_way(model):
     """Whatever is left to score can be scored and removed; `prune` compares with the masked model."""
-    plan = cn.plan(cn.score(model, example(), solver=cn.Solver(threads=1)), units=0.5)
+    plan = cn.plan(cn.score(model, example(), formulation="linearised", solver=cn.Solver(threads=1)), units=0.5)
     assert plan.removed
     cn.prune(model, plan, example())
 

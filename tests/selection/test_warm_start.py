@@ -79,9 +79,22 @@ def score(incumbent, *, budget=HALF, **settings):
     return cn.score(MODEL, INPUTS, LABELS, **settle(budget=budget, incumbent=incumbent, **EXACT, **settings))
 
 
+@cache
+def score_best():
+    return score(make_plan(best_mask()))
+
+
+@cache
+def score_worst():
+    return score(make_plan(worst_mask()))
+
+
+NO_TIME = {"time_limit": 1e-9}
+
+
 class TestCertificates:
     def test_the_best_plan_is_returned_and_proved_to_be(self):
-        scores = score(make_plan(best_mask()))
+        scores = score_best()
         assert scores.status is cn.Status.OPTIMAL
         assert np.array_equal(scores.per_unit, best_mask())
         assert scores.objective == scores.incumbent.objective == pytest.approx(lose(best_mask()), abs=SAME)
@@ -89,8 +102,7 @@ class TestCertificates:
         assert "nothing better was found" in scores.notes[-1]
 
     def test_a_bad_plan_is_improved_and_told_how_bad_it_is(self):
-        bad = make_plan(worst_mask())
-        scores = score(bad)
+        scores = score_worst()
         assert scores.status is cn.Status.OPTIMAL
         assert scores.objective == pytest.approx(lose(best_mask()), abs=SAME)
         assert scores.incumbent.objective == pytest.approx(lose(worst_mask()), abs=SAME)
@@ -103,7 +115,7 @@ class TestCertificates:
     def test_without_time_it_is_returned_itself_with_a_bound_that_holds(self):
         masks, losses = rank_masks()
         for mask, loss in zip(masks[::150], losses[::150], strict=True):
-            scores = score(make_plan(mask), time_limit=1e-9)
+            scores = score(make_plan(mask), **NO_TIME)
             assert scores.status is cn.Status.FEASIBLE
             assert np.array_equal(scores.per_unit, mask)
             assert scores.objective == pytest.approx(loss, abs=SAME)
@@ -111,24 +123,24 @@ class TestCertificates:
             assert scores.gap == scores.incumbent.gap
 
     def test_without_a_budget_the_unpruned_network_is_a_rival(self):
-        scores = score(make_plan(worst_mask()), budget=None, loss_weight=100.0, time_limit=1e-9)
+        scores = score(make_plan(worst_mask()), budget=None, loss_weight=100.0, **NO_TIME)
         assert (scores.per_unit == 1).all()
         assert scores.objective < scores.incumbent.objective
         assert scores.bound <= scores.objective
 
     def test_a_search_is_judged(self):
         found = cn.search(MODEL, INPUTS, units=0.5, effort="quick")
-        by_scores, by_plan = score(found), score(cn.plan(found))
+        by_scores, by_plan = score(found, **NO_TIME), score(cn.plan(found), **NO_TIME)
         kept = cn.plan(found).stays[:-1].astype(float)
         assert by_scores.incumbent == by_plan.incumbent
         assert by_scores.incumbent.objective == pytest.approx(lose(kept), abs=SAME)
         assert by_scores.objective <= by_scores.incumbent.objective
 
     def test_it_is_saved_with_the_scores(self, tmp_path):
-        scores = score(make_plan(worst_mask()))
+        scores = score_worst()
         scores.save(tmp_path / "scores.json")
         assert cn.Scores.load(tmp_path / "scores.json").incumbent == scores.incumbent
-        assert score(None).to_dict()["incumbent"] is None
+        assert cn.score(MODEL, INPUTS, LABELS, formulation="linearised").to_dict()["incumbent"] is None
 
     def test_other_solvers_take_it_too(self):
         pytest.importorskip("pyscipopt")
@@ -139,7 +151,7 @@ class TestCertificates:
         other = make_case(seed=1)
         plan = cn.plan(cn.score(*other, solver=cn.Solver(threads=1)), units=0.5)
         assert "incumbent: made with other weights of this network" in score(plan).notes
-        assert not any("other weights" in note for note in score(make_plan(best_mask())).notes)
+        assert not any("other weights" in note for note in score_best().notes)
 
 
 class TestMasks:

@@ -12,6 +12,7 @@ from critical_neurons.solvers import dual_tree
 from critical_neurons.solvers.base import Limits
 from critical_neurons.solvers.highs import HighsEngine
 from tests.formulations.test_score_dual import WIDTHS, encode_two_layers, evaluate_masks
+from tests.zoo import first_or_slow
 
 SAME = 1e-6
 QUICK = {"threads": 1, "gap": 1e-6}
@@ -24,7 +25,7 @@ def few_steps(monkeypatch):
     monkeypatch.setattr(dual_tree, "STEPS", 10)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_or_slow(*range(3)))
 @pytest.mark.parametrize("budget", [None, cn.Budget(units=0.5)], ids=["sparsity", "budget"])
 def test_the_optimum_is_that_of_enumeration_and_bounds_hold_at_all_times(budget, seed):
     program = encode_two_layers(budget, seed)

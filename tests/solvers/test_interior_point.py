@@ -1,6 +1,7 @@
 """Interior points: the same optima as HiGHS, sound bounds, and a way out where there is no inside."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -40,6 +41,7 @@ def case():
     return model, inputs, model(inputs).argmax(1)
 
 
+@cache
 def encode_case(case, *, count=MANY, objective="balanced", radius=0.0, budget=None, **settings):
     model, inputs, labels = case
     network = read_network(model, inputs[:count])
@@ -217,7 +219,7 @@ def test_blocks_of_data_points(case, monkeypatch):
     """Searched block by block, with the network restricted to each: the same violated rows, logits and optimum."""
     whole, expected = encode_case(case, count=3 * MANY), solve(encode_case(case, count=3 * MANY), "barrier")
     monkeypatch.setattr("critical_neurons.formulations.affine.BLOCK_ELEMENTS", 1)
-    program = encode_case(case, count=3 * MANY)
+    program = encode_case.__wrapped__(case, count=3 * MANY)
     (source,) = program.sources
     assert source.block_count > 5
     point = np.maximum(np.full(program.column_count, 0.4), program.lower)

@@ -76,7 +76,7 @@ class Masks:
 
 
 @pytest.mark.parametrize("increase", first_or_slow(0.1, 0.0, 0.01, 0.3))
-@pytest.mark.parametrize("name", ["mlp", "mlp without biases", "mlp of one hidden layer"])
+@pytest.mark.parametrize("name", first_or_slow("mlp", "mlp without biases", "mlp of one hidden layer"))
 def test_with_binary_scores_it_is_that_of_enumeration(name, increase):
     case = share_case(name)
     labels = predict(case)
@@ -130,8 +130,8 @@ def test_against_a_fine_grid(name):
     assert dual.bound <= sparsities[within].min() + ROUNDED
 
 
-@pytest.mark.parametrize("name", ["points", "three hidden layers", "relaxed gates"])
-@pytest.mark.parametrize("objective", ["balanced", "paper"])
+@pytest.mark.parametrize("name", first_or_slow("points", "relaxed gates", "three hidden layers", first=2))
+@pytest.mark.parametrize("objective", first_or_slow("balanced", "paper"))
 def test_without_whole_columns_there_is_no_duality_gap(name, objective):
     model, inputs, settings = NETWORKS[name]
     scores = search(model, inputs, objective=objective, **settings)
@@ -224,7 +224,7 @@ def test_solvers_agree(solver):
     assert found.sparsity == pytest.approx(expected.sparsity, abs=FOUND)
 
 
-@pytest.mark.parametrize("at", [1, 5, 20])
+@pytest.mark.parametrize("at", first_or_slow(5, 1, 20))
 def test_an_interrupt_returns_the_best_so_far(at):
     model, inputs, _ = NETWORKS["points"]
     whole = search(model, inputs)

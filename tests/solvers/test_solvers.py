@@ -494,7 +494,7 @@ def test_a_real_interrupt_inside_a_linear_program(name):
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_history_never_gets_worse(name):
-    solution = find_solver(name).solve(hard(), replace(LIMITS, time_limit=1.0), ignore_progress)
+    solution = find_solver(name).solve(hard(), replace(LIMITS, time_limit=0.3), ignore_progress)
     for before, after in pairwise(solution.history):
         assert after.seconds >= before.seconds
         assert after.objective <= before.objective
@@ -506,7 +506,7 @@ def test_solves_in_threads_do_not_meet(name):
     solutions = []
 
     def solve():
-        solutions.append(find_solver(name).solve(hard(), replace(LIMITS, time_limit=1.0), ignore_progress))
+        solutions.append(find_solver(name).solve(hard(), replace(LIMITS, time_limit=0.3), ignore_progress))
 
     threads = [threading.Thread(target=solve) for _ in range(2)]
     for thread in threads:
