@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from sklearn.cluster import KMeans
 from torch import Tensor, nn
 
 import critical_neurons as cn
@@ -40,6 +39,8 @@ class Incoming:
 def fold(subject: Subject, plan: cn.Plan, seed: int) -> tuple[nn.Module, cn.Plan]:
     """Model folding (Wang et al. 2025): k-means makes as many clusters of a layer's units as the plan keeps units. A
     cluster becomes one unit with the mean of its members' weights; what reads it has the sum of theirs."""
+    from sklearn.cluster import KMeans  # its import takes more than a second
+
     model, stays = subject.copy_model().requires_grad_(False), np.zeros(subject.structure.unit_count)
     for units, kept, incoming in _list_groups(subject, plan):
         found = KMeans(len(kept), n_init=STARTS, random_state=seed).fit(incoming.weight)

@@ -87,8 +87,8 @@ def test_integer_optimum_is_that_of_enumeration(name, radius, seed):
 
 
 def test_printed_objective_agrees_with_enumeration():
-    program = encode(encode_literal, "mlp", 0.1, 0, objective="paper")
-    solution = solve_with_highs(encode(encode_paper, "mlp", 0.1, 0, objective="paper"))
+    program = encode(encode_literal, "mlp", 0.05, 0, objective="paper")
+    solution = solve_with_highs(encode(encode_paper, "mlp", 0.05, 0, objective="paper"))
     assert solution.objective == pytest.approx(enumerate_gates(program), rel=SAME_OPTIMUM)
 
 

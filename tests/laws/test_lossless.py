@@ -80,6 +80,10 @@ def enumerate_extremes(model, lower, upper, depth):
     return lowest, highest
 
 
+@pytest.mark.networks(
+    *("mlp", "nest", "clamps", "resnet", "concatenation on a stream", "grouped convolutions"),
+    *("shortcut of slices and zeros", "tokens", "leaky relus", "maxima", "vgg", "max pool on a stream"),
+)
 @pytest.mark.parametrize("name", CORE)
 def test_the_same_on_the_box(name):
     model, centre = build_model(name), draw_inputs(name, 1)[0].numpy()

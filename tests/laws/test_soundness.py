@@ -71,6 +71,11 @@ def evaluate_scored(network, bounds, scores):
     return values
 
 
+@pytest.mark.networks(
+    *("mlp", "nest", "constants of every channel", "clamps", "resnet", "concatenation on a stream"),
+    *("batch norm behind the relu, then padding", "shortcut of slices and zeros", "tokens", "leaky relus", "maxima"),
+    *("vgg", "max pool on a stream"),
+)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ZOO)
 @given(seed=SEEDS, kind=st.sampled_from(["removed or not", "in between", "most of them kept"]))
