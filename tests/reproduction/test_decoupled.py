@@ -32,6 +32,7 @@ from critical_neurons_reproduction.decoupled import (
 )
 from critical_neurons_reproduction.decoupled.part_training import count_epochs
 from critical_neurons_reproduction.recipes import Recipe
+from tests.zoo import first_or_slow
 
 SCORE_TOLERANCE = 2e-6
 """Scores are rounded to six decimals."""
@@ -166,7 +167,7 @@ def test_a_step_of_one_part_leaves_the_others_bit_identical(index, digits):
     ]
 
 
-@pytest.mark.parametrize("buffer_size", [1, 3])
+@pytest.mark.parametrize("buffer_size", first_or_slow(3, 1))
 def test_no_part_depends_on_a_later_one(buffer_size, digits):
     first, second = (decouple(tiny_network(), digits[0]) for _ in range(2))
     with torch.no_grad():
@@ -219,7 +220,7 @@ def test_early_parts_are_frozen_early(digits):
     assert len({each[0] for each in losses}) == 1
 
 
-@pytest.mark.parametrize("buffer_size", [1, 3])
+@pytest.mark.parametrize("buffer_size", first_or_slow(3, 1))
 def test_parts_learn(buffer_size, digits):
     decoupled, told = decouple(tiny_network(), digits[0]), []
     losses = train_parts(
@@ -234,7 +235,7 @@ def test_parts_learn(buffer_size, digits):
     assert not any(module.training for module in decoupled.model.modules())
 
 
-@pytest.mark.parametrize("buffer_size", [1, 3])
+@pytest.mark.parametrize("buffer_size", first_or_slow(3, 1))
 def test_training_resumes_bit_identical(tmp_path, buffer_size, digits):
     path = tmp_path / "training.pt"
     model = tiny_network(nn.Dropout(0.2))

@@ -155,7 +155,7 @@ def test_a_leaf_that_is_not_accepted_keeps_the_bound_honest():
 
 def test_the_time_limit_is_kept_and_the_best_so_far_given():
     program = encode_random(24)
-    solution = cn.solve(program, cn.Solver(time_limit=1.0, threads=1, gap=1e-9))
+    solution = cn.solve(program, cn.Solver(time_limit=2.0, threads=1, gap=1e-9))
     assert solution.seconds < 6.0
     assert solution.status is cn.Status.FEASIBLE
     assert solution.objective < program.value(program.start)

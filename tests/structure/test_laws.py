@@ -136,7 +136,7 @@ def test_reasons_name_a_line_that_was_run(name):
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=15, **DRAWN)
+@settings(max_examples=10, **DRAWN)
 def test_networks_drawn_at_random(seed):
     check_drawn(seed)
 
