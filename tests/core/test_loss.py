@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.special import logsumexp
 
 from critical_neurons.core.batch import gather_batch
 from critical_neurons.core.loss import LogisticLoss, SoftmaxLoss, SquaredLoss, make_loss
@@ -137,3 +138,12 @@ def test_without_labels_the_model_s_own_answers_are_taken():
 def test_what_does_not_go_together_is_refused(labels, width, name, message):
     with pytest.raises(InvalidInputError, match=message):
         choose(labels, width, name)
+
+
+def test_the_softmax_loss_of_large_and_of_equal_outputs():
+    outputs = np.array([[1e3, 1e3, -1e3], [-1e3, 1e3, 0.0], [0.0, 1e-17, -40.0], [2.0, 2.0, 2.0]])
+    labels = np.array([0, 1, 1, 2])
+    expected = logsumexp(outputs, axis=1) - outputs[np.arange(4), labels]
+    loss = SoftmaxLoss(labels)
+    assert loss.values(outputs) == pytest.approx(np.maximum(expected, 0.0), rel=1e-15, abs=1e-15)
+    assert loss.gradients(outputs).sum(axis=1) == pytest.approx(np.zeros(4), abs=1e-15)
