@@ -5,7 +5,7 @@ import pytest
 from scipy import sparse
 
 from critical_neurons.core.program import SHARED, Origins
-from critical_neurons.solvers.fronts import MOST_CHUNKS, FrontElimination, Tree
+from critical_neurons.solvers.fronts import MOST_CHUNKS, FrontElimination, Root, Tree
 from critical_neurons.solvers.newton_steps import REFINEMENTS, LowRank
 
 SAME = 1e-9
@@ -32,8 +32,8 @@ def solve_both(tree, rows, roots=()):
     right = generator.normal(size=len(POINTS))
     system = FrontElimination(tree, diagonal, weights, roots, lambda: None)
     whole = np.diag(diagonal) + (rows.T * weights[None]) @ rows
-    for root, columns in roots:
-        whole[np.ix_(columns, columns)] += root.T @ root
+    for root in roots:
+        whole[np.ix_(root.columns, root.columns)] += root.matrix.T @ root.matrix
     assert np.allclose(system.multiply(right), whole @ right, rtol=SAME)
     return system.solve(right), np.linalg.solve(whole, right)
 
@@ -49,7 +49,7 @@ def test_the_solution_is_that_of_the_equations_written_out():
     tree = Tree(Origins(POINTS, DEPTHS), rows)
     tree.add(rows)
     root = np.random.default_rng(0).normal(size=(3, 4))
-    found, expected = solve_both(tree, rows.toarray(), [(root, np.array([0, 4, 17, 18]))])
+    found, expected = solve_both(tree, rows.toarray(), [Root(root, np.array([0, 4, 17, 18]))])
     assert np.allclose(found, expected, rtol=SAME)
 
 

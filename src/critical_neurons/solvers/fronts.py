@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 from scipy import linalg, sparse
@@ -31,8 +32,22 @@ MOST_RUNS = 30
 MOST_CHUNKS = 8
 """Blocks of dense rows per front before they are merged."""
 
-Root: TypeAlias = tuple[Floats, Ints]
-"""A matrix R over some columns, which contributes R'R."""
+
+@dataclass(frozen=True)
+class Root:
+    """A matrix R over some columns, which contributes R'R."""
+
+    matrix: Floats
+    columns: Ints
+
+    @cached_property
+    def square(self) -> Floats:
+        square: Floats = self.matrix.T @ self.matrix
+        return square
+
+    @cached_property
+    def trace(self) -> float:
+        return float(np.vdot(self.matrix, self.matrix))
 
 
 @dataclass(frozen=True)
@@ -171,11 +186,11 @@ class FrontElimination:
         self, tree: Tree, diagonal: Floats, weights: Floats, roots: Sequence[Root], check: Callable[[], object]
     ) -> None:
         self._tree, self._diagonal, self._weights = tree, diagonal, weights
-        self._squares = [(root.T @ root, columns) for root, columns in roots]
+        self._squares = [(root.square, root.columns) for root in roots]
         self._factors: list[_Factor] = []
         place = np.zeros(tree.column_count, dtype=np.int64)
         passed_on: list[list[tuple[Floats, Ints]]] = [[] for _ in tree.fronts]
-        owners = [int(tree.assign(_mark(columns, tree.column_count))[0]) for _, columns in roots]
+        owners = [int(tree.assign(_mark(root.columns, tree.column_count))[0]) for root in roots]
         for number, front in enumerate(tree.fronts):
             check()
             added = [(chunk.weigh(weights), chunk.columns) for chunk in front.dense + front.thin]

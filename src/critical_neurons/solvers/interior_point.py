@@ -136,7 +136,7 @@ class _Search(SearchRecord):
             if not violated and self.gap <= self.target and state.barrier <= precise:
                 return
             try:
-                length = state.step(slope + tilt, here.roots, self.remaining)
+                length = state.step(slope + tilt, loss.find_roots(here.logits), self.remaining)
             except linalg.LinAlgError:  # double precision is exhausted
                 return
             if length < SHORTEST_STEP and self.gap <= self.limits.gap:

@@ -16,13 +16,16 @@ NO_CURVATURE = 1e-7
 steps change by as little; bounds depend on the gradient alone."""
 
 
+SAME_LOGITS = 0.1
+"""Second derivatives are computed anew only if a logit moved by more than this since they were computed last: they
+change by about as much, relatively."""
+
+
 @dataclass(frozen=True)
 class Derivatives:
-    """Second derivatives are the sum of R'R over all roots R."""
-
     value: float
     slope: Floats
-    roots: list[Root]
+    logits: Floats
 
 
 class Loss:
@@ -46,6 +49,8 @@ class Loss:
             if len(own_columns):
                 self._local[int(point)] = own[:, own_columns].toarray(), own_columns
         self.pattern = forms
+        self._roots: list[Root] = []
+        self._logits_of_roots = np.full_like(self._offset, np.inf)
 
     def differentiate(self, point: Floats) -> Derivatives:
         logits = self._offset + self._forms @ point[self._shared]
@@ -54,19 +59,28 @@ class Loss:
         gradients = self._weights[:, None] * self._loss.gradients(logits)
         slope = np.zeros(len(point))
         slope[self._shared] = gradients.reshape(-1) @ self._forms.reshape(-1, len(self._shared))
+        for at, (forms, columns) in self._local.items():
+            slope[columns] += gradients[at] @ forms
+        return Derivatives(float(self._weights @ self._loss.values(logits)), slope, logits)
+
+    def find_roots(self, logits: Floats) -> list[Root]:
+        """Second derivatives are the sum of R'R over all roots R. These may be those of nearly the same logits."""
+        if not np.abs(logits - self._logits_of_roots).max(initial=0.0) <= SAME_LOGITS:
+            self._roots, self._logits_of_roots = self._compute_roots(logits), logits
+        return self._roots
+
+    def _compute_roots(self, logits: Floats) -> list[Root]:
         roots_of_points = np.sqrt(self._weights)[:, None, None] * self._loss.apply_root(logits, self._unit_forms)
         sizes = np.einsum("prc,prc->pr", roots_of_points, roots_of_points)
         curved = sizes > find_cut(sizes.reshape(-1), NO_CURVATURE)
         roots: list[Root] = []
         for at, (forms, columns) in self._local.items():
-            slope[columns] += gradients[at] @ forms
             whole = np.concatenate([forms, self._forms[at]], axis=1)
-            roots.append((roots_of_points[at] @ whole, np.concatenate([columns, self._shared])))
+            roots.append(Root(roots_of_points[at] @ whole, np.concatenate([columns, self._shared])))
         curved[list(self._local)] = False
         others = np.flatnonzero(curved.any(axis=1))
         spread = np.matmul(roots_of_points[others], self._forms[others])
-        roots.append((spread[curved[others]], self._shared))
-        return Derivatives(float(self._weights @ self._loss.values(logits)), slope, roots)
+        return [*roots, Root(spread[curved[others]], self._shared)]
 
 
 def find_cut(sizes: Floats, share: float) -> float:

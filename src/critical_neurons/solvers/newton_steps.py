@@ -92,13 +92,13 @@ class _System:
         weights = duals / gaps
         own = weights[self._count :].reshape(2, columns).sum(axis=0)
         weights = weights[: self._count]
-        trace = own.sum() + weights @ rows.squares + sum(np.vdot(root, root) for root, _ in roots)
+        trace = own.sum() + weights @ rows.squares + sum(root.trace for root in roots)
         own += np.finfo(float).eps * trace / columns
-        height = self._count + sum(len(root) for root, _ in roots)
+        height = self._count + sum(len(root.matrix) for root in roots)
         self._matrix: FrontElimination | LowRank
         if len(rows.fronts) == 1 and FEW_ROWS * height < columns:
             self._matrix = LowRank(
-                own, np.concatenate([rows.write_out(np.sqrt(weights)), *(root for root, _ in roots)])
+                own, np.concatenate([rows.write_out(np.sqrt(weights)), *(root.matrix for root in roots)])
             )
         else:
             self._matrix = FrontElimination(rows, own, weights, roots, check)
