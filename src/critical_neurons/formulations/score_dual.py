@@ -18,6 +18,8 @@ The bound holds for all outputs, slopes in [0, 1] and prices: `score_dual_steps`
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,28 +33,37 @@ CASES = 2
 """Elements of every unit for which both cases are tried."""
 
 
+NO_LIMIT = 1e30
+"""A cost that no score has."""
+
+
 @dataclass
 class Multipliers:
-    """Of many nodes: outputs (nodes, outputs of all data points), slopes (nodes, units, elements) and prices (nodes,
-    units, scores of the first ReLU)."""
+    """Of many nodes: outputs (nodes, outputs of all data points), slopes (units, nodes, elements) and prices (units,
+    nodes, scores of the first ReLU)."""
 
     outputs: Floats
     slopes: Floats
     prices: Floats
 
+    def take(self, nodes: Ints) -> Multipliers:
+        return Multipliers(self.outputs[nodes], self.slopes[:, nodes], self.prices[:, nodes])
+
     def join(self) -> Floats:
         """(nodes, numbers)."""
-        parts = (self.outputs, self.slopes, self.prices)
-        return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+        parts = (self.slopes, self.prices)
+        return np.concatenate(
+            [self.outputs, *(part.swapaxes(0, 1).reshape(len(self.outputs), -1) for part in parts)], axis=1
+        )
 
 
 @dataclass
 class DualValue:
     """Bounds, supergradients and what attains the bounds: the scores of both ReLUs, and outputs.
 
-    `cases` (nodes, units, combinations, scores) are the costs of the copied scores in each combination of cases,
-    `least` the least of them over the node's box, `totals` their sums over the scores with what else a combination
-    costs, `costs` those of the scores of both ReLUs, and `constant` what depends on no score.
+    `copies` are the costs of the copied scores, (units, nodes, scores), and `further` what they cost more where an
+    element is in its second case, by element; `totals` (combinations of cases, units, nodes) the least costs of a
+    unit that is kept, `costs` those of the scores of both ReLUs, and `constant` what depends on no score.
     """
 
     bound: Floats
@@ -60,11 +71,24 @@ class DualValue:
     outputs: Floats
     slopes: Floats
     prices: Floats
-    cases: Floats
-    least: Floats
+    copies: Floats
+    further: list[Floats]
     totals: Floats
     constant: Floats
     costs: tuple[Floats, Floats]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """L and U of all pre-activations, (units, nodes, elements): where both signs occur, and the chord there."""
+
+    mixed: Bools
+    slope: Floats
+    shift: Floats
+    """What the chord adds to slope times p."""
+
+    def take(self, nodes: Ints) -> Limits:
+        return Limits(self.mixed[:, nodes], self.slope[:, nodes], self.shift[:, nodes])
 
 
 class ScoreDual:
@@ -84,8 +108,20 @@ class ScoreDual:
         self._readout = read.reshape(len(dense), -1)
         self._score_readout = dense[:, np.concatenate(columns)]
         self._loss_weight = program.cost[program.term.columns]
-        self._flat = self._weights.reshape(-1, self._weights.shape[2])
         self.cases = min(CASES, elements.shape[1])
+
+    def in_single(self) -> ScoreDual:
+        """The same in single precision, for steps: twice as fast, and its bounds are rounded."""
+        found = copy(self)
+        found.counts = self.counts.in_single()
+        for name, values in vars(self).items():
+            if isinstance(values, np.ndarray) and values.dtype == np.float64:
+                setattr(found, name, values.astype(np.float32))
+        return found
+
+    @property
+    def _flat(self) -> Floats:
+        return self._weights.reshape(-1, self._weights.shape[2])
 
     @property
     def useless(self) -> Bools:
@@ -97,14 +133,15 @@ class ScoreDual:
         """For one node, at the outputs of the unpruned network."""
         outputs = self._find_outputs(*(np.ones((1, len(columns))) for columns in self.columns))
         units, elements, scores = self._weights.shape
-        return Multipliers(outputs, np.full((1, units, elements), 0.5), np.zeros((1, units, scores)))
+        return Multipliers(outputs, np.full((units, 1, elements), 0.5), np.zeros((units, 1, scores)))
 
     def split(self, joined: Floats) -> Multipliers:
-        """Multipliers from one row for each node; views of them."""
-        units, elements, scores = self._weights.shape
+        """Multipliers from one row for each node."""
+        units, elements, _ = self._weights.shape
         ends = np.cumsum([len(self._readout), units * elements])
-        outputs, slopes, prices = np.split(joined, ends, axis=1)
-        return Multipliers(outputs, slopes.reshape(-1, units, elements), prices.reshape(-1, units, scores))
+        outputs, *others = np.split(joined.astype(self._weights.dtype), ends, axis=1)
+        slopes, prices = (np.ascontiguousarray(part.reshape(len(part), units, -1).swapaxes(0, 1)) for part in others)
+        return Multipliers(outputs, slopes, prices)
 
     def find_values(self, first: Floats, second: Floats) -> Floats:
         """The objective of masks, by their forward passes."""
@@ -124,74 +161,86 @@ class ScoreDual:
         nodes, batch = len(outputs), len(self._loss_weight)
         flat = outputs.reshape(nodes * batch, -1)
         loss = self._loss.choose(np.tile(np.arange(batch), nodes))
-        values = loss.values(flat).reshape(nodes, batch) @ self._loss_weight
+        values, gradients = (each.astype(outputs.dtype) for each in (loss.values(flat), loss.gradients(flat)))
         weights = np.tile(self._loss_weight, nodes)[:, None]
-        return values, (weights * loss.gradients(flat)).reshape(nodes, -1)
+        return values.reshape(nodes, batch) @ self._loss_weight, (weights * gradients).reshape(nodes, -1)
 
-    def bound_elements(self, box: Box) -> tuple[Floats, Floats]:
-        """L and U of all pre-activations, (nodes, units, elements)."""
-        shape = (len(box.lower), *self._offsets.shape)
-        centre = ((box.lower + box.upper) / 2 @ self._flat.T).reshape(shape) + self._offsets
-        radius = (box.free / 2 @ np.abs(self._flat).T).reshape(shape)
-        return centre - radius, centre + radius
+    def bound_elements(self, box: Box) -> Limits:
+        units, elements, _ = self._weights.shape
 
-    def evaluate(self, multipliers: Multipliers, boxes: tuple[Box, Box], limits: tuple[Floats, Floats]) -> DualValue:
-        """`limits`: L and U from `bound_elements`."""
-        prices, (box, _) = multipliers.prices, boxes
-        nodes, units, scores = prices.shape
-        value, gradient = self._lose(multipliers.outputs)
-        constant = value - (gradient * (multipliers.outputs - self._output_offset)).sum(axis=1)
-        c = (gradient @ self._readout).reshape(nodes, units, -1)
-        score_costs = gradient @ self._score_readout
-        low, high = limits
+        def reach(scores: Floats, weights: Floats) -> Floats:
+            return np.ascontiguousarray((weights @ scores.T).reshape(units, elements, -1).swapaxes(1, 2))
+
+        centre = reach((box.lower + box.upper) / 2, self._flat) + self._offsets[:, None]
+        radius = reach(box.free / 2, np.abs(self._flat))
+        low, high = centre - radius, centre + radius
         mixed = (low < 0) & (high > 0)
-        width = np.where(mixed, high - low, 1.0)
-        chord = np.where(mixed, high / width, low >= 0)
-        concave = mixed & (c < 0)
-        area = np.where(concave, c * high * low / width, 0.0)
-        chosen = np.argpartition(-area, self.cases - 1, axis=2)[..., : self.cases]
+        slope = np.where(mixed, high / np.where(mixed, high - low, 1.0), low >= 0).astype(low.dtype)
+        return Limits(mixed, slope, np.where(mixed, -slope * low, 0.0).astype(low.dtype))
+
+    def evaluate(self, multipliers: Multipliers, boxes: tuple[Box, Box], limits: Limits) -> DualValue:
+        prices, box = multipliers.prices, boxes[0]
+        units, nodes, scores = prices.shape
+        value, gradient = self._lose(multipliers.outputs)
+        constant = value - ((multipliers.outputs - self._output_offset) * gradient).sum(axis=1)
+        c = np.ascontiguousarray((self._readout.T @ gradient.T).reshape(units, -1, nodes).swapaxes(1, 2))
+        score_costs = gradient @ self._score_readout
+        concave = limits.mixed & (c < 0)
+        convex = limits.mixed ^ concave
+        chosen = np.argpartition(np.where(concave, c * limits.shift, 0.0), self.cases - 1, axis=2)[..., : self.cases]
         split = np.zeros(c.shape, dtype=bool)
         np.put_along_axis(split, chosen, True, 2)
         split &= concave
-        slope = np.where(split, 0.0, np.where(mixed & ~concave, multipliers.slopes, chord))
-        shift = np.where(concave & ~split, -chord * low, 0.0)
+        slope = np.where(convex, multipliers.slopes, limits.slope)
+        slope[split] = 0.0
+        shift = limits.shift * (concave ^ split)
         q = c * slope
-        constants = (q * self._offsets + c * shift).sum(axis=2)[..., None]
-        cases = np.matmul(q.transpose(1, 0, 2), self._weights).transpose(1, 0, 2)[:, :, None] - prices[:, :, None]
-        factor = np.take_along_axis(np.where(split, c, 0.0), chosen, 2)
-        each = np.arange(units)[None, :]
+        constants = [(q * self._offsets[:, None] + c * shift).sum(axis=2)]
+        copies = np.matmul(q, self._weights)
+        copies -= prices
+        copies *= box.upper
+        factor = np.take_along_axis(c * split, chosen, 2)
+        elements = chosen + (c.shape[2] * np.arange(units))[:, None, None]
+        further = []
         for at in range(self.cases):
-            which = chosen[..., at]
-            more = factor[..., at, None] * self._weights[each, which]
-            cases = np.concatenate([cases, cases + more[:, :, None]], axis=2)
-            further = factor[..., at] * self._offsets[each, which]
-            constants = np.concatenate([constants, constants + further[..., None]], axis=2)
-        least = np.minimum(cases, np.where(box.lower > 0, np.inf, 0.0)[:, None, None])
-        least *= box.upper[:, None, None]
-        totals = least.sum(axis=3) + constants
-        best = totals.argmin(axis=2)[..., None]
-        kept = np.take_along_axis(totals, best, 2)[..., 0]
-        removed_scores = np.where(prices > 0, box.upper[:, None], box.lower[:, None])
-        removed = -(prices * removed_scores).sum(axis=2)
-        first_costs = prices.sum(axis=1) + score_costs[:, :scores]
-        second_costs = kept - removed + score_costs[:, scores:]
+            more = self._flat.take(elements[..., at], axis=0)
+            more *= factor[..., at, None]
+            more *= box.upper
+            further.append(more)
+            moved = factor[..., at] * self._offsets.take(elements[..., at])
+            constants += [known + moved for known in constants]
+        at_least = box.lower * NO_LIMIT
+        sums = [_sum(np.minimum(cost, at_least)) for cost in _combine(copies, further)]
+        totals = np.stack([*map(np.add, sums, constants)])
+        best = totals.argmin(axis=0)
+        removed_scores = (prices > 0) * box.free
+        removed_scores += box.lower
+        removed = -_sum(prices * removed_scores)
+        first_costs = prices.sum(axis=0) + score_costs[:, :scores]
+        second_costs = (totals.min(axis=0) - removed).T + score_costs[:, scores:]
         total, (first, second) = self.counts.minimise((first_costs, second_costs), boxes)
-        attained = np.take_along_axis(cases, best[..., None], 2)[:, :, 0]
-        kept_scores = np.where(attained < 0, box.upper[:, None], box.lower[:, None])
-        p = np.matmul(kept_scores.transpose(1, 0, 2), self._weights.transpose(0, 2, 1)).transpose(1, 0, 2)
-        p += self._offsets
-        on = np.zeros(c.shape)
-        np.put_along_axis(on, chosen, (best >> np.arange(self.cases)) & 1, 2)
-        activations = np.where(split, on * p, slope * p + shift) * second[..., None]
-        copies = np.where(second[..., None] > 0, kept_scores, removed_scores)
+        in_second = (best[..., None] >> np.arange(self.cases)) & 1
+        attained = copies.copy()
+        for at, more in enumerate(further):
+            attained += more * in_second[..., at, None].astype(more.dtype)
+        kept_scores = (attained < 0) * box.free
+        kept_scores += box.lower
+        p = np.matmul(kept_scores, self._weights.swapaxes(1, 2)) + self._offsets[:, None]
+        cased = np.take_along_axis(split, chosen, 2)
+        np.put_along_axis(slope, chosen, np.where(cased, in_second, np.take_along_axis(slope, chosen, 2)), 2)
+        is_kept = second.T[..., None]
+        activations = (slope * p + shift) * is_kept
+        kept_scores -= removed_scores
+        kept_scores *= is_kept
+        kept_scores += removed_scores
         return DualValue(
-            bound=constant + removed.sum(axis=1) + total,
+            bound=constant + removed.sum(axis=0) + total,
             scores=(first, second),
-            outputs=self._read(activations, first, second),
-            slopes=np.where(mixed & ~concave, c * p, 0.0) * second[..., None],
-            prices=first[:, None] - copies,
-            cases=cases,
-            least=least,
+            outputs=self._read(activations.swapaxes(0, 1), first, second),
+            slopes=c * p * convex * is_kept,
+            prices=first - kept_scores,
+            copies=copies,
+            further=further,
             totals=totals,
             constant=constant,
             costs=(first_costs, second_costs),
@@ -202,16 +251,35 @@ class ScoreDual:
     ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
         """The bounds with each single score fixed at 0 and at 1, for both ReLUs; of use for free scores only."""
         prices, (box, _) = multipliers.prices, boxes
-        own = -prices * np.where(prices > 0, box.upper[:, None], box.lower[:, None])
-        removed, kept = own.sum(axis=2, keepdims=True) - own, found.totals[..., None] - found.least
-        alone = found.costs[1] - found.totals.min(axis=2) + own.sum(axis=2)
+        own = -prices * np.where(prices > 0, box.upper, box.lower)
+        alone = found.costs[1].T - found.totals.min(axis=0) + own.sum(axis=2)
+        kept = [np.full_like(prices, np.inf), np.full_like(prices, np.inf)]
+        for total, cost in zip(found.totals, _combine(found.copies, found.further), strict=True):
+            others = total[..., None] - np.minimum(cost, box.lower * NO_LIMIT)
+            np.minimum(kept[0], others, out=kept[0])
+            others += cost
+            np.minimum(kept[1], others, out=kept[1])
         sums, changed = [], []
-        for value in (0.0, 1.0):
-            off = removed - value * prices
-            on = (kept + value * found.cases).min(axis=2)
-            sums.append(off.sum(axis=1) + found.constant[:, None])
-            changed.append((on - off + alone[..., None]).transpose(0, 2, 1))
+        for value, on in enumerate(kept):
+            off = own.sum(axis=2, keepdims=True) - own - value * prices
+            sums.append(off.sum(axis=0) + found.constant[:, None])
+            changed.append((on - off + alone[..., None]).transpose(1, 2, 0))
         first = self.counts.probe_first(found.costs[0], (changed[0], changed[1]), boxes)
         second = self.counts.probe_second(found.costs, boxes)
-        rest = (own.sum(axis=(1, 2)) + found.constant)[:, None]
+        rest = (own.sum(axis=(0, 2)) + found.constant)[:, None]
         return (first[0] + sums[0], first[1] + sums[1]), (second[0] + rest, second[1] + rest)
+
+
+def _combine(costs: Floats, further: Sequence[Floats]) -> Iterator[Floats]:
+    """The costs in every combination of cases, the first element's case changing fastest."""
+    if not further:
+        yield costs
+        return
+    *others, last = further
+    yield from _combine(costs, others)
+    yield from _combine(costs + last, others)
+
+
+def _sum(values: Floats) -> Floats:
+    """Over the last axis; of many short rows a product with ones is the fastest sum."""
+    return np.asarray(values @ np.ones(values.shape[-1], dtype=values.dtype))

@@ -5,21 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from critical_neurons.core.network import Network
 from critical_neurons.core.program import Program
-from critical_neurons.core.structure import Bools, Floats
+from critical_neurons.core.structure import Bools, Floats, Ints
 from critical_neurons.formulations.affine import AffineNetwork
 from critical_neurons.formulations.convex_hull import Forms
 from critical_neurons.formulations.objective import Goal
-from critical_neurons.formulations.score_dual import ScoreDual
+from critical_neurons.formulations.score_dual import DualValue, Multipliers, ScoreDual
 from critical_neurons.formulations.unit_counts import Box, count_units
 
-DECAY, SQUARE_DECAY = 0.9, 0.99
+SINGLE: DTypeLike = np.float32
+DOUBLE: DTypeLike = np.float64
+
+DECAY, SQUARE_DECAY = 0.8, 0.99
 """Of Adam's running means."""
 
-PRICE_STEP, SLOPE_STEP, OUTPUT_STEP = 0.003, 0.06, 0.03
-"""First steps. That of prices is relative to what the bound lacks; outputs go towards those that attain the bound."""
+PRICE_STEP, SLOPE_STEP, OUTPUT_STEP = 0.003, 0.06, 0.1
+"""The first of `FEW` steps. That of prices is relative to what the bound lacks; outputs go towards those that attain
+the bound."""
+
+FEW = 20
+"""With more steps than this, those of prices and outputs are smaller."""
 
 LAST_STEP = 0.1
 """The last step, relative to the first."""
@@ -27,27 +35,41 @@ LAST_STEP = 0.1
 LACKS = (1e-3, 1.0)
 """Limits of what the bound lacks, for steps."""
 
+STILL_GOING = 0.8
+"""Nodes that reached the cutoff are dropped once no more than this share is left."""
+
+ROUNDING = 1e-5
+"""By how much bounds in single precision must exceed the cutoff."""
+
 MOST_NUMBERS = 10**6
 """With more coefficients of pre-activations linear programs take over."""
 
 
 class _Adam:
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self._mean, self._square, self._count = np.zeros(shape), np.zeros(shape), 0
+    def __init__(self, like: Floats) -> None:
+        self._mean, self._square, self._count = np.zeros_like(like), np.zeros_like(like), 0
+
+    def keep(self, nodes: Ints) -> None:
+        self._mean, self._square = self._mean[:, nodes], self._square[:, nodes]
 
     def __call__(self, gradient: Floats) -> Floats:
         self._count += 1
-        self._mean += (1 - DECAY) * (gradient - self._mean)
-        self._square += (1 - SQUARE_DECAY) * (gradient**2 - self._square)
-        mean = self._mean / (1 - DECAY**self._count)
-        return np.asarray(mean / (np.sqrt(self._square / (1 - SQUARE_DECAY**self._count)) + 1e-12))
+        self._mean *= DECAY
+        self._mean += (1 - DECAY) * gradient
+        self._square *= SQUARE_DECAY
+        self._square += (1 - SQUARE_DECAY) * gradient * gradient
+        size = np.sqrt(self._square)
+        size += 1e-12
+        scale = (1 - SQUARE_DECAY**self._count) ** 0.5 / (1 - DECAY**self._count)
+        change: Floats = np.divide(self._mean * scale, size, out=size)
+        return change
 
 
 class ScoreBounds:
     """The bounds of `score_dual` as a `NodeBounds`."""
 
     def __init__(self, dual: ScoreDual) -> None:
-        self._dual = dual
+        self._dual, self._single = dual, dual.in_single()
         self._first = len(dual.columns[0])
 
     @property
@@ -67,40 +89,55 @@ class ScoreBounds:
         steps: int,
         check: Callable[[], object],
     ) -> tuple[Floats, Floats]:
-        dual, boxes = self._dual, self._split(lower, upper)
+        dual, boxes = self._single, self._split(lower, upper, SINGLE)
         limits = dual.bound_elements(boxes[0])
-        best = np.array(multipliers, dtype=np.float64)
-        at = dual.split(best.copy())
-        bounds = np.full(len(best), -np.inf)
-        slopes, prices = _Adam(at.slopes.shape), _Adam(at.prices.shape)
+        best: Floats = np.array(multipliers, dtype=SINGLE)
+        at = dual.split(best)
+        bounds, left = np.full(len(best), -np.inf), np.arange(len(best))
+        slopes, prices = _Adam(at.slopes), _Adam(at.prices)
+        more = max(1.0, steps / FEW)
         for step in range(steps):
             check()
             found = dual.evaluate(at, boxes, limits)
-            better = found.bound > bounds
-            bounds[better] = found.bound[better]
-            best[better] = at.join()[better]
-            if (bounds >= cutoff).all():
-                break
+            better = np.flatnonzero(found.bound > bounds[left])
+            if len(better):
+                bounds[left[better]] = found.bound[better]
+                best[left[better]] = at.take(better).join()
             rate = LAST_STEP ** (step / steps)
-            lacks = np.clip(cutoff - found.bound, *LACKS)[:, None, None]
-            at.prices += PRICE_STEP * rate * lacks * prices(found.prices)
-            at.slopes = np.clip(at.slopes + SLOPE_STEP * rate * slopes(found.slopes), 0.0, 1.0)
-            at.outputs += OUTPUT_STEP * rate * (found.outputs - at.outputs)
-        return bounds, best
+            lacks = np.clip(cutoff - found.bound, *LACKS)[:, None]
+            change = prices(found.prices)
+            change *= PRICE_STEP / more**0.25 * rate * lacks
+            at.prices += change
+            at.slopes += SLOPE_STEP * rate * slopes(found.slopes)
+            np.clip(at.slopes, 0.0, 1.0, out=at.slopes)
+            at.outputs += OUTPUT_STEP / more * rate * (found.outputs - at.outputs)
+            going = np.flatnonzero(bounds[left] < cutoff + ROUNDING)
+            if not len(going):
+                break
+            if len(going) <= STILL_GOING * len(left):
+                left, at, limits = left[going], at.take(going), limits.take(going)
+                boxes = boxes[0].take(going), boxes[1].take(going)
+                slopes.keep(going)
+                prices.keep(going)
+        return self._evaluate(lower, upper, best)[0].bound, best
 
     def find_masks(self, lower: Floats, upper: Floats, multipliers: Floats) -> tuple[Floats, Floats]:
-        boxes = self._split(lower, upper)
-        found = self._dual.evaluate(self._dual.split(multipliers), boxes, self._dual.bound_elements(boxes[0]))
+        found, _, _ = self._evaluate(lower, upper, multipliers)
         return np.concatenate(found.scores, axis=1), self._dual.find_values(*found.scores)
 
     def probe(self, lower: Floats, upper: Floats, multipliers: Floats) -> tuple[Floats, Floats]:
-        boxes, split = self._split(lower, upper), self._dual.split(multipliers)
-        found = self._dual.evaluate(split, boxes, self._dual.bound_elements(boxes[0]))
-        first, second = self._dual.probe(found, split, boxes)
+        first, second = self._dual.probe(*self._evaluate(lower, upper, multipliers))
         return np.concatenate([first[0], second[0]], axis=1), np.concatenate([first[1], second[1]], axis=1)
 
-    def _split(self, lower: Floats, upper: Floats) -> tuple[Box, Box]:
-        at = self._first
+    def _evaluate(
+        self, lower: Floats, upper: Floats, multipliers: Floats
+    ) -> tuple[DualValue, Multipliers, tuple[Box, Box]]:
+        """In double precision: these bounds hold."""
+        boxes, split = self._split(lower, upper, DOUBLE), self._dual.split(multipliers)
+        return self._dual.evaluate(split, boxes, self._dual.bound_elements(boxes[0])), split, boxes
+
+    def _split(self, lower: Floats, upper: Floats, kind: DTypeLike) -> tuple[Box, Box]:
+        at, lower, upper = self._first, lower.astype(kind), upper.astype(kind)
         return Box(lower[:, :at], upper[:, :at]), Box(lower[:, at:], upper[:, at:])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +24,9 @@ class Box:
     lower: Floats
     upper: Floats
 
+    def take(self, nodes: Ints) -> Box:
+        return Box(self.lower[nodes], self.upper[nodes])
+
     @property
     def free(self) -> Floats:
         return self.upper - self.lower
@@ -36,6 +39,9 @@ class UnitCounts:
 
     cost: Floats
     most: tuple[Ints, Ints]
+
+    def in_single(self) -> UnitCounts:
+        return replace(self, cost=self.cost.astype(np.float32))
 
     def price(self, kept: tuple[Floats, Floats]) -> Floats:
         """The cost of masks, infinite if the goal excludes them."""
@@ -73,41 +79,40 @@ class _Layer:
     """The least cost of a layer at each pair of counts: the most negative costs of free scores, in order."""
 
     def __init__(self, costs: Floats, box: Box, most: Ints) -> None:
-        self._costs, self._box = costs, box
-        gains = np.where(box.free > 0, np.minimum(costs, 0.0), 0.0)
-        self._order = np.argsort(gains, axis=-1)
-        self._gains = gains
-        self._sums = np.zeros((*costs.shape[:-1], costs.shape[-1] + 1))
-        np.cumsum(np.take_along_axis(gains, self._order, -1), axis=-1, out=self._sums[..., 1:])
+        self._costs, self._box, self._most = costs, box, most
+        self._gains = np.minimum(costs, 0.0) * box.free
+        self._sums = np.zeros((*costs.shape[:-1], costs.shape[-1] + 1), dtype=costs.dtype)
+        np.cumsum(np.sort(self._gains, axis=-1), axis=-1, out=self._sums[..., 1:])
         self._fixed = (box.lower * costs).sum(axis=-1)[..., None]
-        self._room = most - box.lower.sum(axis=-1)[..., None]
-        self.least = self._add_up(self._room)
-
-    def _add_up(self, room: Floats) -> Floats:
-        index = np.clip(room, 0, self._costs.shape[-1]).astype(np.int64)
-        sums = np.take_along_axis(self._sums, np.broadcast_to(index, (*self._sums.shape[:-1], index.shape[-1])), -1)
-        return np.asarray(np.where(room < 0, EXCLUDED, self._fixed + sums))
+        self._taken = box.lower.sum(axis=-1)[..., None].astype(np.int64)
+        room = np.arange(costs.shape[-1] + 1) - self._taken
+        sums = np.take_along_axis(self._sums, np.broadcast_to(np.maximum(room, 0), self._sums.shape), -1)
+        sums += self._fixed
+        sums[np.broadcast_to(room < 0, sums.shape)] = EXCLUDED
+        self.least = sums.take(most, axis=-1)
 
     def choose(self, pairs: Ints) -> Floats:
-        room = np.take_along_axis(self._room, pairs[:, None], 1)
-        chosen = np.zeros_like(self._costs)
-        np.put_along_axis(chosen, self._order, (np.arange(chosen.shape[1]) < room).astype(np.float64), 1)
-        return np.where((chosen > 0) & (self._gains < 0), 1.0, self._box.lower)
+        chosen = (self._gains < 0) & (self._rank() < self._most[pairs][:, None] - self._taken)
+        return np.where(chosen, self._costs.dtype.type(1.0), self._box.lower)
 
     def fix_each(self) -> tuple[Floats, Floats]:
         """(nodes, units, pairs): the least cost with each free score fixed at 0 and at 1."""
-        units = self._costs.shape[1]
-        rank = np.empty_like(self._order)
-        np.put_along_axis(rank, self._order, np.broadcast_to(np.arange(units), rank.shape), 1)
-        room, gains, fixed = self._room[:, None], self._gains[..., None], self._fixed[:, None]
+        nodes, units = self._costs.shape
+        rank, gains, fixed = self._rank()[..., None], self._gains[..., None], self._fixed[:, None]
+        sums = np.broadcast_to(self._sums[:, None], (nodes, units, units + 1))
 
-        def without(room: Floats) -> Floats:
+        def without(room: Ints) -> Floats:
             """The sum of the `room` most negative gains, this score left out."""
-            index = np.clip(room + (rank[..., None] < room), 0, units).astype(np.int64)
-            sums = np.take_along_axis(np.broadcast_to(self._sums[:, None], (*rank.shape, units + 1)), index, 2)
-            return np.asarray(np.where(room < 0, EXCLUDED, sums - np.where(rank[..., None] < room, gains, 0.0)))
+            before = rank < room
+            left = np.take_along_axis(sums, np.clip(room + before, 0, units), 2) - gains * before
+            return np.asarray(np.where(room < 0, EXCLUDED, left))
 
+        room = (self._most - self._taken)[:, None]
         return fixed + without(room), fixed + self._costs[..., None] + without(room - 1)
+
+    def _rank(self) -> Ints:
+        """The place of each score in the order of gains."""
+        return np.argsort(np.argsort(self._gains, axis=1, kind="stable"), axis=1)
 
 
 def count_units(goal: Goal, network: Network) -> UnitCounts | None:

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from critical_neurons.core.program import Program, Rows, stack_rows
-from critical_neurons.core.solution import Status
 from critical_neurons.core.structure import Floats
 from critical_neurons.solvers.base import Limits, Report
 from critical_neurons.solvers.cutting_planes import CutLoop
 from critical_neurons.solvers.dual_tree import DualLoop
 from critical_neurons.solvers.integer_rounds import RoundLoop
 from critical_neurons.solvers.lp_engine import LinearEngine, Outcome
-from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, StopSearch
+from critical_neurons.solvers.score_tree import ScoreNode, ScoreTree
+from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE
 
 ROOT_ROUNDS = 40
 """Rounds of cutting planes at the root; other nodes have one."""
@@ -41,48 +41,30 @@ RECENT = 20
 
 
 @dataclass(order=True)
-class _Node:
-    bound: float
-    number: int
-    lower: Floats = field(compare=False)
-    upper: Floats = field(compare=False)
+class _Node(ScoreNode):
     point: Floats = field(compare=False)
 
 
-class BranchLoop(CutLoop):
+class BranchLoop(ScoreTree[_Node]):
     def __init__(
         self, build: Callable[[Program, Limits], LinearEngine], program: Program, limits: Limits, report: Report
     ) -> None:
         super().__init__(build, program, limits, report)
-        assert program.branching is not None
-        self._branching = program.branching
-        self._columns = np.arange(program.branching.columns.start, program.branching.columns.stop)
         self._recent: list[Floats] = []
-        self._numbers = 0
-        self._open: list[_Node] = []
-        self._closed_at = np.inf
 
-    def _solve_integers(self, relaxed: Floats) -> None:
-        self._improve(self.incumbent, relaxed)
-        lower, upper = self.program.lower[self._columns], self.program.upper[self._columns]
+    def _open_root(self, lower: Floats, upper: Floats) -> None:
         self._push(lower, upper, -np.inf, rounds=ROOT_ROUNDS)
-        while self._open:
-            self.raise_bound(min(self._open[0].bound, self._closed_at, self._value()))
-            self.tell()
-            if self.gap <= self.target:
-                return
-            node = heapq.heappop(self._open)
-            if self._is_hopeless(node.bound):
-                self._closed_at = min(self._closed_at, node.bound)
-                continue
-            column = self._choose(node)
-            for value in (0.0, 1.0):
-                low, high = node.lower.copy(), node.upper.copy()
-                low[column] = high[column] = value
-                self._push(low, high, node.bound, rounds=1)
-        if self.objective is None:
-            raise StopSearch(Status.INFEASIBLE if np.isinf(self._closed_at) else Status.FAILED)
-        self.raise_bound(min(self._closed_at, self.objective))
+
+    def _branch(self) -> None:
+        node = heapq.heappop(self._open)
+        if node.bound >= self._cutoff():
+            self._close(node.bound)
+            return
+        column = self._choose(node)
+        for value in (0.0, 1.0):
+            low, high = node.lower.copy(), node.upper.copy()
+            low[column] = high[column] = value
+            self._push(low, high, node.bound, rounds=1)
 
     def _push(self, lower: Floats, upper: Floats, bound: float, *, rounds: int) -> None:
         """Solve a node and add it to the open ones, unless it is pruned or infeasible."""
@@ -101,25 +83,19 @@ class BranchLoop(CutLoop):
                 break
             point, gain = result.point, result.bound - bound
             bound = max(bound, result.bound)
-            if self._is_hopeless(bound):
-                self._closed_at = min(self._closed_at, bound)
+            if bound >= self._cutoff():
+                self._close(bound)
                 return
             self._complete(point)
             if not self._tighten(point) or gain < ROOT_GAIN:
                 break
         self.remaining()
         if leaf:
-            self._closed_at = min(self._closed_at, bound)
+            self._close(bound)
             return
-        self._numbers += 1
         where = self._place((lower + upper) / 2) if point is None else point
         self._recent = [*self._recent[1 - RECENT :], where]
-        heapq.heappush(self._open, _Node(bound, self._numbers, lower, upper, where[self._columns]))
-
-    def _place(self, scores: Floats) -> Floats:
-        point = np.zeros(self.program.column_count)
-        point[self._columns] = scores
-        return point
+        heapq.heappush(self._open, _Node(bound, self._next_number(), lower, upper, where[self._columns]))
 
     def _tighten(self, point: Floats) -> bool:
         found = self._add_violated_rows(point)
@@ -151,12 +127,6 @@ class BranchLoop(CutLoop):
             known[:] = False
         self._engine = self._build(self.program, self.limits)
         self._engine.add_rows(kept)
-
-    def _is_hopeless(self, bound: float) -> bool:
-        return bound >= self._value() - self.target * max(1.0, abs(self._value()))
-
-    def _value(self) -> float:
-        return np.inf if self.objective is None else self.objective
 
 
 def choose_loop(program: Program) -> type[CutLoop]:

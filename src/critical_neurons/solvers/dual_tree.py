@@ -13,18 +13,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from critical_neurons.core.program import Program
-from critical_neurons.core.solution import Status
 from critical_neurons.core.structure import Floats
 from critical_neurons.solvers.base import Limits, Report
-from critical_neurons.solvers.cutting_planes import CutLoop
 from critical_neurons.solvers.lp_engine import LinearEngine
-from critical_neurons.solvers.search_record import StopSearch
+from critical_neurons.solvers.score_tree import ScoreNode, ScoreTree
 
 MOST_ROOT_STEPS, ROOT_STEPS_PER_COLUMN = 1000, 16
 """Small trees are searched faster than their root converges."""
 
-STEPS = 40
-TOGETHER = 32
+STEPS, EARLY_STEPS, EARLY = 30, 200, 200
+"""Steps of a node, and more for the first ones, whose multipliers all others inherit: `EARLY_STEPS` up to so many
+nodes opened, then falling with their number."""
+
+TOGETHER = 128
 """Nodes branched on together."""
 
 MOST_OPEN = 20_000
@@ -32,44 +33,23 @@ MOST_OPEN = 20_000
 
 
 @dataclass(order=True)
-class _Node:
-    bound: float
-    number: int
-    lower: Floats = field(compare=False)
-    upper: Floats = field(compare=False)
+class _Node(ScoreNode):
     multipliers: Floats = field(compare=False)
     column: int = field(compare=False)
 
 
-class DualLoop(CutLoop):
+class DualLoop(ScoreTree[_Node]):
     def __init__(
         self, build: Callable[[Program, Limits], LinearEngine], program: Program, limits: Limits, report: Report
     ) -> None:
         super().__init__(build, program, limits, report)
-        assert program.branching is not None
-        assert program.branching.nodes is not None
-        self._bounds = program.branching.nodes
-        self._columns = np.arange(program.branching.columns.start, program.branching.columns.stop)
-        self._priority = program.branching.priority
-        self._numbers = 0
-        self._open: list[_Node] = []
-        self._closed_at = np.inf
+        assert self._branching.nodes is not None
+        self._bounds = self._branching.nodes
 
-    def _solve_integers(self, relaxed: Floats) -> None:
-        self._improve(self.incumbent, relaxed)
-        lower, upper = self.program.lower[self._columns], self.program.upper[self._columns]
+    def _open_root(self, lower: Floats, upper: Floats) -> None:
         upper = np.where(self._bounds.useless, lower, upper)
         steps = min(MOST_ROOT_STEPS, ROOT_STEPS_PER_COLUMN * len(self._columns))
         self._explore(lower[None], upper[None], self._bounds.start()[None], np.array([-np.inf]), steps)
-        while self._open:
-            self.raise_bound(min(self._open[0].bound, self._closed_at, self._value()))
-            self.tell()
-            if self.gap <= self.target:
-                return
-            self._branch(self._take())
-        if self.objective is None:
-            raise StopSearch(Status.INFEASIBLE if np.isinf(self._closed_at) else Status.FAILED)
-        self.raise_bound(min(self._closed_at, self.objective))
 
     def _take(self) -> list[_Node]:
         if len(self._open) <= MOST_OPEN:
@@ -78,24 +58,27 @@ class DualLoop(CutLoop):
         taken, self._open = self._open[-TOGETHER:], self._open[:-TOGETHER]
         return taken
 
-    def _branch(self, nodes: list[_Node]) -> None:
+    def _branch(self) -> None:
+        nodes = self._take()
         lower, upper = (np.repeat(np.array([getattr(node, side) for node in nodes]), 2, 0) for side in _SIDES)
         columns = np.repeat([node.column for node in nodes], 2)
         rows = np.arange(len(columns))
         lower[rows, columns] = upper[rows, columns] = rows % 2
         multipliers = np.repeat(np.array([node.multipliers for node in nodes]), 2, 0)
-        self._explore(lower, upper, multipliers, np.repeat([node.bound for node in nodes], 2), STEPS)
+        self._explore(lower, upper, multipliers, np.repeat([node.bound for node in nodes], 2), self._count_steps())
+
+    def _count_steps(self) -> int:
+        return max(STEPS, EARLY_STEPS * EARLY // max(self._numbers, EARLY))
 
     def _explore(self, lower: Floats, upper: Floats, multipliers: Floats, known: Floats, steps: int) -> None:
         """Bound nodes and add those to the open ones that are not pruned; `known`: the bounds of their parents."""
-        limit = self._cutoff()
         bounds, multipliers = self._bounds.raise_bounds(
-            lower, upper, multipliers, cutoff=limit, steps=steps, check=self.remaining
+            lower, upper, multipliers, cutoff=self._cutoff(), steps=steps, check=self.remaining
         )
         bounds = np.maximum(bounds, known)
         self._offer_masks(self._bounds.find_masks(lower, upper, multipliers))
         limit = self._cutoff()
-        self._close(bounds[bounds >= limit])
+        self._close(bounds[bounds >= limit].min(initial=np.inf))
         left = np.flatnonzero(bounds < limit)
         if not len(left):
             return
@@ -104,48 +87,32 @@ class DualLoop(CutLoop):
         free = lower < upper
         to_one, to_zero = free & (zero >= limit), free & (one >= limit)
         gone = (to_one & to_zero).any(axis=1)
-        self._close(np.full(int(gone.sum()), limit))
         lower, upper = np.where(to_one, 1.0, lower), np.where(to_zero & ~to_one, 0.0, upper)
-        self._close(np.where((to_one | to_zero).any(axis=1), limit, np.inf))
+        if (to_one | to_zero).any():
+            self._close(limit)
         gains = [
             np.where(free, np.maximum(np.minimum(each, limit) - bounds[:, None], 1e-6), 0.0) for each in (zero, one)
         ]
-        rank = self._priority + gains[0] * gains[1] / (1.0 + (gains[0] * gains[1]).max())
+        rank = self._branching.priority + gains[0] * gains[1] / (1.0 + (gains[0] * gains[1]).max())
         columns = np.where(lower < upper, rank, -np.inf).argmax(axis=1)
         for at in np.flatnonzero(~gone):
             if np.array_equal(lower[at], upper[at]):
                 self._end(lower[at], multipliers[at], bounds[at])
                 continue
-            self._numbers += 1
             parts = lower[at], upper[at], multipliers[at].astype(np.float32), int(columns[at])
-            heapq.heappush(self._open, _Node(float(bounds[at]), self._numbers, *parts))
+            heapq.heappush(self._open, _Node(float(bounds[at]), self._next_number(), *parts))
 
     def _end(self, scores: Floats, multipliers: Floats, bound: float) -> None:
         """All scores are fixed: a forward pass decides. Scores fixed together may exceed a budget that each keeps."""
         _, values = self._bounds.find_masks(scores[None], scores[None], multipliers[None])
         if np.isfinite(values[0]) and not self._complete(self._place(scores)):
-            self._closed_at = min(self._closed_at, bound)
+            self._close(bound)
 
     def _offer_masks(self, found: tuple[Floats, Floats]) -> None:
         """The best of the masks that attain the bounds, if it is better than the incumbent."""
         masks, values = found
         if values.min() < self._value():
             self._complete(self._place(masks[values.argmin()]))
-
-    def _close(self, bounds: Floats) -> None:
-        self._closed_at = min(self._closed_at, float(bounds.min(initial=np.inf)))
-
-    def _place(self, scores: Floats) -> Floats:
-        point = np.zeros(self.program.column_count)
-        point[self._columns] = scores
-        return point
-
-    def _cutoff(self) -> float:
-        """What a bound must reach for its node to be pruned."""
-        return self._value() - self.target * max(1.0, abs(self._value()))
-
-    def _value(self) -> float:
-        return np.inf if self.objective is None else self.objective
 
 
 _SIDES = ("lower", "upper")
