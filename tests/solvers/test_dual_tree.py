@@ -22,6 +22,7 @@ QUICK = {"threads": 1, "gap": 1e-6}
 def few_steps(monkeypatch):
     """So that the root alone does not decide."""
     monkeypatch.setattr(dual_tree, "MOST_ROOT_STEPS", 20)
+    monkeypatch.setattr(dual_tree, "EARLY_STEPS", 1)
     monkeypatch.setattr(dual_tree, "STEPS", 10)
 
 

@@ -18,12 +18,13 @@ from critical_neurons.solvers.base import Limits, Report
 from critical_neurons.solvers.lp_engine import LinearEngine
 from critical_neurons.solvers.score_tree import ScoreNode, ScoreTree
 
-MOST_ROOT_STEPS, ROOT_STEPS_PER_COLUMN = 1000, 16
-"""Small trees are searched faster than their root converges."""
+ROOT_STEPS, EARLY_STEPS, STEPS = 16, 3, 30
+"""Steps of the root and of the first nodes for each column, and of the others. All nodes inherit the multipliers of
+the first ones; but small trees are searched faster than their root converges."""
 
-STEPS, EARLY_STEPS, EARLY = 30, 200, 200
-"""Steps of a node, and more for the first ones, whose multipliers all others inherit: `EARLY_STEPS` up to so many
-nodes opened, then falling with their number."""
+MOST_ROOT_STEPS = 1000
+EARLY = 200
+"""Nodes that count as first; for later ones steps fall with their number."""
 
 TOGETHER = 128
 """Nodes branched on together."""
@@ -48,7 +49,7 @@ class DualLoop(ScoreTree[_Node]):
 
     def _open_root(self, lower: Floats, upper: Floats) -> None:
         upper = np.where(self._bounds.useless, lower, upper)
-        steps = min(MOST_ROOT_STEPS, ROOT_STEPS_PER_COLUMN * len(self._columns))
+        steps = min(MOST_ROOT_STEPS, ROOT_STEPS * len(self._columns))
         self._explore(lower[None], upper[None], self._bounds.start()[None], np.array([-np.inf]), steps)
 
     def _take(self) -> list[_Node]:
@@ -68,7 +69,7 @@ class DualLoop(ScoreTree[_Node]):
         self._explore(lower, upper, multipliers, np.repeat([node.bound for node in nodes], 2), self._count_steps())
 
     def _count_steps(self) -> int:
-        return max(STEPS, EARLY_STEPS * EARLY // max(self._numbers, EARLY))
+        return max(STEPS, EARLY_STEPS * len(self._columns) * EARLY // max(self._numbers, EARLY))
 
     def _explore(self, lower: Floats, upper: Floats, multipliers: Floats, known: Floats, steps: int) -> None:
         """Bound nodes and add those to the open ones that are not pruned; `known`: the bounds of their parents."""
