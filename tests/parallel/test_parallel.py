@@ -41,11 +41,7 @@ def list_counts(log, names="abcd", steps=3):
     return [(name, partial(pieces.count, name, steps, log)) for name in names]
 
 
-BUG_KINDS = [KINDS[0], pytest.param(KINDS[1], marks=pytest.mark.slow), KINDS[2]]
-"""joblib ends its processes after a bug, and to start others takes seconds."""
-
-
-@pytest.mark.parametrize("workers", BUG_KINDS, indirect=True)
+@pytest.mark.parametrize("workers", KINDS, indirect=True)
 def test_a_bug_ends_the_run(workers):
     with hire(workers, most=2) as crew, pytest.raises(ZeroDivisionError, match="a bug"):
         list(crew.run([("x", pieces.stumble), ("y", pieces.stumble)]))
