@@ -79,7 +79,7 @@ class DualValue:
 
 
 @dataclass(frozen=True)
-class Limits:
+class Chords:
     """L and U of all pre-activations, (units, nodes, elements): where both signs occur, and the chord there."""
 
     mixed: Bools
@@ -87,8 +87,8 @@ class Limits:
     shift: Floats
     """What the chord adds to slope times p."""
 
-    def take(self, nodes: Ints) -> Limits:
-        return Limits(self.mixed[:, nodes], self.slope[:, nodes], self.shift[:, nodes])
+    def take(self, nodes: Ints) -> Chords:
+        return Chords(self.mixed[:, nodes], self.slope[:, nodes], self.shift[:, nodes])
 
 
 class ScoreDual:
@@ -165,7 +165,7 @@ class ScoreDual:
         weights = np.tile(self._loss_weight, nodes)[:, None]
         return values.reshape(nodes, batch) @ self._loss_weight, (weights * gradients).reshape(nodes, -1)
 
-    def bound_elements(self, box: Box) -> Limits:
+    def bound_elements(self, box: Box) -> Chords:
         units, elements, _ = self._weights.shape
 
         def reach(scores: Floats, weights: Floats) -> Floats:
@@ -176,24 +176,24 @@ class ScoreDual:
         low, high = centre - radius, centre + radius
         mixed = (low < 0) & (high > 0)
         slope = np.where(mixed, high / np.where(mixed, high - low, 1.0), low >= 0).astype(low.dtype)
-        return Limits(mixed, slope, np.where(mixed, -slope * low, 0.0).astype(low.dtype))
+        return Chords(mixed, slope, np.where(mixed, -slope * low, 0.0).astype(low.dtype))
 
-    def evaluate(self, multipliers: Multipliers, boxes: tuple[Box, Box], limits: Limits) -> DualValue:
+    def evaluate(self, multipliers: Multipliers, boxes: tuple[Box, Box], chords: Chords) -> DualValue:
         prices, box = multipliers.prices, boxes[0]
         units, nodes, scores = prices.shape
         value, gradient = self._lose(multipliers.outputs)
         constant = value - ((multipliers.outputs - self._output_offset) * gradient).sum(axis=1)
         c = np.ascontiguousarray((self._readout.T @ gradient.T).reshape(units, -1, nodes).swapaxes(1, 2))
         score_costs = gradient @ self._score_readout
-        concave = limits.mixed & (c < 0)
-        convex = limits.mixed ^ concave
-        chosen = np.argpartition(np.where(concave, c * limits.shift, 0.0), self.cases - 1, axis=2)[..., : self.cases]
+        concave = chords.mixed & (c < 0)
+        convex = chords.mixed ^ concave
+        chosen = np.argpartition(np.where(concave, c * chords.shift, 0.0), self.cases - 1, axis=2)[..., : self.cases]
         split = np.zeros(c.shape, dtype=bool)
         np.put_along_axis(split, chosen, True, 2)
         split &= concave
-        slope = np.where(convex, multipliers.slopes, limits.slope)
+        slope = np.where(convex, multipliers.slopes, chords.slope)
         slope[split] = 0.0
-        shift = limits.shift * (concave ^ split)
+        shift = chords.shift * (concave ^ split)
         q = c * slope
         constants = [(q * self._offsets[:, None] + c * shift).sum(axis=2)]
         copies = np.matmul(q, self._weights)
@@ -209,8 +209,8 @@ class ScoreDual:
             further.append(more)
             moved = factor[..., at] * self._offsets.take(elements[..., at])
             constants += [known + moved for known in constants]
-        at_least = box.lower * NO_LIMIT
-        sums = [_sum(np.minimum(cost, at_least)) for cost in _combine(copies, further)]
+        cap = box.lower * NO_LIMIT
+        sums = [_sum(np.minimum(cost, cap)) for cost in _combine(copies, further)]
         totals = np.stack([*map(np.add, sums, constants)])
         best = totals.argmin(axis=0)
         removed_scores = (prices > 0) * box.free

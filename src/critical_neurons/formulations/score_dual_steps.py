@@ -90,7 +90,7 @@ class ScoreBounds:
         check: Callable[[], object],
     ) -> tuple[Floats, Floats]:
         dual, boxes = self._single, self._split(lower, upper, SINGLE)
-        limits = dual.bound_elements(boxes[0])
+        chords = dual.bound_elements(boxes[0])
         best: Floats = np.array(multipliers, dtype=SINGLE)
         at = dual.split(best)
         bounds, left = np.full(len(best), -np.inf), np.arange(len(best))
@@ -98,7 +98,7 @@ class ScoreBounds:
         more = max(1.0, steps / FEW)
         for step in range(steps):
             check()
-            found = dual.evaluate(at, boxes, limits)
+            found = dual.evaluate(at, boxes, chords)
             better = np.flatnonzero(found.bound > bounds[left])
             if len(better):
                 bounds[left[better]] = found.bound[better]
@@ -115,7 +115,7 @@ class ScoreBounds:
             if not len(going):
                 break
             if len(going) <= STILL_GOING * len(left):
-                left, at, limits = left[going], at.take(going), limits.take(going)
+                left, at, chords = left[going], at.take(going), chords.take(going)
                 boxes = boxes[0].take(going), boxes[1].take(going)
                 slopes.keep(going)
                 prices.keep(going)
