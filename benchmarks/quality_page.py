@@ -56,8 +56,8 @@ INTRODUCTION = """\
 PUBLIC = """\
 Points of accuracy lost on 10 000 test images, with 1 000 images to search and refit on, no labels and no fine-tuning:
 *refitted* by least squares in seconds, *distilled* in minutes, about ten of one core for ResNet-20, twenty for
-ResNet-56. The ResNets have the weights of a public repository (akamaster/pytorch_resnet_cifar10). Other methods, draws,
-seconds and settings: [distillation.md](distillation.md).
+ResNet-56. The ResNets have the weights of a public repository (akamaster/pytorch_resnet_cifar10). Other methods,
+draws, seconds and settings: [distillation.md](distillation.md).
 """
 
 FORMER = """\
