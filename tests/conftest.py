@@ -36,7 +36,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for by_name in grids.values():
         named = next(iter(by_name.values()))[0].get_closest_marker("networks")
         if named or len(by_name) > len(CORE):
-            for name in by_name.keys() - set(named.args if named else CORE):
+            taken = set(named.args if named else CORE)
+            if named and not taken <= by_name.keys():
+                raise pytest.UsageError(f"networks: {', '.join(sorted(taken - by_name.keys()))} not in the grid")
+            for name in by_name.keys() - taken:
                 for item in by_name[name]:
                     item.add_marker("slow")
 

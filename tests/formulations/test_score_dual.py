@@ -113,6 +113,25 @@ def test_steps_raise_the_bound_and_end_at_the_cutoff():
     assert len(calls) == 1 + 200 + 1
 
 
+def test_nodes_together_get_the_bounds_of_each_alone():
+    """Some of them reach the cutoff early and are dropped on the way."""
+    nodes, generator = encode_two_layers().branching.nodes, np.random.default_rng(3)
+    lower, upper = (np.concatenate(ends) for ends in zip(*(draw_node(generator) for _ in range(12)), strict=True))
+    starts = np.repeat(nodes.start()[None], len(lower), 0)
+    settings = {"steps": 30, "check": lambda: None}
+    free, _ = nodes.raise_bounds(lower, upper, starts, cutoff=1e3, **settings)
+    cutoff = float(np.median(free))
+    together, _ = nodes.raise_bounds(lower, upper, starts, cutoff=cutoff, **settings)
+    alone = [
+        nodes.raise_bounds(lower[[at]], upper[[at]], starts[[at]], cutoff=cutoff, **settings)[0][0]
+        for at in range(len(lower))
+    ]
+    assert (together >= cutoff).any()
+    assert not (together >= cutoff).all()
+    going = np.minimum(alone, cutoff)
+    assert np.minimum(together, cutoff) == pytest.approx(going, abs=1e-3 * max(1.0, np.abs(going).max()))
+
+
 def test_counts_are_minimised_exactly():
     generator = np.random.default_rng(2)
     counts = UnitCounts(np.array([0.0, 0.4, 0.9]), (np.array([1, 2, 4]), np.array([1, 3, 3])))

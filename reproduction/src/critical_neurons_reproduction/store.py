@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from numbers import Integral, Real
 from pathlib import Path
@@ -71,7 +71,8 @@ class Cell:
         return self._digest(METHOD_VERSION)
 
     def _digest(self, method: int) -> str:
-        content = json.dumps({"method": method, **vars(self)}, sort_keys=True, separators=(",", ":"))
+        parts = {each.name: getattr(self, each.name) for each in fields(self)}
+        content = json.dumps({"method": method, **parts}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

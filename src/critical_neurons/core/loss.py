@@ -18,7 +18,7 @@ from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.errors import InvalidInputError
 
 
-def _add_exponentials(outputs: Floats) -> Floats:
+def _log_sum_exp(outputs: Floats) -> Floats:
     """log sum_c exp(h_c). The steps of scipy's logsumexp, whose checks take ten times as long on small arrays."""
     largest = outputs.max(axis=1, keepdims=True)
     is_largest = outputs == largest  # apart from the others, for precision
@@ -42,7 +42,7 @@ class SoftmaxLoss:
         return len(self.labels)
 
     def values(self, outputs: Floats) -> Floats:
-        result: Floats = _add_exponentials(outputs) - outputs[np.arange(len(outputs)), self.labels]
+        result: Floats = _log_sum_exp(outputs) - outputs[np.arange(len(outputs)), self.labels]
         return np.maximum(result, 0.0)
 
     def gradients(self, outputs: Floats) -> Floats:

@@ -39,7 +39,7 @@ STILL_GOING = 0.8
 """Nodes that reached the cutoff are dropped once no more than this share is left."""
 
 ROUNDING = 1e-5
-"""By how much bounds in single precision must exceed the cutoff."""
+"""By how much bounds in single precision must exceed the cutoff, relative to it if it is larger than 1."""
 
 MOST_NUMBERS = 10**6
 """With more coefficients of pre-activations linear programs take over."""
@@ -95,7 +95,8 @@ class ScoreBounds:
         at = dual.split(best)
         bounds, left = np.full(len(best), -np.inf), np.arange(len(best))
         slopes, prices = _Adam(at.slopes), _Adam(at.prices)
-        more = max(1.0, steps / FEW)
+        longer = max(1.0, steps / FEW)
+        reached = cutoff + ROUNDING * max(1.0, abs(cutoff))
         for step in range(steps):
             check()
             found = dual.evaluate(at, boxes, chords)
@@ -106,12 +107,12 @@ class ScoreBounds:
             rate = LAST_STEP ** (step / steps)
             lacks = np.clip(cutoff - found.bound, *LACKS)[:, None]
             change = prices(found.prices)
-            change *= PRICE_STEP / more**0.25 * rate * lacks
+            change *= PRICE_STEP / longer**0.25 * rate * lacks
             at.prices += change
             at.slopes += SLOPE_STEP * rate * slopes(found.slopes)
             np.clip(at.slopes, 0.0, 1.0, out=at.slopes)
-            at.outputs += OUTPUT_STEP / more * rate * (found.outputs - at.outputs)
-            going = np.flatnonzero(bounds[left] < cutoff + ROUNDING)
+            at.outputs += OUTPUT_STEP / longer * rate * (found.outputs - at.outputs)
+            going = np.flatnonzero(bounds[left] < reached)
             if not len(going):
                 break
             if len(going) <= STILL_GOING * len(left):
@@ -119,7 +120,7 @@ class ScoreBounds:
                 boxes = boxes[0].take(going), boxes[1].take(going)
                 slopes.keep(going)
                 prices.keep(going)
-        return self._evaluate(lower, upper, best)[0].bound, best
+        return np.nan_to_num(self._evaluate(lower, upper, best)[0].bound, nan=-np.inf), best
 
     def find_masks(self, lower: Floats, upper: Floats, multipliers: Floats) -> tuple[Floats, Floats]:
         found, _, _ = self._evaluate(lower, upper, multipliers)

@@ -18,13 +18,15 @@ from critical_neurons.solvers.base import Limits, Report
 from critical_neurons.solvers.lp_engine import LinearEngine
 from critical_neurons.solvers.score_tree import ScoreNode, ScoreTree
 
-ROOT_STEPS, EARLY_STEPS, STEPS = 16, 3, 30
-"""Steps of the root and of the first nodes for each column, and of the others. All nodes inherit the multipliers of
-the first ones; but small trees are searched faster than their root converges."""
+ROOT_STEPS, MOST_ROOT_STEPS = 16, 1000
+"""Steps of the root: so many for each column, up to a limit. Small trees are searched faster than roots converge."""
 
-MOST_ROOT_STEPS = 1000
-EARLY = 200
-"""Nodes that count as first; for later ones steps fall with their number."""
+EARLY_STEPS, EARLY = 3, 200
+"""Steps of the first nodes, for each column, and how many nodes are first: all others inherit their multipliers. Then
+steps fall with the number of nodes."""
+
+STEPS = 30
+"""The fewest steps of a node."""
 
 TOGETHER = 128
 """Nodes branched on together."""
@@ -61,7 +63,8 @@ class DualLoop(ScoreTree[_Node]):
 
     def _branch(self) -> None:
         nodes = self._take()
-        lower, upper = (np.repeat(np.array([getattr(node, side) for node in nodes]), 2, 0) for side in _SIDES)
+        lower = np.repeat(np.array([node.lower for node in nodes]), 2, 0)
+        upper = np.repeat(np.array([node.upper for node in nodes]), 2, 0)
         columns = np.repeat([node.column for node in nodes], 2)
         rows = np.arange(len(columns))
         lower[rows, columns] = upper[rows, columns] = rows % 2
@@ -80,7 +83,7 @@ class DualLoop(ScoreTree[_Node]):
         self._offer_masks(self._bounds.find_masks(lower, upper, multipliers))
         limit = self._cutoff()
         self._close(bounds[bounds >= limit].min(initial=np.inf))
-        left = np.flatnonzero(bounds < limit)
+        left = np.flatnonzero(~(bounds >= limit))
         if not len(left):
             return
         lower, upper, bounds, multipliers = lower[left], upper[left], bounds[left], multipliers[left]
@@ -114,6 +117,3 @@ class DualLoop(ScoreTree[_Node]):
         masks, values = found
         if values.min() < self._value():
             self._complete(self._place(masks[values.argmin()]))
-
-
-_SIDES = ("lower", "upper")

@@ -33,7 +33,7 @@ MOST_CHUNKS = 8
 """Blocks of dense rows per front before they are merged."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Root:
     """A matrix R over some columns, which contributes R'R."""
 

@@ -75,8 +75,9 @@ class ScoreTree(CutLoop, Generic[Node]):
         return point
 
     def _cutoff(self) -> float:
-        """What a bound must reach for its node to be pruned."""
-        return self._value() - self.target * max(1.0, abs(self._value()))
+        """What a bound must reach for its node to be pruned; infinite as long as there is no incumbent."""
+        value = self._value()
+        return value if np.isinf(value) else value - self.target * max(1.0, abs(value))
 
     def _value(self) -> float:
         return np.inf if self.objective is None else self.objective
