@@ -40,8 +40,7 @@ SECTION = """\
 `python benchmarks/passes.py run`: `cn.search(macs=0.5)` and `cn.prune(compensate="least_squares")`, processor seconds
 on one thread, and as multiples of one forward pass over the same inputs. ResNet-20 on 1 000 CIFAR-10 images, accuracy
 on 2 500 validation images; the others, if there are any, on noise of 224x224. The least of two passes counts.
-*Load* is how many processes wanted to run on the two cores: a busy machine slows passes and the rest unevenly, so
-that multiples at a load of 8 say little beside those of a quiet one; there a pass itself took half as long again.
+*Load* is how many processes wanted to run on the two cores: a busy machine slows passes and the rest unevenly.
 Lines with a commit were measured there. At 0b44375, four seconds of the first call went into importing torch's
 compiler, every trial of pricing was a whole pass, and batch norms took a fifth of refitting. At 9c3be31 and before,
 drafts were compared by a pass of their own, ridges tried from the largest down, and pricing at standard effort took

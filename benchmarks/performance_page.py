@@ -61,8 +61,8 @@ benchmarks` adds to. Every case is a process of its own on one thread. *Seconds*
 processor, whichever are fewer: on a machine with other work the clock counts the others' work as well, and on one
 thread neither is less than the case would take alone. Reading, bounding and encoding are included, imports are not.
 *Memory* is the most that the process held, in MB, with Python, torch and the data. Lines are of different versions of
-the package: FC-3 and LeNet-5 with 1000 images, 400 units and the authors' form with 3 images are
-those stored last, others are older. A busy machine makes processor seconds longer too, by up to two times.
+the package: FC-3 and LeNet-5 with 100 images and more, 400 and 800 units, 8 layers and both forms of the comparison
+are those stored last, others are older. A busy machine makes processor seconds longer too, by up to two times.
 """
 
 UNTRAINED = """\
