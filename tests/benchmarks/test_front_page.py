@@ -48,7 +48,7 @@ def test_the_best_other_is_the_best():
 
 
 def test_ours_is_what_the_table_says():
-    """The table's results were measured by another program, on the same images, some by the search of a day before."""
+    """The table was measured by another program, on the same images, some rows by the search of a day before."""
     same = {"network": "resnet20", "method": OURS, "draw": 0, "images": 1000, "part": "test"}
     table = {line["macs"]: line for line in read_lines() if same.items() <= line.items()}
     ours = [line for line in LINES if line["method"] == OURS]
