@@ -18,6 +18,9 @@ from critical_neurons.core.markdown import format_table
 PAGE = Path(__file__).parent.parent / "docs" / "distillation.md"
 PICTURE = PAGE.parent / "quality" / "public-weights.svg"
 OURS = "search"
+USUAL = 1000
+"""Calibration images."""
+
 STEPS = {"batch_norm": "batch norms re-estimated", "least_squares": "refitted", "distil": "distilled"}
 FITTED = ("least_squares", "distil")
 BARS = {
@@ -80,7 +83,7 @@ def describe(lines: Lines, folder: str) -> list[str]:
 
 def summarise(lines: Lines) -> list[str]:
     """What ours loses on test images, in a table that can be read at a glance."""
-    tested = [line for line in lines if line["part"] == "test" and line["method"] == OURS]
+    tested = [line for line in _list_usual(lines) if line["method"] == OURS]
     cells = defaultdict(list)
     for line in tested:
         cells[line["network"], _share(line), _tell(line)].append(line)
@@ -94,6 +97,11 @@ def summarise(lines: Lines) -> list[str]:
         rows.append([f"{TITLES[network]}, {data}", f"{100 * before:.1f} %", kept, *lost])
     header = ["network", "accuracy", "kept", *(f"points lost, {STEPS[step]}" for step in FITTED)]
     return format_table(header, rows, numbers=(1, 3, 4))
+
+
+def _list_usual(lines: Lines) -> list[Mapping[str, Any]]:
+    """On test images, with the usual number of calibration images."""
+    return [line for line in lines if line["part"] == "test" and line["images"] == USUAL]
 
 
 def tabulate(tested: Lines) -> list[str]:
@@ -125,7 +133,7 @@ def tabulate(tested: Lines) -> list[str]:
 
 def draw(lines: Lines) -> bytes:
     """Points lost distilled and, paler, refitted, for every method with the usual settings."""
-    tested = [line for line in lines if line["part"] == "test"]
+    tested = _list_usual(lines)
     cases = sorted({(line["network"], -_share(line)) for line in tested})
     with rc_context({"svg.hashsalt": "critical_neurons", "font.size": 9}):
         picture = Figure(figsize=(8, 0.6 + 0.9 * max(len(cases), 1)), layout="constrained")
