@@ -48,12 +48,12 @@ def test_the_best_other_is_the_best():
 
 
 def test_ours_is_what_the_table_says():
-    """The table was measured by another program, on the same images, some rows by the search of a day before."""
+    """The table's results were measured by another program, on the same images."""
     same = {"network": "resnet20", "method": OURS, "draw": 0, "images": 1000, "part": "test"}
     table = {line["macs"]: line for line in read_lines() if same.items() <= line.items()}
     ours = [line for line in LINES if line["method"] == OURS]
     for line in ours:
-        assert line["accuracy"] == pytest.approx(table[line["macs"]]["accuracy"]["least_squares"], abs=0.01)
+        assert line["accuracy"] == pytest.approx(table[line["macs"]]["accuracy"]["least_squares"], abs=0.002)
 
 
 @pytest.mark.parametrize("way", [RANKED, UNIFORM])

@@ -14,7 +14,7 @@ from critical_neurons.selection import distance
 from critical_neurons.selection.distance import Distance, choose_distance, list_outputs
 
 ROUNDING = 1e-9
-DRAWS, SAMPLED = 700, 0.2
+DRAWS, SAMPLED = 2000, 0.15
 """Probes, and how far the mean of so many may be from what it is on average, relative to the largest."""
 
 LOGITS = torch.randn(50, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -14,7 +14,7 @@ SAME = 1e-12
 """Difference of costs that is rounding."""
 
 EXCLUDED = 1e6
-"""Cost of counts below the number of scores fixed at 1: larger than the loss of most networks, and a bound of any."""
+"""Cost of counts below the number of scores fixed at 1, which are infeasible. Finite, so that bounds stay valid."""
 
 
 @dataclass(frozen=True)
