@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import os
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,8 +26,8 @@ def reproduce(
     what: Annotated[
         str,
         typer.Argument(
-            help="table-1, table-1-appendix, table-2, table-3, snip, snip-transfer, rescale, batches, training, "
-            "lambda, differences, table-2-given (with --vgg-weights), or all of them; status; page.",
+            help="table-1, table-1-appendix, table-2, table-2-deep (VGG-16), table-2-given (with --vgg-weights), "
+            "table-3, snip, snip-transfer, rescale, batches, training, lambda, differences, or all; status; page.",
             metavar="TABLE",
         ),
     ],
@@ -70,7 +71,7 @@ def reproduce(
     \b
     Examples:
       critical-neurons reproduce table-2 --only fashion/lenet5 --data data --jobs 2
-      critical-neurons reproduce table-2 --only cifar10/vgg16 --epochs 2 --images 10000
+      critical-neurons reproduce table-2-deep --only paper/share --epochs 2 --images 10000
       critical-neurons reproduce status --json
     """
     from critical_neurons.core.files import check_writable
@@ -128,11 +129,14 @@ def reproduce(
             show_json({"written": [str(path) for path in (output, *written)]})
         note(f"Written: {output}")
         return
-    references, missing = find_work(cells, store)
+    threads = max(1, (os.cpu_count() or 1) // workers.jobs)
+    place = Runs(
+        runs, data, schedule, recipes=recipes, weights=vgg_weights, scores=results / "scores", threads=threads
+    )
+    references, missing = find_work(cells, store, place)
     try:
         with show_bars(len(references) + len(missing)) as (finished, tell):
-            place = Runs(runs, data, schedule, recipes=recipes, weights=vgg_weights, tell=tell)
-            failures = run_cells(cells, store, place, workers=workers, finished=finished)
+            failures = run_cells(cells, store, replace(place, tell=tell), workers=workers, finished=finished)
     except (KeyboardInterrupt, WorkersError):
         note("What is finished is kept: the same command goes on from there.")
         raise

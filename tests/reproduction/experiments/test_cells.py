@@ -80,7 +80,7 @@ class TestProtocol:
 
     def test_table_2(self):
         found = settings_of("table-2")
-        assert found.keys() == {*TABLE_2, "cifar10/vgg16/paper", "cifar10/vgg16/linearised"}
+        assert found.keys() == TABLE_2.keys()
         for name, (threshold, removed, left) in TABLE_2.items():
             assert found[name]["kind"] == "comparison"
             assert found[name]["thresholds"] == [threshold]
@@ -88,14 +88,23 @@ class TestProtocol:
             least = (removed - SHARE_SLACK) / 100
             assert (goal["share"], goal["accuracy"]) == pytest.approx((least, left / 100), abs=ROUNDING)
             assert goal["steps"] == STEPS
-        for name, settings in found.items():
+        for settings in found.values():
             assert settings["batch"] == {"per_class": 1, "varying": False, "correct": True, "seed": None}
             assert settings["score"]["loss_weight"] == 5
             assert settings["score"]["integer"] is False
+            assert settings["score"]["input_radius"] == 1e-5
+
+    @pytest.mark.parametrize(("table", "kind"), [("table-2-deep", "decoupled"), ("table-2-given", "given")])
+    def test_vgg16(self, table, kind):
+        found = settings_of(table)
+        assert len(found) == 13
+        for name, settings in found.items():
+            assert settings["kind"] == kind
+            assert settings["thresholds"] == [0.3]
+            assert settings["share"] == (0.36 if "/share/" in name else None)
             assert settings["score"]["input_radius"] == (0 if "linearised" in name else 1e-5)
-        assert found["cifar10/vgg16/paper"]["thresholds"] == [0.3]
-        assert found["cifar10/vgg16/paper"]["kind"] == "decoupled"
-        assert found["cifar10/vgg16/paper"]["share"] == pytest.approx(0.36)
+            assert settings["score"]["objective"] == "authors"
+            assert settings["fine_tuning"] == FINE_TUNING
 
     def test_transfer(self):
         found = settings_of("table-3")
@@ -195,7 +204,9 @@ def test_recipes_by_name(recipes):
     settings = cells["cifar10/lenet5/balanced/seed-0"]
     assert Recipe(**settings["recipe"]) == RECIPES[recipes]["lenet5", "cifar10"]
     assert settings["fine_tuning"] == {**settings["recipe"], "epochs": 1}
-    assert cells["cifar10/vgg16/paper/seed-0"]["fine_tuning"] == FINE_TUNING
+    for cell in list_cells("table-2-deep", seeds=[0], recipes=recipes):
+        assert Recipe(**cell.settings["recipe"]) == RECIPES[recipes]["vgg16", "cifar10"]
+        assert cell.settings["fine_tuning"] == FINE_TUNING
     with pytest.raises(InvalidSettingError, match=r"--recipes: found 'own'\. Accepted: paper, authors, short"):
         list_cells("table-2", seeds=[0], recipes="own")
 
@@ -222,7 +233,7 @@ def test_cells_know_the_pictures_they_are_for():
     for cell in every_cell():
         wanted = {cell.settings["data"], cell.settings.get("target", cell.settings["data"])}
         assert cell.settings["pictures"].keys() == wanted
-    (cell,) = select_cells(list_cells("table-2", seeds=[0]), ["cifar10/vgg16/paper"])
+    (cell,) = select_cells(list_cells("table-2-deep", seeds=[0]), ["paper/share/ours"])
     assert cell.settings["pictures"] == {"cifar10": PICTURES["cifar10"]}
 
 
@@ -267,7 +278,7 @@ class TestSelecting:
             (["fashion/fc4"], ["fashion/fc4/seed-0", "fashion/fc4/seed-1"]),
             (["fashion/lenet5/authors/"], ["fashion/lenet5/authors/seed-0", "fashion/lenet5/authors/seed-1"]),
             (["fc4/seed-1"], ["mnist/fc4/seed-1", "fashion/fc4/seed-1"]),
-            (["vgg16/paper/seed-0", "mnist/fc3/seed-0"], ["mnist/fc3/seed-0", "cifar10/vgg16/paper/seed-0"]),
+            (["fc4/seed-0", "mnist/fc3/seed-0"], ["mnist/fc3/seed-0", "mnist/fc4/seed-0", "fashion/fc4/seed-0"]),
         ],
     )
     def test_by_whole_parts_of_the_name(self, only, expected):
@@ -286,7 +297,7 @@ class TestSelecting:
     @pytest.mark.parametrize("text", ["fash", "fashion/vgg16", "lenet5/fashion", ""])
     def test_what_is_in_no_name(self, text):
         cells = list_cells("table-2", seeds=[0, 1])
-        with pytest.raises(InvalidSettingError, match=rf"--only {text}: no such cell.*mnist/fc3, .* and 4 more\."):
+        with pytest.raises(InvalidSettingError, match=rf"--only {text}: no such cell.*mnist/fc3, .* and 2 more\."):
             select_cells(cells, ["mnist", text])
 
 

@@ -11,11 +11,8 @@ from torch.nn import functional
 import critical_neurons as cn
 from critical_neurons.core.batch import digest_rows
 from critical_neurons.removal.metrics import predict
-from critical_neurons_reproduction.baselines import share_as_published
 from critical_neurons_reproduction.datasets import Dataset, Part
-from critical_neurons_reproduction.decoupled import score_parts
 from critical_neurons_reproduction.experiments.cells import (
-    FINE_TUNING,
     RANDOM_DRAWS,
     STEPS,
     find_recipe,
@@ -26,11 +23,9 @@ from critical_neurons_reproduction.experiments.pruning import (
     choose_thresholds,
     draw,
     run_comparison,
-    score_decoupled,
     score_reference,
 )
 from critical_neurons_reproduction.experiments.workspace import Runs
-from critical_neurons_reproduction.recipes import Recipe
 from critical_neurons_reproduction.score_settings import read_score_settings
 from critical_neurons_reproduction.training import train
 from tests.blocks import CLASSES
@@ -309,69 +304,3 @@ def test_thresholds_are_chosen_layer_by_layer(comparison, share, left):
     assert removed >= min(share, 0.85)
     assert share > 0.5 or accuracy >= goal["accuracy"]
     assert removed > 0
-
-
-def find_share_below(model, scores, threshold):
-    """What the next lower score would remove."""
-    levels = np.unique(np.concatenate(list(scores.values())))
-    lower = levels[levels < threshold].max()
-    return share_as_published(model, cn.plan(scores, threshold=float(lower)))
-
-
-@pytest.mark.slow
-class TestDecoupled:
-    def test_scores_of_the_parts_decide(self, decoupled, runs):
-        record, model, scores = decoupled
-        settings, (found, by_share) = record.cell.settings, record.result["removals"]
-        kept = keep_by_hand(scores, 0.3)
-        assert by_share["as_published"] >= 0.36 > find_share_below(model, scores, by_share["threshold"])
-        total = sum(len(values) for values in scores.values())
-        assert len(scores) == 14
-        assert found["threshold"] == 0.3
-        assert found["units"] == pytest.approx(1 - sum(map(len, kept.values())) / total, abs=ROUNDING)
-        assert 0 < found["as_published"] < found["parameters"] < 1
-        trained = runs.train_decoupled(runs.build("vgg16", 0), "cifar10", 0, "cifar10", "vgg16", "seed-0")
-        assert all(
-            torch.equal(mine, other)
-            for mine, other in zip(model.parameters(), trained.model.parameters(), strict=True)
-        )
-        batch = draw(settings, runs.load("cifar10"), model)
-        told = read_score_settings(settings["score"])
-        again = score_parts(
-            trained,
-            batch.inputs,
-            batch.labels,
-            formulation=told["formulation"],
-            score=partial(cn.score, solver=told["solver"]),
-            box="image",
-            score_heads=True,
-        )
-        assert all(np.array_equal(again[name], values) for name, values in scores.items())
-
-    def test_all_variants_are_fine_tuned(self, decoupled, runs, tmp_path):
-        record, model, scores = decoupled
-        found, _ = record.result["removals"]
-        data, plan = runs.load("cifar10"), cn.plan(scores, threshold=0.3)
-        measured = {}
-        for name, each in (
-            ("fine_tuned", plan),
-            ("random", plan.random(seed=0)),
-            ("critical", plan.critical(scores)),
-        ):
-            smaller = cn.prune(model, each, data.test.inputs[:1])
-            tuned = train(smaller, data, Recipe(**FINE_TUNING), seed=0, folder=tmp_path / name).model
-            measured[name] = accuracy_of(tuned, data.test)
-        assert found["random"] == [measured.pop("random")]
-        assert {name: found[name] for name in measured} == measured
-
-    def test_both_ways_to_solve_are_cells(self, decoupled, finish):
-        record, *_ = decoupled
-        other = finish("table-2", "vgg16/linearised")
-        assert other.result["reference"] == record.result["reference"]
-        assert other.result["solver"]["scores"] != record.result["solver"]["scores"]
-
-
-@pytest.fixture(scope="module")
-def decoupled(finish, runs):
-    record = finish("table-2", "vgg16/paper")
-    return record, *score_decoupled(record.cell.settings, runs)

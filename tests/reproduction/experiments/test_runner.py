@@ -30,8 +30,7 @@ SOME_OF_EVERY_TABLE = [
     ("table-1", "mnist/imidp"),
     ("table-1-appendix", "fashion/idp"),
     ("table-2", "mnist/fc3"),
-    ("table-2", "vgg16/paper"),
-    ("table-2", "vgg16/linearised"),
+    ("table-2-deep", "paper/share/ours"),
     ("table-2-given", "linearised/share/ours"),
     ("table-3", "mnist/fashion/lenet5"),
     ("table-3", "cifar10/mnist/vgg16"),
@@ -48,8 +47,8 @@ SOME_OF_EVERY_TABLE = [
 ]
 
 LONG = {
-    *("vgg16/paper", "fashion/fc3/plain", "fashion/fc3/incremental"),
-    *("mnist/imidp", "fashion/idp", "vgg16/linearised", "cifar10/mnist/vgg16", "mnist/fashion/ours"),
+    *("paper/share/ours", "fashion/fc3/plain", "fashion/fc3/incremental"),
+    *("mnist/imidp", "fashion/idp", "cifar10/mnist/vgg16", "mnist/fashion/ours"),
     *("mnist/fashion/snip", "mnist/paper/rescale-0", "fashion/lenet5/batch-07", "fc3/integer-gates"),
 }
 """Much like another one, or minutes of work put together: VGG-16."""
@@ -62,7 +61,7 @@ COMMON = {"seconds", "test_images"}
 FIELDS = {
     "removal": {"reference", "solver", "removals", *COMMON},
     "comparison": {"reference", "solver", "removals", *COMMON},
-    "decoupled": {"reference", "solver", "removals", *COMMON},
+    "decoupled": {"reference", "accuracy", "solver", "threshold", "removed", "fine_tuned", *SHARES, *COMMON},
     "transfer": {"reference", "accuracy", "solver", *SHARES, *COMMON},
     "epochs": {"epochs", *COMMON},
     "given": {"reference", "accuracy", "solver", "threshold", "removed", "fine_tuned", *SHARES, *COMMON},
@@ -336,16 +335,17 @@ def test_nothing_to_do(runs, store):
         ("training", "mnist/fc3/plain", ["mnist/fc3/seed-0"]),
         ("training", "mnist/fc3/incremental", []),
         ("table-2-given", "paper/share/random", []),
+        ("table-2-deep", "paper/share/random", ["cifar10/vgg16/seed-0"]),
     ],
 )
-def test_what_cells_begin_with(find, table, only, names):
+def test_what_cells_begin_with(find, runs, tmp_path, table, only, names):
     (cell,) = find(table, only)
-    found = list(find_references(cell, None))
+    found = list(find_references(cell, replace(runs, scores=tmp_path), None))
     assert [each.name for each in found] == names
     assert all(isinstance(each, Reference) for each in found)
 
 
-def test_a_network_that_table_2_has_measured_is_not_trained_again(find, tmp_path):
+def test_a_network_that_table_2_has_measured_is_not_trained_again(find, runs, tmp_path):
     store = Store(tmp_path)
     (cell,), (known,) = find("table-3", "mnist/fashion/lenet5"), find("table-2", "fashion/lenet5")
     assert find_measured(cell, store) is None
@@ -354,7 +354,7 @@ def test_a_network_that_table_2_has_measured_is_not_trained_again(find, tmp_path
         assert find_measured(cell, store) is None
     store.add(known, {"reference": 0.75})
     assert find_measured(cell, store) == 0.75
-    assert [each.name for each in find_work([cell], store)[0]] == ["mnist/lenet5/seed-0"]
+    assert [each.name for each in find_work([cell], store, runs)[0]] == ["mnist/lenet5/seed-0"]
 
 
 @pytest.mark.slow

@@ -38,8 +38,17 @@ FINE_TUNING: Settings = Recipe(
 ).to_dict()
 """Of VGG-16 as a whole: the rate at which its parts are trained, ten times this, would undo them."""
 
+PART_LIMIT = 60
+"""Seconds for the program of one part of VGG-16."""
+
 DEEP: Settings = {
-    "score": {**AUTHORS, "objective": "authors", "loss_weight": 5},
+    "score": {
+        **AUTHORS,
+        "formulation": "paper",
+        "objective": "authors",
+        "loss_weight": 5,
+        "time_limit": PART_LIMIT,
+    },
     "parts": {"box": "image", "score_heads": True},
 }
 """VGG-16 as in the authors' code: their objective, the image's box propagated through all earlier parts, units of the
@@ -53,9 +62,6 @@ HEADS: Settings = Recipe(
     "sgd", 0.05, epochs=5, batch_size=256, momentum=0.9, nesterov=True, weight_decay=5e-4, annealing="one_cycle"
 ).to_dict()
 """Of heads alone, behind bodies that stay as they are."""
-
-PART_LIMIT = 60
-"""Seconds for the program of one part, where the weights are given."""
 
 SHARE = 0.36
 """Of VGG-16's parameters, removed in the paper."""
@@ -231,35 +237,38 @@ def _table_1(thresholds: tuple[float, ...], methods: tuple[str, ...]) -> Iterato
 def _table_2() -> Iterator[tuple[str, Settings]]:
     for (title, network_title, threshold), figures in PUBLISHED["table-2"].figures.items():
         data, network = _name_of(DATA, title), _name_of(NETWORKS, network_title)
-        settings = _start(
-            "decoupled" if network == "vgg16" else "comparison",
-            data,
-            network,
-            batch=_batch(),
-            score={**AUTHORS, "loss_weight": 5},
-            thresholds=[float(threshold)],
-        )
         ours, prune = figures["Ours"], figures["prune"]
-        if ours and prune:
-            settings |= {"fine_tuning": find_recipe(network, data).shortened(1).to_dict(), "draws": RANDOM_DRAWS}
-            goal = {"share": (prune.mean - SHARE_SLACK) / 100, "accuracy": ours.mean / 100, "steps": STEPS}
-            yield f"{data}/{network}", {**settings, "goal": goal}
+        if not ours or not prune:  # VGG-16, which has tables of its own
             continue
-        settings |= {**DEEP, "fine_tuning": FINE_TUNING, "draws": 1, "share": SHARE}
-        for form in ({"formulation": "paper"}, LINEARISED):
-            yield f"{data}/{network}/{form['formulation']}", {**settings, "score": {**DEEP["score"], **form}}
+        goal = {"share": (prune.mean - SHARE_SLACK) / 100, "accuracy": ours.mean / 100, "steps": STEPS}
+        yield (
+            f"{data}/{network}",
+            _start(
+                "comparison",
+                data,
+                network,
+                batch=_batch(),
+                score={**AUTHORS, "loss_weight": 5},
+                thresholds=[float(threshold)],
+                fine_tuning=find_recipe(network, data).shortened(1).to_dict(),
+                draws=RANDOM_DRAWS,
+                goal=goal,
+            ),
+        )
+
+
+def _table_2_deep() -> Iterator[tuple[str, Settings]]:
+    """VGG-16 trained in parts."""
+    return _deep_cells(_start("decoupled", "cifar10", "vgg16"))
 
 
 def _table_2_given() -> Iterator[tuple[str, Settings]]:
-    """VGG-16 again, from given weights: every cell fine-tunes one network, the most telling first."""
-    score = {**DEEP["score"], "time_limit": PART_LIMIT}
-    settings = {
-        **_start("given", "cifar10", "vgg16", batch=_batch(), thresholds=[0.3]),
-        **DEEP,
-        "weights": GIVEN,
-        "recipe": HEADS,
-        "fine_tuning": FINE_TUNING,
-    }
+    """VGG-16 from given weights."""
+    return _deep_cells({**_start("given", "cifar10", "vgg16"), "recipe": HEADS, "weights": GIVEN})
+
+
+def _deep_cells(settings: Settings) -> Iterator[tuple[str, Settings]]:
+    """Every cell fine-tunes one network, the most telling first. A threshold is the paper's or removes its share."""
     ways = (
         ("paper", SHARE, ("ours", "nothing", "random", "critical")),
         ("linearised", SHARE, ("ours", "random", "critical")),
@@ -267,11 +276,20 @@ def _table_2_given() -> Iterator[tuple[str, Settings]]:
         ("linearised", None, ("ours", "random", "critical")),
     )
     for program, share, choices in ways:
-        form: Settings = LINEARISED if program == "linearised" else {"formulation": program}
+        score = {**DEEP["score"], **(LINEARISED if program == "linearised" else {})}
         for removed in choices:
             yield (
                 f"cifar10/vgg16/{program}/{'threshold' if share is None else 'share'}/{removed}",
-                {**settings, "score": {**score, **form}, "share": share, "removed": removed},
+                {
+                    **settings,
+                    **DEEP,
+                    "batch": _batch(),
+                    "thresholds": [0.3],
+                    "score": score,
+                    "fine_tuning": FINE_TUNING,
+                    "share": share,
+                    "removed": removed,
+                },
             )
 
 
@@ -408,6 +426,7 @@ TABLES: Mapping[str, Callable[[], Iterator[tuple[str, Settings]]]] = {
     "table-1": lambda: _both_objectives(_table_1((0.01,), ("IDP", "IMIDP", "SIM"))),
     "table-1-appendix": lambda: _both_objectives(_table_1((0.1, 0.01), ("IDP", "SIM"))),
     "table-2": lambda: _both_objectives(_table_2()),
+    "table-2-deep": _table_2_deep,
     "table-2-given": _table_2_given,
     "table-3": lambda: _both_objectives(_table_3()),
     "snip": lambda: _both_objectives(_snip()),

@@ -86,7 +86,7 @@ def build_page(cells: Collection[Cell], store: Store, beside: Path) -> str:
                 sections.append(tables[name].to_markdown())
             else:
                 sections.append(f"{tables[name].title}: not run.\n")
-            if table == "table-2" and name != "table-2-deep":
+            if table == "table-2":
                 sections.append(_judge(tables[name]))
         if table in TRENDS:
             sections.append(TRENDS[table](tables))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,7 @@ from critical_neurons_reproduction.baselines import (
     share_of_units,
 )
 from critical_neurons_reproduction.datasets import Dataset, Part
-from critical_neurons_reproduction.decoupled import score_parts
-from critical_neurons_reproduction.experiments.cells import WHOLE, Settings
+from critical_neurons_reproduction.experiments.cells import Settings
 from critical_neurons_reproduction.experiments.workspace import Runs
 from critical_neurons_reproduction.recipes import Recipe
 from critical_neurons_reproduction.sampling import draw_batch
@@ -70,37 +68,6 @@ def run_comparison(cell: Cell, runs: Runs) -> Settings:
     return {"reference": measure(model, data.test), "solver": describe_solver(scores), "removals": removals}
 
 
-def run_decoupled(cell: Cell, runs: Runs) -> Settings:
-    """One program per part of a network trained in parts, at the paper's threshold and at its share. Whatever is
-    removed, the rest is fine-tuned as a whole."""
-    settings, data = cell.settings, runs.load(cell.settings["data"])
-    model, scores = score_decoupled(settings, runs)
-    recipe = Recipe(**settings["fine_tuning"])
-
-    def tune(name: str, other: cn.Plan) -> float:
-        smaller = cn.prune(model, other, data.test.inputs[:1])
-        names = ("cells", cell.key, name)
-        return measure(runs.train(smaller, settings["data"], recipe, settings["seed"], *names), data.test)
-
-    removals = []
-    thresholds = {"paper": settings["thresholds"][0], "share": find_threshold(model, scores, settings["share"])}
-    for rule, threshold in thresholds.items():
-        plan = cn.plan(scores, threshold=threshold)
-        removals.append(
-            {
-                "rule": rule,
-                "threshold": threshold,
-                **measure_removal(model, plan, data.test),
-                "fine_tuned": tune(f"{rule}/ours", plan),
-                "random": [
-                    tune(f"{rule}/random-{draw}", plan.random(seed=draw)) for draw in range(settings["draws"])
-                ],
-                "critical": tune(f"{rule}/critical", plan.critical(scores)),
-            }
-        )
-    return {"reference": measure(model, data.test), "solver": describe_solver(scores), "removals": removals}
-
-
 def find_threshold(model: nn.Module, scores: cn.Scores, share: float) -> float:
     """The lowest threshold at which the share of the parameters is removed, as the authors count it, or else the
     largest score."""
@@ -119,23 +86,6 @@ def score_reference(settings: Settings, runs: Runs) -> tuple[nn.Module, Dataset,
 def score_on(model: nn.Module, data: Dataset, settings: Settings) -> cn.Scores:
     batch = draw(settings, data, model)
     return score_interruptible(model, batch.inputs, batch.labels, **read_score_settings(settings["score"]))
-
-
-def score_decoupled(settings: Settings, runs: Runs) -> tuple[nn.Module, cn.Scores]:
-    """A network trained in parts, and its scores by them; on any images where training was cut short, since there may
-    be a class it gets nothing right of."""
-    data, seed = settings["data"], settings["seed"]
-    names = (data, settings["network"], f"seed-{seed}")
-    decoupled = runs.train_decoupled(runs.build(settings["network"], seed), data, seed, *names)
-    correct = settings["batch"]["correct"] and runs.schedule == WHOLE
-    drawn = {**settings, "batch": {**settings["batch"], "correct": correct}}
-    batch = draw(drawn, runs.load(data), decoupled.model)
-    told = read_score_settings(settings["score"])
-    formulation, score = told.pop("formulation"), partial(score_interruptible, **told)
-    scores = score_parts(
-        decoupled, batch.inputs, batch.labels, formulation=formulation, score=score, **settings["parts"]
-    )
-    return decoupled.model, scores
 
 
 def score_interruptible(model: nn.Module, inputs: Any, labels: Any, **settings: Any) -> cn.Scores:

@@ -14,9 +14,9 @@ from critical_neurons.core.workers import HERE, Workers
 from critical_neurons.errors import InvalidSettingError, MissingExtraError, OutputError
 from critical_neurons.parallel import Piece, Tell, hire
 from critical_neurons_reproduction.experiments.cells import Schedule, Settings, describe_schedule, find_data_sets
+from critical_neurons_reproduction.experiments.deep import find_transferred, run_deep
 from critical_neurons_reproduction.experiments.epochs import run_epochs
-from critical_neurons_reproduction.experiments.given_weights import run_given
-from critical_neurons_reproduction.experiments.pruning import run_comparison, run_decoupled, run_removal
+from critical_neurons_reproduction.experiments.pruning import run_comparison, run_removal
 from critical_neurons_reproduction.experiments.transfer import run_transfer
 from critical_neurons_reproduction.experiments.workspace import Runs
 from critical_neurons_reproduction.store import Cell, Store
@@ -26,10 +26,10 @@ Runner: TypeAlias = Callable[[Cell, Runs], Settings]
 RUNNERS: Mapping[str, Runner] = {
     "removal": run_removal,
     "comparison": run_comparison,
-    "decoupled": run_decoupled,
+    "decoupled": run_deep,
     "transfer": run_transfer,
     "epochs": run_epochs,
-    "given": run_given,
+    "given": run_deep,
 }
 """By the kind of a cell."""
 
@@ -62,7 +62,7 @@ def run_cells(
     epoch. A result that cannot be written ends the run, and so do workers that are lost; what is done stays done.
     """
     _check_schedules(cells, runs.schedule)
-    references, missing = find_work(cells, store)
+    references, missing = find_work(cells, store, runs)
     known = {cell.key: find_measured(cell, store) for cell in missing}
     for data, digest in sorted({item for cell in missing for item in cell.settings["pictures"].items()}):
         runs.check_pictures(data, digest)
@@ -74,7 +74,9 @@ def run_cells(
     trainings = [(each.name, partial(_train, each, sent)) for each in references]
     failed = _work(trainings, len(trainings), runs, workers, lambda name, result: finished(name))
     possible = [
-        cell for cell in missing if not any(each.name in failed for each in find_references(cell, known[cell.key]))
+        cell
+        for cell in missing
+        if not any(each.name in failed for each in find_references(cell, runs, known[cell.key]))
     ]
     by_name = {f"{cell.table} {cell.name}": cell for cell in possible}
 
@@ -88,10 +90,10 @@ def run_cells(
     return [f"{name}: {reason}" for name, reason in failed.items()]
 
 
-def find_work(cells: Collection[Cell], store: Store) -> tuple[list[Reference], list[Cell]]:
+def find_work(cells: Collection[Cell], store: Store, runs: Runs) -> tuple[list[Reference], list[Cell]]:
     """The cells that the store has not, and the networks they begin with."""
     missing = store.find_missing(cells)
-    found = (each for cell in missing for each in find_references(cell, find_measured(cell, store)))
+    found = (each for cell in missing for each in find_references(cell, runs, find_measured(cell, store)))
     return list(dict.fromkeys(found)), missing
 
 
@@ -113,11 +115,13 @@ def find_measured(cell: Cell, store: Store) -> float | None:
     return None
 
 
-def find_references(cell: Cell, measured: float | None) -> Iterator[Reference]:
+def find_references(cell: Cell, runs: Runs, measured: float | None) -> Iterator[Reference]:
     """What is trained before a cell can be run. Of a target's network only the accuracy is needed, which may be
-    measured already."""
+    measured already; of VGG-16 that is transferred only the scores, which may be kept."""
     settings = cell.settings
-    if not (settings.get("initial") or settings.get("incremental") or settings["kind"] == "given"):
+    untrained = settings.get("initial") or settings.get("incremental") or settings["kind"] == "given"
+    scored = "target" in settings and settings["network"] == "vgg16" and find_transferred(settings, runs)
+    if not untrained and not scored:
         yield Reference(settings["network"], settings["data"], settings["seed"])
     if "target" in settings and measured is None:
         yield Reference(settings["network"], settings["target"], settings["seed"])
@@ -155,7 +159,9 @@ def _send(runs: Runs) -> Runs:
     """What another process needs of it: it may be in another directory, and cannot call `tell`."""
     data = None if runs.data is None else runs.data.expanduser().absolute()
     weights = None if runs.weights is None else runs.weights.expanduser().absolute()
-    return replace(runs, folder=runs.folder.absolute(), data=data, weights=weights, tell=_tell_nobody)
+    scores = None if runs.scores is None else runs.scores.absolute()
+    folder = runs.folder.absolute()
+    return replace(runs, folder=folder, data=data, weights=weights, scores=scores, tell=_tell_nobody)
 
 
 def _tell_nobody(what: str, done: int, of: int) -> None: ...

@@ -17,11 +17,11 @@ from critical_neurons_reproduction.baselines import (
 )
 from critical_neurons_reproduction.datasets import Dataset, Part
 from critical_neurons_reproduction.experiments.cells import Settings
+from critical_neurons_reproduction.experiments.deep import score_transferred
 from critical_neurons_reproduction.experiments.pruning import (
     describe_solver,
     find_threshold,
     measure,
-    score_decoupled,
     score_on,
     score_reference,
 )
@@ -64,7 +64,7 @@ def _choose_units(initial: nn.Module, runs: Runs, settings: Settings) -> tuple[c
     if settings["initial"]:
         scores = score_on(initial, source, settings)
     elif settings["network"] == "vgg16":
-        _, scores = score_decoupled(settings, runs)
+        scores = score_transferred(settings, runs)
     else:
         _, _, scores = score_reference(settings, runs)
     threshold = settings["threshold"]

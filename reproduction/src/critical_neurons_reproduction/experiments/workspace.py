@@ -39,8 +39,10 @@ DECOUPLED = "decoupled.pt"
 class Runs:
     """`folder` keeps the trainings, which go on where they were stopped; those cut down have places of their own.
     `data` is a folder of data sets, None for those of the hub; `recipes` are those networks are trained by,
-    `weights` a file of a trained VGG-16, for the cells that begin with one. `measured` has accuracies of whole
-    networks that need not be trained again, by the key of the cell that asks for them."""
+    `weights` a file of a trained VGG-16, for the cells that begin with one. `scores` is the folder that keeps scores
+    of VGG-16, by default that of its training. `measured` has accuracies of whole networks that need not be trained
+    again, by the key of the cell that asks for them. So many `threads` train parts of VGG-16 at once, to the same
+    result for any number."""
 
     folder: Path
     data: Path | None = None
@@ -48,6 +50,8 @@ class Runs:
     cache: Path | None = None
     recipes: str = BEST_RECIPES
     weights: Path | None = None
+    scores: Path | None = None
+    threads: int = 1
     measured: Mapping[str, float] = field(default_factory=dict, hash=False)
     tell: Tell = lambda what, done, of: None
 
@@ -117,6 +121,7 @@ class Runs:
             training.inputs,
             training.labels,
             recipe,
+            threads=self.threads,
             seed=seed,
             checkpoint=folder / DECOUPLED,
             progress=lambda epoch, losses: self.tell("/".join(names), epoch, recipe.epochs),

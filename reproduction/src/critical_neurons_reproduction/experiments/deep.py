@@ -1,9 +1,10 @@
-"""Given weights: cells of a VGG-16 that was trained end to end elsewhere; of its parts only the heads are trained."""
+"""Deep: cells of VGG-16 in parts, trained so, or with weights that were trained end to end elsewhere."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from critical_neurons.errors import InvalidFileError, InvalidSettingError
 from critical_neurons_reproduction.baselines import share_as_published, share_of_parameters, share_of_units
 from critical_neurons_reproduction.datasets import Dataset, Part
 from critical_neurons_reproduction.decoupled import Decoupled, decouple, score_parts, train_heads
-from critical_neurons_reproduction.experiments.cells import Settings
+from critical_neurons_reproduction.experiments.cells import WHOLE, Schedule, Settings
 from critical_neurons_reproduction.experiments.pruning import (
     describe_solver,
     draw,
@@ -36,19 +37,16 @@ DIGITS = 16
 """Of a digest in hexadecimal."""
 
 
-def run_given(cell: Cell, runs: Runs) -> Settings:
-    """One way to choose units, and the rest of the network after an epoch of fine-tuning as a whole."""
+def run_deep(cell: Cell, runs: Runs) -> Settings:
+    """One way to choose units of VGG-16 by the programs of its parts; what is left is fine-tuned as a whole."""
     settings = cell.settings
-    data = _shift(runs.load(settings["data"]), settings["weights"]["shift"])
-    names = settings["data"], "vgg16", settings["weights"]["digest"], f"seed-{settings['seed']}"
-    folder = make_folder(runs.place(Recipe(**settings["recipe"]), *names))
-    decoupled = _prepare(settings, runs, data, folder)
-    model = decoupled.model
-    chosen = settings["removed"]
-    found: Settings = {"reference": _measure_once(model, data.test, folder / "reference.json")}
+    decoupled, data = prepare(settings, runs)
+    model, chosen = decoupled.model, settings["removed"]
     smaller: nn.Module = model
+    reference = find_training(settings, runs) / "reference.json"
+    found: Settings = {"reference": _measure_once(model, data.test, reference)}
     if chosen != "nothing":
-        scores = _score(decoupled, data, settings, folder)
+        scores = score_deep(settings, runs, decoupled, data)
         share = settings["share"]
         threshold = settings["thresholds"][0] if share is None else find_threshold(model, scores, share)
         ours = cn.plan(scores, threshold=threshold)
@@ -75,13 +73,74 @@ def run_given(cell: Cell, runs: Runs) -> Settings:
     return {**found, "fine_tuned": measure(tuned, data.test)}
 
 
-def _prepare(settings: Settings, runs: Runs, data: Dataset, folder: Path) -> Decoupled:
+def prepare(settings: Settings, runs: Runs) -> tuple[Decoupled, Dataset]:
+    """The network in parts with trained heads, and its data: trained in parts, or given weights and only the heads
+    trained."""
+    data, seed = runs.load(settings["data"]), settings["seed"]
+    if "weights" in settings:
+        shifted = _shift(data, settings["weights"]["shift"])
+        return _load_given(settings, runs, shifted), shifted
+    return runs.train_decoupled(runs.build("vgg16", seed), settings["data"], seed, *_name_training(settings)), data
+
+
+def score_deep(settings: Settings, runs: Runs, decoupled: Decoupled, data: Dataset) -> cn.Scores:
+    """The scores of a network in parts, solved once and kept: several cells use them."""
+    path = find_scores(settings, runs)
+    if path.exists():
+        return cn.Scores.load(path)
+    # A network whose training was cut short may classify no image of some class correctly.
+    correct = settings["batch"]["correct"] and ("weights" in settings or runs.schedule == WHOLE)
+    batch = draw({**settings, "batch": {**settings["batch"], "correct": correct}}, data, decoupled.model)
+    told = read_score_settings(settings["score"])
+    formulation, score = told.pop("formulation"), partial(score_interruptible, **told)
+    scores = score_parts(
+        decoupled, batch.inputs, batch.labels, formulation=formulation, score=score, **settings["parts"]
+    )
+    make_folder(path.parent)
+    scores.save(path)
+    return scores
+
+
+def find_scores(settings: Settings, runs: Runs) -> Path:
+    """Where scores are kept: one file for all cells with the same training, images and program."""
+    data = settings["data"]
+    wanted = ("data", "seed", "recipe", "weights", "score", "parts", "batch")
+    origin = {key: settings[key] for key in wanted if key in settings}
+    origin |= {"pictures": settings["pictures"][data], "schedule": asdict(runs.schedule)}
+    folder = find_training(settings, runs) if runs.scores is None else runs.scores
+    return folder / f"vgg16-{data}-{_digest(json.dumps(origin, sort_keys=True).encode())}.json"
+
+
+def find_transferred(settings: Settings, runs: Runs) -> Path | None:
+    """Kept scores that a transfer can use without training on the source, those of a whole training first."""
+    whole = replace(runs, schedule=Schedule(narrow=runs.schedule.narrow))
+    return next((path for each in (whole, runs) if (path := find_scores(settings, each)).exists()), None)
+
+
+def score_transferred(settings: Settings, runs: Runs) -> cn.Scores:
+    """The scores on the source, kept ones if there are any."""
+    path = find_transferred(settings, runs)
+    return score_deep(settings, runs, *prepare(settings, runs)) if path is None else cn.Scores.load(path)
+
+
+def find_training(settings: Settings, runs: Runs) -> Path:
+    """The folder of a training, or of what is kept beside given weights."""
+    return runs.place(Recipe(**settings["recipe"]), *_name_training(settings))
+
+
+def _name_training(settings: Settings) -> list[str]:
+    given = [settings["weights"]["digest"]] if "weights" in settings else []
+    return [settings["data"], "vgg16", *given, f"seed-{settings['seed']}"]
+
+
+def _load_given(settings: Settings, runs: Runs, data: Dataset) -> Decoupled:
     """The network with the given weights, in parts with trained heads; these are kept in the folder."""
+    recipe = Recipe(**settings["recipe"])
+    folder = make_folder(find_training(settings, runs))
     model = runs.build("vgg16", settings["seed"])
     model.load_state_dict(read_weights(runs.weights, settings["weights"]["digest"]))
     assert isinstance(model, nn.Sequential)
     decoupled = decouple(model, data.training.inputs[:1], seed=settings["seed"])
-    recipe = Recipe(**settings["recipe"])
     heads = nn.ModuleList(part.head for part in decoupled.parts)
     path = folder / f"heads-{_digest(str(recipe).encode())}.safetensors"
     if path.exists():
@@ -96,30 +155,14 @@ def _prepare(settings: Settings, runs: Runs, data: Dataset, folder: Path) -> Dec
     return decoupled
 
 
-def _score(decoupled: Decoupled, data: Dataset, settings: Settings, folder: Path) -> cn.Scores:
-    """Kept in the folder: several cells go by the same scores."""
-    path = folder / f"scores-{_digest(repr([settings[key] for key in ('score', 'parts', 'batch')]).encode())}.json"
-    if path.exists():
-        return cn.Scores.load(path)
-    batch = draw(settings, data, decoupled.model)
-    told = read_score_settings(settings["score"])
-    formulation, score = told.pop("formulation"), partial(score_interruptible, **told)
-    scores = score_parts(
-        decoupled, batch.inputs, batch.labels, formulation=formulation, score=score, **settings["parts"]
-    )
-    scores.save(path)
-    return scores
-
-
 def _measure_once(model: nn.Module, test: Part, path: Path) -> float:
-    """The accuracy of the whole network, which no cell changes."""
+    """The accuracy of the whole network, which is the same in all cells."""
     if not path.exists():
         write_atomically(path, json.dumps(measure(model, test)).encode())
     try:
-        found = float(parse_json(read_file(path)))
+        return float(parse_json(read_file(path)))
     except (ValueError, TypeError) as error:
         raise InvalidFileError(f"{path}: holds no number. Remove it to measure again.") from error
-    return found
 
 
 def read_weights(path: Path | None, expected: str) -> dict[str, torch.Tensor]:
