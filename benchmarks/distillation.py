@@ -37,7 +37,7 @@ from preferring import METHODS, Subject, prefer
 from storing import store_line
 
 RESULTS = Path(__file__).parent / "results" / "distillation.jsonl"
-HARNESS = 3
+HARNESS = 4
 """Raised when the same settings would give another result."""
 
 OURS = "search"
@@ -191,7 +191,7 @@ def read_lines() -> list[dict[str, Any]]:
 
 
 def _name_size(line: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(line.get(name) for name in ("network", "macs", "units", "part"))
+    return tuple(line.get(name) for name in ("network", "macs", "units", "images", "part"))
 
 
 def _name_cell(line: Mapping[str, Any]) -> str:

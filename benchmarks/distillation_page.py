@@ -50,8 +50,8 @@ on which the public ResNets were trained too. *search* is `cn.search`; *greedy e
 shares of layers from one ranking of all units; other methods are importances of Torch-Pruning and activations.
 """
 WIDTH = 118
-MUON = 3
-"""The first harness with today's optimiser; lines of the one before are marked."""
+HELD_OUT = 4
+"""The first harness that holds out inputs from least squares, too; lines of the one before are marked."""
 
 Lines = Sequence[Mapping[str, Any]]
 
@@ -182,5 +182,5 @@ def _name_share(network: str, share: float) -> str:
 def _tell(line: Mapping[str, Any]) -> str:
     settings = line["settings"]
     mixed = "" if settings["augment"] == "auto" else f", {settings['augment']}"
-    optimiser = ", Adam" if line["harness"] < MUON else ""
-    return f"{settings['steps'] or 'usual'} steps of {settings['batch_size']}{mixed}{optimiser}"
+    older = ", least squares on held-out inputs, too" if line["harness"] < HELD_OUT else ""
+    return f"{settings['steps'] or 'usual'} steps of {settings['batch_size']}{mixed}{older}"

@@ -16,7 +16,7 @@ from critical_neurons.core.settings import Compensation, DistanceName, OutputDis
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.readers import check_architecture, isolated
 from critical_neurons.removal.augmentation import choose_augmentation
-from critical_neurons.removal.distil import distil
+from critical_neurons.removal.distil import distil, hold_out
 from critical_neurons.removal.imitation import Aim, StreamReader, find_readers
 from critical_neurons.removal.refit.behind import refit_behind
 from critical_neurons.removal.remove import keep_attributes, own_tensors, remove_units, zero_units
@@ -62,9 +62,9 @@ def prune(
     without one.
 
     "distil", or `cn.Distillation(...)` for its settings, continues from least squares: all weights are trained for
-    some minutes, without labels, to bring the outputs nearer to the model's, by `distance` as for `search`. The
-    weights returned are the best on held-out inputs, never worse there than those of least squares. `seed` is that of
-    the batches. Ctrl-C leaves the best weights so far.
+    some minutes, without labels, to bring the outputs nearer to the model's, by `distance` as for `search`. An eighth
+    of the inputs is held out from both; the weights returned are the best there, never worse than those of least
+    squares. `seed` is that of the split and the batches. Ctrl-C leaves the best weights so far.
 
     `progress` receives how far refitting and training are, and the time left.
 
@@ -103,14 +103,16 @@ def prune(
                 f"prune: compensate={compensate!r} needs inputs to refit on. Give example= or calibration=."
             )
         rows = join_rows(copy_model(source), match_model(inputs, source))
+        fitted, held_out = (rows, rows) if distillation is None else hold_out(rows, seed)
         stage = Stage(progress, "refitting")
-        smaller = refit_behind(source, smaller, plan.structure, plan.stays, rows, refitted, stage)
+        smaller = refit_behind(source, smaller, plan.structure, plan.stays, fitted, refitted, stage)
         if distillation is not None:
             readers = find_readers(smaller, plan.structure, plan.stays)
             smaller = distil(
                 source,
                 smaller,
-                rows,
+                fitted,
+                held_out,
                 _choose_aim(source, rows, distillation, distance, readers),
                 augment=distillation.augmentation or choose_augmentation(rows, distillation.augment),
                 settings=distillation,

@@ -25,13 +25,16 @@ from critical_neurons.removal.gradients import differentiate
 from critical_neurons.removal.imitation import Aim, Imitation
 from critical_neurons.removal.metrics import count_macs
 from critical_neurons.removal.muon import Muon
-from critical_neurons.removal.rows import Inputs, count_rows, match_model, take_rows
+from critical_neurons.removal.rows import Inputs, count_rows, is_whole, match_model, take_rows
 from critical_neurons.removal.seeding import seeded
 
 HELD_OUT = 8
 """One in this many inputs is held out."""
 
 MOST_HELD_OUT = 256
+
+FEWEST_JUDGED = 128
+"""Augmented inputs to measure the held-out loss on; of few held-out inputs several variants are drawn."""
 
 RATES = (1e-2, 3e-3, 1e-3)
 """Learning rates to try."""
@@ -58,10 +61,20 @@ SAVED_BYTES = 2**30
 """Memory that a forward pass may use for gradients."""
 
 
+def hold_out(inputs: Inputs, seed: int) -> tuple[Inputs, Inputs]:
+    """Inputs to fit on, and those held out to judge by. Inputs that cannot be split are both."""
+    if is_whole(inputs) or count_rows(inputs) == 1:
+        return inputs, inputs
+    shuffled = torch.randperm(count_rows(inputs), generator=torch.Generator().manual_seed(seed))
+    count = min(max(len(shuffled) // HELD_OUT, 1), MOST_HELD_OUT)
+    return take_rows(inputs, shuffled[count:].sort().values), take_rows(inputs, shuffled[:count])
+
+
 def distil(
     original: nn.Module,
     smaller: nn.Module,
     inputs: Inputs,
+    held_out: Inputs,
     aim: Aim,
     *,
     augment: Augmentation,
@@ -71,6 +84,7 @@ def distil(
 ) -> nn.Module:
     """A trained copy of the smaller model, or an unchanged one if training does not help on held-out inputs.
 
+    The smaller model must not have been fitted on the held-out inputs, or it would seem better than it is.
     Ctrl-C ends the training early, like the time limit. torch's global random state is not changed.
     """
     report(Progress("preparing to distil"))
@@ -78,7 +92,8 @@ def distil(
     with torch.inference_mode(False), torch.enable_grad(), seeded(seed, original, smaller):
         try:
             with until(began + settings.seconds):
-                training = _Training(Imitation(original, smaller, aim), inputs, augment, settings, began, report)
+                pair = Imitation(original, smaller, aim)
+                training = _Training(pair, inputs, held_out, augment, settings, began, report)
         except TimeIsUp:
             return copy.deepcopy(smaller)
         with suppress(KeyboardInterrupt):
@@ -105,16 +120,16 @@ class _Training:
         self,
         pair: Imitation,
         inputs: Inputs,
+        held_out: Inputs,
         augment: Augmentation,
         settings: Distillation,
         began: float,
         report: Callable[[Progress], None],
     ) -> None:
-        self._pair, self._inputs = pair, match_model(inputs, pair.smaller)
+        self._pair = pair
+        self._inputs, self._held_out = (match_model(each, pair.smaller) for each in (inputs, held_out))
         self._augment, self._settings, self._report = augment, settings, report
-        shuffled = torch.randperm(count_rows(inputs))
-        held_out = min(max(len(shuffled) // HELD_OUT, 1), MOST_HELD_OUT)
-        self._held_out, self._trained = shuffled[:held_out], shuffled[held_out:]
+        self._variants = math.ceil(FEWEST_JUDGED / count_rows(held_out))
         self._size = min(settings.batch_size, self._count_fitting())
         self._rates = RATES if settings.learning_rate is None else (settings.learning_rate,)
         self._steps = settings.steps or self._choose_steps()
@@ -124,7 +139,7 @@ class _Training:
         self.best = self.first = _Weights(pair.smaller, self._measure())
         check = time.monotonic() - now
         self._end = began + settings.seconds - check  # the last step is followed by a check
-        self._step_seconds = STEP_COST * check * self._size / (2 * held_out)
+        self._step_seconds = STEP_COST * check * self._size / ((1 + self._variants) * count_rows(held_out))
         if self._trial and TRIAL_SHARE * settings.seconds < self._step_seconds + check:
             self._rates, self._trial = RATES[1:2], 0
 
@@ -181,19 +196,22 @@ class _Training:
     def _draw_batches(self) -> Iterator[Inputs]:
         """Endless; every epoch in a new order."""
         while True:
-            order = self._trained[torch.randperm(len(self._trained))]
-            for rows in torch.split(order, self._size):
+            for rows in torch.split(torch.randperm(count_rows(self._inputs)), self._size):
                 yield self._augment(take_rows(self._inputs, rows))
 
     def _measure(self) -> float:
-        """The loss on held-out inputs, plain and augmented, with the same random numbers every time."""
-        total = 0.0
+        """The mean of the losses on held-out inputs, plain and augmented, with the same random numbers every time."""
+        rows = torch.arange(count_rows(self._held_out))
         with seeded(0, self._pair.smaller):
-            for rows in torch.split(self._held_out, self._size):
-                check_time()
-                inputs = take_rows(self._inputs, rows)
-                total += len(rows) * (self._pair.judge(inputs) + self._pair.judge(self._augment(inputs))) / 2
-        return total / len(self._held_out)
+            plain = self._judge(rows, lambda given: given)
+            return (plain + self._judge(rows.repeat(self._variants), self._augment)) / 2
+
+    def _judge(self, rows: Tensor, augment: Augmentation) -> float:
+        total = 0.0
+        for some in torch.split(rows, self._size):
+            check_time()
+            total += len(some) * self._pair.judge(augment(take_rows(self._held_out, some)))
+        return total / len(rows)
 
     def _choose_steps(self) -> int:
         macs = count_macs(self._pair.original, self._inputs)
@@ -224,7 +242,7 @@ class _Training:
             return values
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda values: values):
-            missed = self._pair.miss(self._augment(take_rows(self._inputs, self._trained[:1])))
+            missed = self._pair.miss(self._augment(take_rows(self._inputs, torch.arange(1))))
         if not isinstance(missed, Tensor) or missed.numel() != 1 or not missed.requires_grad:
             raise InvalidSettingError(
                 "compensate: 'distil' follows the gradient of the distance between outputs, and here there is none. "
