@@ -103,7 +103,8 @@ def prune(
                 f"prune: compensate={compensate!r} needs inputs to refit on. Give example= or calibration=."
             )
         rows = join_rows(copy_model(source), match_model(inputs, source))
-        fitted, held_out = (rows, rows) if distillation is None else hold_out(rows, seed)
+        held_apart = (rows, rows) if distillation is None else hold_out(rows, seed)
+        fitted, held_out = (match_model(each, source) for each in held_apart)
         stage = Stage(progress, "refitting")
         smaller = refit_behind(source, smaller, plan.structure, plan.stays, fitted, refitted, stage)
         if distillation is not None:

@@ -25,13 +25,16 @@ from critical_neurons.removal.gradients import differentiate
 from critical_neurons.removal.imitation import Aim, Imitation
 from critical_neurons.removal.metrics import count_macs
 from critical_neurons.removal.muon import Muon
-from critical_neurons.removal.rows import Inputs, count_rows, is_whole, match_model, take_rows
+from critical_neurons.removal.rows import Inputs, count_rows, is_whole, join_batches, match_model, take_rows
 from critical_neurons.removal.seeding import seeded
 
 HELD_OUT = 8
 """One in this many inputs is held out."""
 
 MOST_HELD_OUT = 256
+
+COPIED_ROWS = 64
+"""Rows copied at once, to save memory."""
 
 FEWEST_JUDGED = 128
 """Augmented inputs to measure the held-out loss on; of few held-out inputs several variants are drawn."""
@@ -62,12 +65,13 @@ SAVED_BYTES = 2**30
 
 
 def hold_out(inputs: Inputs, seed: int) -> tuple[Inputs, Inputs]:
-    """Inputs to fit on, and those held out to judge by. Inputs that cannot be split are both."""
+    """Copies of the inputs to fit on, and of those held out to judge by. Inputs that cannot be split are both."""
     if is_whole(inputs) or count_rows(inputs) == 1:
         return inputs, inputs
     shuffled = torch.randperm(count_rows(inputs), generator=torch.Generator().manual_seed(seed))
     count = min(max(len(shuffled) // HELD_OUT, 1), MOST_HELD_OUT)
-    return take_rows(inputs, shuffled[count:].sort().values), take_rows(inputs, shuffled[:count])
+    fitted = (take_rows(inputs, rows) for rows in torch.split(shuffled[count:], COPIED_ROWS))
+    return join_batches(fitted), take_rows(inputs, shuffled[:count])
 
 
 def distil(

@@ -125,7 +125,7 @@ def gather_inputs(inputs: Any) -> Inputs:
 
     Accepts a tensor or array; a nested tuple or mapping of them, for a model of several inputs; or an iterable of
     batches of these, each alone, in a sequence of one, or with labels, which are dropped. Batches are read once, in
-    order; many of them go to a temporary file, see `Joined`.
+    order.
     """
     return gather_labelled(inputs)[0]
 
@@ -139,7 +139,7 @@ def gather_labelled(inputs: Any) -> tuple[Inputs, Tensor | None]:
         gathered: Inputs = _convert(inputs)
     elif isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes):
         beside: list[Any] = []
-        gathered = _join(_list_inputs(inputs, beside))
+        gathered = join_batches(_list_inputs(inputs, beside))
         labels = _join_labels(beside)
     else:
         raise InvalidInputError(
@@ -227,8 +227,8 @@ def _list_inputs(batches: Iterable[Any], labels: list[Any]) -> Iterator[Inputs]:
         yield gather_inputs(inputs)
 
 
-def _join(batches: Iterator[Inputs]) -> Inputs:
-    """Concatenate batches, holding one at a time."""
+def join_batches(batches: Iterator[Inputs]) -> Inputs:
+    """Concatenate batches, holding one at a time; many of them go to a temporary file, see `Joined`."""
     first = next(batches, None)
     if first is None:
         raise InvalidInputError("inputs: the batch is empty. Give at least one data point.")
