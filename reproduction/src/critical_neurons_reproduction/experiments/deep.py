@@ -93,8 +93,15 @@ def score_deep(settings: Settings, runs: Runs, decoupled: Decoupled, data: Datas
     batch = draw({**settings, "batch": {**settings["batch"], "correct": correct}}, data, decoupled.model)
     told = read_score_settings(settings["score"])
     formulation, score = told.pop("formulation"), partial(score_interruptible, **told)
+    workers = cn.Workers(jobs=runs.threads)
     scores = score_parts(
-        decoupled, batch.inputs, batch.labels, formulation=formulation, score=score, **settings["parts"]
+        decoupled,
+        batch.inputs,
+        batch.labels,
+        formulation=formulation,
+        score=score,
+        workers=workers,
+        **settings["parts"],
     )
     make_folder(path.parent)
     scores.save(path)

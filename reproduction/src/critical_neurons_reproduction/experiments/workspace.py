@@ -41,8 +41,8 @@ class Runs:
     `data` is a folder of data sets, None for those of the hub; `recipes` are those networks are trained by,
     `weights` a file of a trained VGG-16, for the cells that begin with one. `scores` is the folder that keeps scores
     of VGG-16, by default that of its training. `measured` has accuracies of whole networks that need not be trained
-    again, by the key of the cell that asks for them. So many `threads` train parts of VGG-16 at once, to the same
-    result for any number."""
+    again, by the key of the cell that asks for them. `threads` is how many parts of
+    VGG-16 are trained or scored at once, to the same result for any number."""
 
     folder: Path
     data: Path | None = None
