@@ -405,7 +405,7 @@ def test_a_box_of_the_part_and_no_box_leave_the_bounds_to_score(trained, digits)
     with pytest.raises(InvalidSettingError, match="box: found 'network'"):
         score_parts(trained, digits[0][:5], digits[1][:5], box="network")
     own = cn.bound_network(cn.read_network(trained.model, digits[0]), digits[0][:5].double().numpy())
-    with pytest.raises(InvalidSettingError, match="bounds: every part has others"):
+    with pytest.raises(InvalidSettingError, match="bounds: found Bounds"):
         score_parts(trained, digits[0][:5], digits[1][:5], formulation=cn.Paper(bounds=own))
 
 
@@ -498,7 +498,7 @@ def test_networks_that_cannot_be_cut_are_refused(digits):
     with pytest.raises(UnreadableModelError, match="0: a convolution inside Sequential"):
         decouple(nn.Sequential(tiny_network()), digits[0])
     shared = nn.Conv2d(1, 1, 3, padding=1)
-    with pytest.raises(UnreadableModelError, match="1: a layer that stands in two places"):
+    with pytest.raises(UnreadableModelError, match="1: a layer used twice"):
         decouple(nn.Sequential(shared, shared, nn.Flatten()), digits[0])
     with pytest.raises(InvalidInputError, match="does not run on inputs of shape"):
         decouple(tiny_network(), torch.zeros(2, 3, 8, 8))
@@ -516,7 +516,7 @@ def test_networks_that_cannot_be_cut_are_refused(digits):
         ({"recipe": replace(RECIPE, batch_size=1)}, "batch_size: found 1"),
         ({"buffer_size": 0}, "buffer_size: found 0"),
         ({"seed": -1}, "seed: found -1"),
-        ({"threads": 2}, "6 .Dropout. draws at random"),
+        ({"threads": 2}, "6 .Dropout. draws random numbers"),
         ({"recipe": Recipe("sgd", 1e30, epochs=1, batch_size=BATCH)}, "loss of part 0 is nan in epoch 1"),
     ],
 )

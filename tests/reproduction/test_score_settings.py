@@ -32,7 +32,7 @@ def test_what_a_formulation_does_not_have_is_left_out():
 
 
 def test_what_nothing_has_is_refused():
-    with pytest.raises(InvalidSettingError, match="score: colour is no setting"):
+    with pytest.raises(InvalidSettingError, match="score: unknown: colour"):
         read_score_settings({"colour": 1})
 
 

@@ -132,13 +132,13 @@ def test_damaged_lines_are_named_and_left_alone(tmp_path):
     assert store.find(CELL).result == {"accuracy": 0.9}
     assert store.find(second).result == {"accuracy": 0.8}
     assert store.find_problems() == [
-        f"{path}, line 2: not a whole line of JSON.",
+        f"{path}, line 2: not a complete line of JSON.",
         f"{path}, line 4: not a critical_neurons cell.",
-        f"{path}, line 5: changed since it was written: its digest is another.",
-        f"{path}, line 6: of version 99, where 2 is read.",
+        f"{path}, line 5: changed since it was written: its digest differs.",
+        f"{path}, line 6: format version 99; supported: 2.",
         f"{path}, line 7: Object missing required field `result`.",
-        f"{path}, line 8: its key is not that of its cell.",
-        f"{path}, line 9: not a whole line of JSON.",
+        f"{path}, line 8: its key does not match its cell.",
+        f"{path}, line 9: not a complete line of JSON.",
     ]
 
 
@@ -184,7 +184,7 @@ def test_two_processes_write_at_once(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"table": "Table 2"}, "table: found 'Table 2'. Accepted: small letters"),
+        ({"table": "Table 2"}, "table: found 'Table 2'. Accepted: lower-case letters"),
         ({"table": "../table2"}, "as it names a file"),
         ({"name": ""}, "a cell is named ''"),
         ({"profile": "slow"}, "profile='slow'. Accepted: 'quick', 'full'"),

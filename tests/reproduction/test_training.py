@@ -230,13 +230,13 @@ class TestRefusals:
         path = folder / CHECKPOINT
         content = path.read_bytes()[:-500] if content is None else content
         path.write_bytes(content)
-        with pytest.raises(InvalidFileError, match=r"damaged.*Remove it to train anew"):
+        with pytest.raises(InvalidFileError, match=r"damaged.*Remove it to start over"):
             train(start(), digits, RECIPE.shortened(1), seed=1, folder=folder)
         assert path.read_bytes() == content
 
     def test_a_checkpoint_of_something_else(self, digits, folder):
         torch.save({"weights": torch.zeros(2)}, folder / CHECKPOINT)
-        with pytest.raises(InvalidFileError, match="no checkpoint of this training"):
+        with pytest.raises(InvalidFileError, match="not a checkpoint of this training"):
             train(start(), digits, RECIPE.shortened(1), seed=1, folder=folder)
 
     def test_a_folder_that_cannot_be_made(self, digits, tmp_path):

@@ -1,1 +1,1 @@
-"""Critical neurons reproduction: networks, data and runs built on the library, which does not know of them."""
+"""Critical neurons reproduction: the paper's data sets, training and experiments, built on the library."""

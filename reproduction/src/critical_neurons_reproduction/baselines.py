@@ -1,7 +1,7 @@
-"""Baselines: a plan to others with as many units of every layer, chosen by weights, gradients or activations.
+"""Baselines: plans that remove the same number of units per layer, ranked by weights, gradients or activations.
 
-Random and critical removal are `Plan.random` and `Plan.critical`. A unit that layers share is judged by the sum over
-its layers.
+Random and critical removal are `Plan.random` and `Plan.critical`. A unit shared by several layers is ranked by the
+sum over them.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from critical_neurons.removal.metrics import count_parameters
 from critical_neurons.structure import fingerprint, unwrap
 
 BATCH_SIZE = 128
-"""Data points that are run at once: results do not depend on it."""
+"""Batch size of forward and backward passes. Results do not depend on it."""
 
 ROUNDING = 1e-9
-"""Added to a share times a count before it is cut down, so that 0.29 of 100 weights are 29."""
+"""Added to share x count before rounding down, so that 0.29 of 100 weights are 29."""
 
 
 def plan_by_norm(plan: cn.Plan, model: nn.Module, *, norm: Literal[1, 2]) -> cn.Plan:
-    """The units with the smallest incoming weights removed, by their L1 or L2 norm.
+    """Magnitude pruning: remove the units whose incoming weights have the smallest L1 or L2 norm.
 
-    Biases do not count, nor what a batch norm makes of the weights.
+    Biases and the scaling by a batch norm are ignored.
     """
     if norm not in (1, 2):
         raise InvalidSettingError(f"plan_by_norm: norm={norm!r}. Accepted: 1 or 2.")
@@ -55,10 +55,10 @@ def plan_by_norm(plan: cn.Plan, model: nn.Module, *, norm: Literal[1, 2]) -> cn.
 def plan_by_sensitivity(
     plan: cn.Plan, model: nn.Module, inputs: Any, labels: Any = None, *, kept: float | None = None
 ) -> cn.Plan:
-    """SNIP by unit: the units whose incoming weights have the smallest summed connection sensitivity removed.
+    """SNIP by unit: remove the units whose incoming weights have the smallest summed connection sensitivity.
 
-    As many of every layer as in the plan; with `kept` instead this share of all units, ranked over all layers like
-    SNIP's connections. No layer is then left without units.
+    Every layer keeps as many units as in the plan. With `kept`, this share of all units is kept instead, ranked
+    globally as SNIP ranks connections; no layer loses all its units.
     """
     if kept is not None:
         _check_share("plan_by_sensitivity", kept)
@@ -66,7 +66,7 @@ def plan_by_sensitivity(
     unknown = [layer.name for layer in plan.structure.removable if layer.name not in sensitivity]
     if unknown:
         raise PlanMismatchError(
-            f"{', '.join(unknown)}: no weights whose sensitivity is known. Accepted: linear layers, convolutions."
+            f"{', '.join(unknown)}: no weights to compute a sensitivity for. Accepted: linear layers, convolutions."
         )
     preference = _add_up(
         plan, {layer.name: sensitivity[layer.name].flatten(1).sum(1) for layer in plan.structure.removable}
@@ -77,24 +77,24 @@ def plan_by_sensitivity(
 
 
 def plan_by_activation(plan: cn.Plan, model: nn.Module, inputs: Any) -> cn.Plan:
-    """The units that are least active on the inputs removed: mean behind the ReLU over data points and positions."""
+    """Remove the units with the smallest mean activation after the ReLU, over data points and positions."""
     source = _check_architecture(model, plan)
     rows = gather_batch(inputs).inputs
     network = cn.read_network(source, torch.from_numpy(rows[:1]), start=plan.span.start, stop=plan.span.stop)
     read = rows if plan.span.whole else run_model(source, rows, plan.span).inputs
-    means = np.zeros(network.unit_count + 1)  # the last entry takes what belongs to NO_UNIT
+    means = np.zeros(network.unit_count + 1)  # the last entry collects NO_UNIT
     for at in range(0, len(read), BATCH_SIZE):
         values = network.evaluate(read[at : at + BATCH_SIZE])
         for op, value in zip(network.ops, values, strict=True):
             if isinstance(op, Relu):
                 units = np.broadcast_to(op.units, op.shape)
                 elements = np.bincount(units.ravel() - NO_UNIT)[units - NO_UNIT]
-                # a ceiling is read as a second ReLU of the same call, of what exceeds it
+                # a clipped ReLU is read as two ReLUs of one name: the second one subtracts the excess
                 sign = -1 if getattr(network.ops[op.source], "name", None) == op.name else 1
                 np.add.at(means, units, sign * value.sum(axis=0) / elements / len(rows))
     preference = np.zeros(plan.structure.unit_count + 1)
     layers = {layer.name: layer.units for layer in network.layers}
-    for layer in plan.structure.layers:  # the network may number its units otherwise: names and channels count
+    for layer in plan.structure.layers:  # matched by layer name: the network may number its units differently
         preference[layer.units] = means[layers[layer.name]]
     return plan.preferred(preference[:-1], "smallest mean activation removed")
 
@@ -102,10 +102,10 @@ def plan_by_activation(plan: cn.Plan, model: nn.Module, inputs: Any) -> cn.Plan:
 def mask_connections(
     model: nn.Module, inputs: Any, labels: Any = None, *, kept: float = 0.45
 ) -> dict[tuple[str, str], Tensor]:
-    """SNIP: masks that keep a share of all weights, those with the highest connection sensitivity in all layers.
+    """SNIP: masks that keep the share `kept` of all weights, those with the highest connection sensitivity globally.
 
-    By the names of module and parameter, for `torch.nn.utils.prune`, as `plan.as_masks` gives them. Biases and batch
-    norms are not masked and do not count.
+    Keys are names of module and parameter, as in `plan.as_masks`, for `torch.nn.utils.prune`. Biases and batch norms
+    are not masked and do not count.
     """
     _check_share("mask_connections", kept)
     source = unwrap(model)
@@ -121,7 +121,7 @@ def mask_connections(
 
 
 def _put_outputs_first(module: nn.Module, values: Tensor) -> Tensor:
-    """Of a transposed convolution, whose weights have inputs first: (inputs, outputs / groups, ...)."""
+    """Transposed convolutions store weights as (inputs, outputs / groups, ...); reorder to (outputs, inputs, ...)."""
     if not isinstance(module, nn.modules.conv._ConvTransposeNd):
         return values
     dealt = values.reshape(module.groups, -1, *values.shape[1:])
@@ -129,10 +129,10 @@ def _put_outputs_first(module: nn.Module, values: Tensor) -> Tensor:
 
 
 def measure_sensitivity(model: nn.Module, inputs: Any, labels: Any = None) -> dict[str, Tensor]:
-    """|gradient x weight| of every weight of the linear layers and convolutions, as shares of their sum; in float64.
+    """Connection sensitivity, |gradient x weight| normalised to sum 1, of linear layers and convolutions; in float64.
 
-    The gradient is that of the mean cross-entropy over the labelled data points, in evaluation mode; the model's
-    outputs are taken for logits.
+    The loss is the mean cross-entropy over the labelled data points, in evaluation mode; the model's outputs are
+    logits.
     """
     batch = gather_batch(inputs, labels)
     if batch.labels is None:
@@ -168,14 +168,14 @@ def measure_sensitivity(model: nn.Module, inputs: Any, labels: Any = None) -> di
 
 
 def share_of_units(plan: cn.Plan) -> float:
-    """Units removed; those that layers share count once."""
+    """Share of the units that is removed. A unit shared by several layers counts once."""
     return float(1 - plan.stays[:-1].mean())
 
 
 def share_as_published(model: nn.Module, plan: cn.Plan) -> float:
-    """Parameters removed as the authors' code counts them: the incoming weights of removed units, of all parameters.
+    """Parameters removed as the authors count them: incoming weights of removed units, as a share of all.
 
-    Neither their biases nor the weights that read them count as removed.
+    Biases and outgoing weights of removed units do not count as removed.
     """
     source = _check_architecture(model, plan)
     removed = sum(
@@ -185,16 +185,17 @@ def share_as_published(model: nn.Module, plan: cn.Plan) -> float:
 
 
 def share_of_parameters(model: nn.Module, plan: cn.Plan, example: Any) -> float:
-    """Parameters that `cn.prune` really removes."""
+    """Share of the parameters that `cn.prune` actually removes."""
     return 1 - count_parameters(cn.prune(model, plan, example)) / count_parameters(unwrap(model))
 
 
 def _choose_over_layers(plan: cn.Plan, preference: Floats, kept: float) -> cn.Plan:
-    """A share of all units, but the least of every group stay; counts are rounded up to as many of every block."""
+    """Keep a share of all units, and at least `group.least` of every group; counts are rounded up to a multiple of
+    the group's blocks."""
     groups = plan.structure.groups
     secured = np.concatenate([each.choose(preference[each.units], each.least) for each in groups])
     count = max(int(secured.sum()), math.floor(kept * len(preference) + ROUNDING))
-    stays = np.append(choose_highest(np.where(secured, np.inf, preference), count), True)  # the last is NO_UNIT's
+    stays = np.append(choose_highest(np.where(secured, np.inf, preference), count), True)  # the last entry: NO_UNIT
     for each in groups:
         wanted = each.blocks * math.ceil(stays[each.units].sum() / each.blocks)
         stays[each.units] = each.choose(preference[each.units], wanted)
@@ -209,14 +210,14 @@ def _check_share(where: str, kept: float) -> None:
 
 
 def _incoming(model: nn.Module, name: str) -> Tensor:
-    """The weights of a layer, (channels, incoming weights of one)."""
+    """The weights of a layer, (channels, incoming weights per channel)."""
     weight: Tensor = model.get_submodule(name).get_parameter("weight").detach()
     return weight.flatten(1).cpu()
 
 
 def _add_up(plan: cn.Plan, values: dict[str, Tensor]) -> Floats:
-    """A number per unit from one per channel."""
-    total = np.zeros(plan.structure.unit_count + 1)  # the last entry takes what belongs to NO_UNIT
+    """Sum values per channel to values per unit."""
+    total = np.zeros(plan.structure.unit_count + 1)  # the last entry collects NO_UNIT
     for layer in plan.structure.removable:
         np.add.at(total, layer.units, values[layer.name].numpy())
     return total[:-1]
@@ -227,6 +228,6 @@ def _check_architecture(model: nn.Module, plan: cn.Plan) -> nn.Module:
     if fingerprint(source).architecture != plan.architecture:
         raise PlanMismatchError(
             "the plan was made for another network: names or shapes of the parameters differ from this model's. "
-            "Score this model and plan anew."
+            "Score this model and make a new plan."
         )
     return source

@@ -1,4 +1,4 @@
-"""The command `reproduce`, for the paper's tables and figures. The command line finds it by its entry point."""
+"""The command `reproduce`, for the paper's tables and figures; registered as an entry point."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from critical_neurons_reproduction.progress_bars import show_bars
 
 RESULTS, RUNS, PAGE = Path("results"), Path("runs"), Path("docs/reproduction.md")
 SEEDS = 3
-"""The paper's initialisations."""
+"""Random seeds per cell, as in the paper."""
 
 
 @reports_errors
@@ -33,40 +33,40 @@ def reproduce(
     ],
     profile: Annotated[
         Literal["quick", "full"],
-        typer.Option(help="full: the paper's schedule; quick: minutes for everything, to see that it runs."),
+        typer.Option(help="full: the paper's schedule; quick: a smoke test of everything, in minutes."),
     ] = "full",
     seeds: Annotated[
-        int | None, typer.Option(help="Initialisations, from seed 0 on. By default 3, of the quick profile 1.")
+        int | None, typer.Option(help="Number of random seeds, from 0 on. Default: 3, quick: 1.")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Cells with these parts in their names, as fashion/lenet5; or repeat.")
+        list[str] | None, typer.Option(help="Cells whose names contain this, such as fashion/lenet5; repeatable.")
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="A folder with mnist, fashion_mnist, cifar10. By default the Hugging Face hub is asked."),
+        typer.Option(help="A folder with mnist, fashion_mnist, cifar10. Default: from the Hugging Face hub."),
     ] = None,
     *,
     crew: WorkersChoice,
-    epochs: Annotated[int | None, typer.Option(help="Train for no more than so many epochs.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Train for at most this number of epochs.")] = None,
     recipes: Annotated[
         str,
-        typer.Option(help="How networks are trained: as the paper says, as its authors' code does, or short, ours."),
+        typer.Option(help="Training recipes: paper (as printed), authors (as in their code), short (ours)."),
     ] = "short",
-    images: Annotated[int | None, typer.Option(help="Train on the first so many images.")] = None,
+    images: Annotated[int | None, typer.Option(help="Train on this number of images only, the first ones.")] = None,
     vgg_weights: Annotated[
         Path | None,
-        typer.Option(help="Weights of VGG-16, for table-2-given. Without them all leaves that out."),
+        typer.Option(help="Weights of VGG-16, for table-2-given. Without them, all skips that table."),
     ] = None,
-    results: Annotated[Path, typer.Option(help="Folder of the results, one line a cell, and tables.")] = RESULTS,
-    runs: Annotated[Path, typer.Option(help="Folder of trainings, which go on where they stopped.")] = RUNS,
-    output: Annotated[Path, typer.Option(help="Where page writes the page.")] = PAGE,
+    results: Annotated[Path, typer.Option(help="Folder of results (one JSON line per cell) and tables.")] = RESULTS,
+    runs: Annotated[Path, typer.Option(help="Folder of training checkpoints, to resume from.")] = RUNS,
+    output: Annotated[Path, typer.Option(help="File that page writes.")] = PAGE,
     as_json: Json = False,
 ) -> None:
-    """Run the paper's experiments and set our figures beside the paper's.
+    """Run the paper's experiments and compare our results with the published ones.
 
-    Cells that are done are skipped, and an interrupted run goes on where it stopped. Tables (Markdown, CSV, LaTeX)
-    and figures (PNG, SVG) are written next to the results, and made from these alone. status tells what is done;
-    page writes all of it anew, and as one page.
+    Finished cells are skipped, and an interrupted run resumes where it stopped. Tables (Markdown, CSV, LaTeX) and
+    figures (PNG, SVG) are written next to the results, from the stored results alone. status lists what is done;
+    page rewrites all tables and figures, and one page with all of them.
 
     \b
     Examples:
@@ -95,7 +95,7 @@ def reproduce(
     if count < 1:
         raise InvalidSettingError(f"--seeds: found {count}. Accepted: at least one.")
     if profile == "quick" and (epochs is not None or images is not None):
-        raise InvalidSettingError("--epochs and --images: are those of --profile quick. Leave out one or the other.")
+        raise InvalidSettingError("--epochs and --images: --profile quick sets them. Give one or the other.")
     workers = crew.read()
     store = Store(results)
     named = list(TABLES) if what in ("all", "status", "page") else [what]
@@ -111,7 +111,7 @@ def reproduce(
         return [cell for cells in listed for cell in cells]
 
     cells = select_cells(list_all(count), only or [])
-    shown = list_all(max(count, SEEDS)) if profile == "full" else cells  # all that is stored, whatever is run
+    shown = list_all(max(count, SEEDS)) if profile == "full" else cells  # everything stored, not only what is run
     for problem in store.find_problems():
         note(f"Skipped: {problem}")
     if what == "status":
@@ -138,7 +138,7 @@ def reproduce(
         with show_bars(len(references) + len(missing)) as (finished, tell):
             failures = run_cells(cells, store, replace(place, tell=tell), workers=workers, finished=finished)
     except (KeyboardInterrupt, WorkersError):
-        note("What is finished is kept: the same command goes on from there.")
+        note("Finished cells are kept: run the same command again to resume.")
         raise
     if profile == "full":
         written = write_tables(shown, store, results / "tables")

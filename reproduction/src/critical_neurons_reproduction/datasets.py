@@ -1,6 +1,6 @@
-"""Datasets: MNIST, Fashion-MNIST, CIFAR-10 and their like, as images of 32x32 pixels and three channels in [0, 1].
+"""Datasets: MNIST, Fashion-MNIST, CIFAR-10 and similar ones, as images of 32x32 pixels, three channels, in [0, 1].
 
-Pictures are decoded once and kept, as they are, in a cache; resizing them takes a second.
+Decoded images are cached in their original size; resizing takes a second.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ HUB_IDS = {
 """The paper's data sets on the Hugging Face hub."""
 
 PICTURES = {"mnist": "0f8a9f07207246f3", "fashion_mnist": "36c389d05bdab4fd", "cifar10": "b3ed270b2fe67a3e"}
-"""Their `digest_pictures`. A copy that went through JPEG has another."""
+"""Expected value of `digest_pictures`. A copy recompressed as JPEG has a different one."""
 
 CHANNELS, SIZE = 3, 32
 VALIDATION_SHARE = 0.1
 SPLIT_SEED = 0
-"""The same images are held out in every experiment, whatever its own seed."""
+"""The validation split is the same in every experiment, whatever its own seed."""
 
 DIGITS = 16
-"""Of a digest in hexadecimal."""
+"""Length of a digest in hexadecimal."""
 
 CHUNK = 1000
 """Images decoded or resized at once."""
@@ -52,15 +52,15 @@ LARGEST_CACHE = 2**36
 
 ACCEPTED = (
     "Accepted: a folder that Hugging Face datasets reads, with the splits train and test and the columns image or "
-    f"img, and label; or an id on its hub, those of the paper being {', '.join(HUB_IDS.values())}. To fetch one into "
+    f"img, and label; or an id on its hub, in the paper {', '.join(HUB_IDS.values())}. To fetch one into "
     f"a folder: hf download {HUB_IDS['mnist']} --repo-type dataset --local-dir mnist"
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """inputs (images, 3, 32, 32) in [0, 1] and labels (images,); of `load_stored` in another shape. Grey images take
-    the memory of one channel."""
+    """inputs (images, 3, 32, 32) in [0, 1] and labels (images,); `load_stored` keeps the stored shape. Channels of
+    grey images share memory."""
 
     inputs: Tensor
     labels: Tensor
@@ -73,7 +73,7 @@ class Part:
 
     @cached_property
     def digest(self) -> str:
-        """Tells these images and labels from all others. Takes a second for a large part, once."""
+        """A SHA-256 digest of images and labels. Takes a second for a large part, once."""
         found = hashlib.sha256(f"{tuple(self.inputs.shape)} {self.inputs.dtype}".encode())
         for values in (*torch.split(self.inputs, CHUNK), self.labels):
             found.update(values.contiguous().numpy().data)
@@ -82,7 +82,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """`validation` is a part of the training split that `training` leaves out. Classes count from 0."""
+    """`validation` is held out from the training split and not in `training`. Classes count from 0."""
 
     training: Part
     validation: Part
@@ -96,8 +96,8 @@ class Dataset:
 def load_dataset(source: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> Dataset:
     """A Hugging Face data set with the splits train and test: a folder, an id on the hub, or a key of `HUB_IDS`.
 
-    A tenth of every class of the training split is held out, always the same. The pictures are kept in the folder
-    `cache`, those of a folder under a digest of its files, those of an id under the id: the hub is asked once.
+    A fixed tenth of every class of the training split is held out for validation. Decoded images are kept in the
+    folder `cache`, under a digest of the files (folder) or of the id (hub, which is queried once only).
     """
     name, tensors = _open(source, cache)
     labels = tensors["train_labels"]
@@ -116,7 +116,7 @@ def load_dataset(source: str | os.PathLike[str], *, cache: str | os.PathLike[str
 
 
 def load_stored(source: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> tuple[Part, Part]:
-    """The splits train and test of the same data set as they are stored, in their order and size, in [0, 1]."""
+    """The splits train and test as stored: original order and image size, no validation split; values in [0, 1]."""
     _, tensors = _open(source, cache)
     training, test = (
         Part(tensors[f"{split}_images"].float() / 255, tensors[f"{split}_labels"]) for split in ("train", "test")
@@ -125,7 +125,7 @@ def load_stored(source: str | os.PathLike[str], *, cache: str | os.PathLike[str]
 
 
 def digest_pictures(source: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> str:
-    """A digest of all pixels and labels of a data set, whatever format its pictures are stored in."""
+    """A digest of all pixels and labels of a data set, independent of the image format."""
     return bytes(_digest(_open(source, cache)[1]).tolist()).hex()[:DIGITS]
 
 
@@ -139,7 +139,7 @@ def _open(source: str | os.PathLike[str], cache: str | os.PathLike[str] | None) 
 
 
 def _name_cache(name: str) -> str:
-    """The last word of the source, for people, and a digest of what it is."""
+    """The last part of the source's name, for readability, and a digest of its content."""
     folder = Path(name).expanduser()
     found = hashlib.sha256(f"version {CACHE_VERSION}\n".encode())
     if folder.is_dir():
@@ -154,7 +154,7 @@ def _name_cache(name: str) -> str:
 
 
 def _read_cache(path: Path) -> Mapping[str, Tensor] | None:
-    """None if nothing is there, or something damaged: then the pictures are decoded again."""
+    """None if the file is missing or damaged: the images are then decoded again."""
     try:
         tensors = load(read_file(path, LARGEST_CACHE))
     except (InvalidFileError, SafetensorError):
@@ -183,7 +183,7 @@ def _digest(tensors: Mapping[str, Tensor]) -> Tensor:
 def _decode(name: str, split: str) -> tuple[Tensor, Tensor]:
     """Images (images, channels, height, width) in uint8, as stored, and their labels."""
     if (Path(name).expanduser() / "state.json").exists():
-        raise InvalidInputError(f"{name}: a single split, which tells no test images from the rest. {ACCEPTED}")
+        raise InvalidInputError(f"{name}: a single split, without separate test images. {ACCEPTED}")
     try:
         data, column = open_data_set(name, split)
     except (InvalidFileError, InvalidInputError) as error:
@@ -197,7 +197,7 @@ def _decode(name: str, split: str) -> tuple[Tensor, Tensor]:
             if len(shapes) > 1:
                 raise InvalidInputError(
                     f"{name}: the images of the split {split} differ in channels or size, {min(shapes)} and "
-                    f"{max(shapes)} among them. Images of one shape are read."
+                    f"{max(shapes)} among them. Accepted: images of one shape."
                 )
             chunks.append(np.stack(images))
     except (OSError, SyntaxError) as error:  # what Pillow raises for pictures it cannot read
@@ -206,7 +206,7 @@ def _decode(name: str, split: str) -> tuple[Tensor, Tensor]:
 
 
 def _hold_out(name: str, labels: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Rows for training and for validation, both with all classes, as frequent as in the whole."""
+    """Stratified split: rows for training and for validation, with the class frequencies of the whole."""
     generator = np.random.default_rng(SPLIT_SEED)
     held_out = []
     for label, count in zip(*np.unique(labels, return_counts=True), strict=True):
@@ -221,7 +221,7 @@ def _hold_out(name: str, labels: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
 
 
 def _resize(images: Tensor) -> Tensor:
-    """As `io.data` does it: `Look(channels=3, resize=32)` gives the same inputs."""
+    """The same preprocessing as `io.data` with `Look(channels=3, resize=32)`."""
     resized = torch.empty(len(images), images.shape[1], SIZE, SIZE)
     for rows, target in zip(torch.split(images, CHUNK), torch.split(resized, CHUNK), strict=True):
         scaled = rows.float() / 255

@@ -1,4 +1,4 @@
-"""Published values: the figures of its tables, as printed. Percent, mean ± deviation over three initialisations."""
+"""Published values: the paper's tables as printed. Percent, mean ± standard deviation over three seeds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from critical_neurons_reproduction.result_tables import NOT_APPLICABLE, Figure, 
 
 
 def _read_figure(text: str) -> Figure | None:
-    """95.9±0.87, 55 or n/a."""
+    """Such as 95.9±0.87, 55 or n/a."""
     if text == NOT_APPLICABLE:
         return None
     mean, _, deviation = text.partition("±")
@@ -14,7 +14,7 @@ def _read_figure(text: str) -> Figure | None:
 
 
 def _read_table(title: str, headings: tuple[str, ...], columns: tuple[str, ...], text: str, *notes: str) -> Published:
-    """One row a line, labels and figures between bars; nothing stands where the paper has no figure."""
+    """One row per line, labels and values separated by bars; empty where the paper has no value."""
     figures = {}
     for line in text.strip().splitlines():
         parts = [part.strip() for part in line.split("|")]
@@ -72,8 +72,8 @@ TABLES: dict[str, Published] = {
         CIFAR-10      | LeNet-5 | 0.3 | 72.2±0.2 | 50.1±5.6  | 27.5±1.7  | 67.7±2.2  | 68.6±1.4  | 9.9±1.4
         CIFAR-10      | VGG-16  | 0.3 | 83.9±0.4 | 85±0.4    | 83.3±0.3  | n/a       | 85.3±0.2  | 36±1.1
         """,
-        "RP: as many random units of every layer removed. CP: as many of the highest-scored ones. FT: one epoch of "
-        "fine-tuning; for VGG-16 all but Ref have it, of ours all but Ref and Ours.",
+        "RP: the same number of units per layer removed at random. CP: the same number of the highest-scored units. "
+        "FT: one epoch of fine-tuning; for VGG-16 all columns but Ref have it, in our results all but Ref and Ours.",
         "The paper prints 44.5±7.2 twice in its first row, as CP and as prune; one of them is suspect.",
     ),
     "table-3": _read_table(

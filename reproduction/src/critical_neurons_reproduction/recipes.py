@@ -23,20 +23,20 @@ OPTIMISERS: Mapping[str, type[torch.optim.Optimizer]] = {
 }
 
 WARM_UP = 0.2
-"""Share of the training in which the learning rate of one cycle rises."""
+"""Share of the training in which the one-cycle learning rate rises."""
 
 SHIFT = 4
-"""Pixels by which an augmented image is moved at most."""
+"""Largest shift of an augmented image, in pixels."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """How a network is trained.
 
-    * `momentum`, `nesterov` and `weight_decay` are those of torch's optimisers; the first two are for sgd alone.
-    * `augmented` images are flipped at random and moved by up to `SHIFT` pixels, zeros filling in.
-    * `annealing` is the course of the learning rate, step by step: constant; falling linearly to zero; or one cycle,
-      which rises linearly from zero first.
+    * `momentum`, `nesterov` and `weight_decay` are those of torch's optimisers; the first two are for SGD only.
+    * `augmented`: images are flipped at random and shifted by up to `SHIFT` pixels, with zero padding.
+    * `annealing` is the learning-rate schedule, applied at every step: constant; linear decay to zero; or one cycle,
+      with a linear warm-up from zero first.
     * `freeze_from` is for decoupled training: the share of the epochs after which the first part is frozen. The other
       parts follow in even steps, the last one at the end. Every part's learning rate is annealed over its own epochs.
     """
@@ -73,7 +73,7 @@ class Recipe:
             raise InvalidSettingError(f"freeze_from: found {self.freeze_from}. Accepted: a share above 0, up to 1.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, without settings that are at their defaults; the batch size is always there."""
+        """Plain data, without settings at their defaults; the batch size is always included."""
         defaults = {field.name: field.default for field in fields(self) if field.name != "batch_size"}
         return {name: value for name, value in asdict(self).items() if value != defaults.get(name)}
 
@@ -83,7 +83,7 @@ class Recipe:
         return OPTIMISERS[self.optimiser](parameters, lr=self.learning_rate, **further)  # type: ignore[call-arg]
 
     def rate_at(self, done: float) -> float:
-        """The learning rate when a share of the training is done."""
+        """The learning rate after the share `done` of the training."""
         match self.annealing:
             case "constant":
                 return self.learning_rate
@@ -93,23 +93,23 @@ class Recipe:
                 return self.learning_rate * min(done / WARM_UP, (1 - done) / (1 - WARM_UP))
 
     def shortened(self, epochs: int) -> Recipe:
-        """The same for another number of epochs; one of them is the paper's fine-tuning."""
+        """The same recipe for another number of epochs. One epoch is the paper's fine-tuning."""
         return replace(self, epochs=epochs)
 
 
 def set_rate(optimiser: torch.optim.Optimizer, recipe: Recipe, done: float) -> None:
-    """The optimiser's learning rate when a share of the training is done."""
+    """Set the optimiser's learning rate after the share `done` of the training."""
     for group in optimiser.param_groups:
         group["lr"] = recipe.rate_at(done)
 
 
 def augment(images: Tensor) -> Tensor:
-    """Every image by itself: flipped or not, and moved by up to `SHIFT` pixels, zeros filling in."""
+    """Flip each image at random and shift it by up to `SHIFT` pixels, with zero padding."""
     count, _, height, width = images.shape
     flipped = torch.where((torch.rand(count) < 0.5).to(images.device)[:, None, None, None], images.flip(3), images)
     tops, lefts = (torch.randint(0, 2 * SHIFT + 1, (count,)).tolist() for _ in range(2))
     padded = functional.pad(flipped, (SHIFT,) * 4)
-    # Slices copy in half the time of one indexing by all rows and columns.
+    # Slicing takes half the time of one gather by all rows and columns.
     moved = (image[:, y : y + height, x : x + width] for image, y, x in zip(padded, tops, lefts, strict=True))
     return torch.stack(list(moved)).contiguous(memory_format=torch.channels_last)
 
@@ -125,7 +125,7 @@ PAPER: Mapping[tuple[str, str], Recipe] = {
     ("lenet5", "cifar10"): Recipe("sgd", 1e-2, epochs=256),
     **{("vgg16", data): Recipe("adam", 1e-2, epochs=30) for data in DATA_SETS},
 }
-"""As printed, by network and data set. VGG-16 has one for CIFAR-10 alone; the other data sets take it over."""
+"""As printed, by network and data set. For VGG-16 the paper has only CIFAR-10; the other data sets use the same."""
 
 AUTHORS: Mapping[tuple[str, str], Recipe] = {
     ("lenet5", "cifar10"): Recipe(
@@ -147,7 +147,7 @@ SHORT: Mapping[tuple[str, str], Recipe] = {
 } | {
     ("resnet20", "cifar10"): Recipe("sgd", 0.1, epochs=6, momentum=0.9, augmented=True, annealing="linear"),
 }
-"""Our own, for half the time: the authors' with one cycle, larger batches and early parts frozen early. ResNet-20 is
+"""Our own, in half the time: the authors' with one cycle, larger batches and early parts frozen early. ResNet-20 is
 not in the paper."""
 
 RECIPES: Mapping[str, Mapping[tuple[str, str], Recipe]] = {
@@ -155,4 +155,4 @@ RECIPES: Mapping[str, Mapping[tuple[str, str], Recipe]] = {
     "authors": {**PAPER, **AUTHORS},
     "short": {**PAPER, **AUTHORS, **SHORT},
 }
-"""By name. Where a name has none of its own for a network and data set, it has that of the name before it."""
+"""By name. A name without its own recipe for a network and data set uses that of the name before it."""

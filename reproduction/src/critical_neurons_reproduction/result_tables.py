@@ -1,4 +1,4 @@
-"""Result tables: figures over seeds beside the paper's, as Markdown, CSV and LaTeX. What is missing says so."""
+"""Result tables: our results over seeds beside the paper's, as Markdown, CSV and LaTeX; gaps are marked."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ LATEX = str.maketrans(
 
 @dataclass(frozen=True)
 class Figure:
-    """Mean and deviation over `seeds` runs. The paper's have no count, and are shown as they are printed."""
+    """Mean and standard deviation over `seeds` runs. `seeds` is None for the paper's figures, shown as printed."""
 
     mean: float
     deviation: float | None = None
     seeds: int | None = None
 
     def show(self, wanted: int | None = None) -> str:
-        """Says how many seeds there are where more are wanted."""
+        """As text; with the number of seeds if there are fewer than `wanted`."""
         digits = "g" if self.seeds is None else ".2f"
         text = format(self.mean, digits)
         if self.deviation is not None:
@@ -59,7 +59,7 @@ class Figure:
 
 
 def summarise(values: Sequence[float]) -> Figure | None:
-    """Mean and sample deviation; no deviation of a single value, and no figure of none."""
+    """Mean and sample standard deviation; no deviation for one value, None for no values."""
     if not values:
         return None
     if not all(math.isfinite(value) for value in values):
@@ -69,7 +69,7 @@ def summarise(values: Sequence[float]) -> Figure | None:
 
 @dataclass(frozen=True)
 class Published:
-    """A table of the paper: figures by the labels of a row and by column. None is one that the paper marks n/a."""
+    """A table of the paper: figures by row labels and column. None stands for n/a in the paper."""
 
     title: str
     headings: tuple[str, ...]
@@ -80,9 +80,9 @@ class Published:
 
 @dataclass(frozen=True)
 class Row:
-    """Figures by column. Ours are missing where there is none, and None where there can be none.
+    """Figures by column. In `ours` a column is absent if it has no result yet, and None if it cannot have one.
 
-    `schedule` says how training was shortened.
+    `schedule` says how training was shortened, None if it was not.
     """
 
     labels: Labels
@@ -93,7 +93,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """`seeds` are the runs that every figure of ours is wanted over."""
+    """`seeds` is the number of runs that each of our figures should be averaged over."""
 
     title: str
     headings: tuple[str, ...]
@@ -163,7 +163,7 @@ class Table:
         return content.getvalue()
 
     def pair_up(self) -> list[list[str]]:
-        """Header and rows as texts, with the paper's figure in a second line under ours: for a narrow screen."""
+        """Header and rows as text, the paper's figure in a second line below ours: for a narrow screen."""
         compared, shortened = self._compared(), self._shortened()
         lines = [[*self.headings, *self.columns, *(["schedule"] if shortened else [])]]
         for row in self.rows:
@@ -176,7 +176,7 @@ class Table:
         return lines
 
     def _lay_out(self) -> list[list[str]]:
-        """Header and rows as texts, the paper's figure behind ours in the columns that have one."""
+        """Header and rows as text, the paper's figure in a column after ours, where the paper has one."""
         compared, shortened = self._compared(), self._shortened()
         header = [*self.headings]
         for column in self.columns:
@@ -208,10 +208,10 @@ def set_beside(
     schedules: Mapping[Labels, str] | None = None,
     further: tuple[str, ...] = (),
 ) -> Table:
-    """A table in the paper's layout, from the values of ours by row, column and seed, in the paper's units.
+    """A table in the paper's layout, from our values by row, column and seed, in the paper's units.
 
-    `further` are columns of ours that the paper has not. None is for a figure that there cannot be, as where the
-    paper leaves a place empty.
+    `further` are columns that the paper does not have. None marks a figure that cannot exist, as where the paper's
+    table is empty.
     """
     shortened = schedules or {}
     unknown = [labels for labels in (*ours, *shortened) if labels not in published.figures]
@@ -229,7 +229,7 @@ def set_beside(
 
 
 def _summarise_all(values: Mapping[str, Sequence[float] | None]) -> dict[str, Figure | None]:
-    """Without the columns that have no values yet: these are missing."""
+    """Columns without values yet are left out: they are missing."""
     return {
         column: None if given is None else summarise(given)
         for column, given in values.items()

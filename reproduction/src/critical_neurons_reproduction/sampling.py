@@ -1,4 +1,4 @@
-"""Sampling: a part of a data set to a calibration batch with all classes in it."""
+"""Sampling: a calibration batch with all classes, from a part of a data set."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from critical_neurons_reproduction.datasets import Part
 def draw_batch(
     part: Part, per_class: int = 1, *, seed: int, varying: bool = False, correct_by: nn.Module | None = None
 ) -> Part:
-    """`per_class` images of every class, in the order of the classes, drawn without replacement.
+    """`per_class` images of every class, ordered by class, drawn without replacement.
 
-    `varying` draws the number of every class too, from one to `per_class` (the paper's imbalanced IMIDP). With
-    `correct_by` only images that this network classifies correctly are drawn. With the same seed, and without
-    `varying`, a larger batch holds the smaller ones.
+    `varying` also draws the number of images of every class, from one to `per_class` (the paper's imbalanced IMIDP).
+    With `correct_by` only images that this network classifies correctly are drawn. For one seed, and without
+    `varying`, batches are nested: a larger one contains the smaller ones.
     """
     if per_class < 1:
         raise InvalidSettingError(f"per_class: found {per_class}. Accepted: at least one image of every class.")
@@ -39,7 +39,7 @@ def draw_batch(
     if short:
         which = "images" if correct_by is None else "correctly classified images"
         raise InvalidInputError(
-            f"per_class: {per_class} {which} of every class asked for, but {', '.join(short[:6])}. Ask for fewer"
-            f"{'' if correct_by is None else ', or for any images'}."
+            f"per_class: {per_class} {which} of every class requested, but {', '.join(short[:6])}. Ask for fewer"
+            f"{'' if correct_by is None else ', or drop correct_by'}."
         )
     return part.select(torch.from_numpy(np.concatenate(drawn)))

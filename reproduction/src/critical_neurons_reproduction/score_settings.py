@@ -1,4 +1,4 @@
-"""Score settings: those of a cell, plain data by which stored results are found, to what `cn.score` takes."""
+"""Score settings: from a cell's settings, plain data that identifies stored results, to arguments of `cn.score`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ KNOWN = (
 
 
 def read_score_settings(settings: Mapping[str, Any], *, threads: int | None = 1) -> dict[str, Any]:
-    """Keywords for `cn.score`, on so many threads.
+    """Keyword arguments for `cn.score`, with `threads` solver threads.
 
-    A cell tells what all formulations have in one mapping, and may change the formulation alone: what the one it
-    names does not have, such as the box and the gates of the linearised one, is left out.
+    A cell has the settings of all formulations in one mapping, so that a variant need only change `formulation`.
+    Settings that the named formulation does not have are ignored, such as `input_radius` for the linearised one.
     """
     unknown = sorted(set(settings) - KNOWN)
     if unknown:
-        raise InvalidSettingError(f"score: {', '.join(unknown)} is no setting. Accepted: {', '.join(sorted(KNOWN))}.")
+        raise InvalidSettingError(f"score: unknown: {', '.join(unknown)}. Accepted: {', '.join(sorted(KNOWN))}.")
     kind = FORMULATIONS[settings.get("formulation", "paper")]
     known = {each.name for each in list_settings(kind)}
     formulation = kind(**{name: value for name, value in settings.items() if name in known})

@@ -1,4 +1,4 @@
-"""Store: finished cells of the experiments, one JSON line each in a file per table. Tables are made from it alone."""
+"""Store: finished cells, one JSON line each, one file per table; the only source of the tables."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ FORMAT = "critical_neurons cell"
 FORMAT_VERSION = 2
 
 METHOD_VERSION = 1
-"""Raised when the same settings would give another result: lines of older versions stay, but count no more."""
+"""Incremented when the same settings would give another result: older lines stay in the file, but are ignored."""
 
 PACKAGES = ("torch", "numpy", "scipy", "highspy")
-"""Whose versions are recorded with every result."""
+"""Packages whose versions are recorded with every result."""
 
 WHOLE_SCHEDULE = "the paper's"
 
 EXACT = 2**53
-"""Up to here a whole float is the same number as an int."""
+"""Up to here every integer is exact as a float."""
 
 Profile: TypeAlias = Literal["quick", "full"]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of one table: its settings are plain data and name everything the result depends on, seeds included.
+    """One run of one table. Its settings are plain data and contain everything the result depends on, seeds included.
 
-    `schedule` says in what way training is shorter than the paper's, None where it is not. Cells that differ in
-    anything are different: a quick one never counts as a full one.
+    `schedule` says how training was shortened, None if it was not. Cells are the same only if all fields agree: a
+    quick one never counts as a full one.
     """
 
     table: str
@@ -52,7 +52,7 @@ class Cell:
     def __post_init__(self) -> None:
         if not isinstance(self.table, str) or not re.fullmatch("[a-z0-9][a-z0-9_-]*", self.table):
             raise InvalidSettingError(
-                f"table: found {self.table!r}. Accepted: small letters, digits, - and _, as it names a file."
+                f"table: found {self.table!r}. Accepted: lower-case letters, digits, - and _, as it names a file."
             )
         if not isinstance(self.name, str) or not self.name:
             raise InvalidSettingError(f"{self.table}: a cell is named {self.name!r}. Accepted: a text.")
@@ -98,26 +98,26 @@ class Record:
 
     @classmethod
     def from_line(cls, line: bytes) -> Record:
-        """Raises ValueError, and says why, where the line is not a whole record."""
+        """Raises ValueError with the reason if the line is not a complete record."""
         try:
             data = parse_json(line)
         except ValueError as error:
-            raise ValueError("not a whole line of JSON") from error
+            raise ValueError("not a complete line of JSON") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError(f"not a {FORMAT}")
         if data.get("version") != FORMAT_VERSION:
-            raise ValueError(f"of version {data.get('version')!r}, where {FORMAT_VERSION} is read")
+            raise ValueError(f"format version {data.get('version')!r}; supported: {FORMAT_VERSION}")
         if data.pop("digest", None) != digest_content(data):
-            raise ValueError("changed since it was written: its digest is another")
+            raise ValueError("changed since it was written: its digest differs")
         record = from_plain(cls, data)
         if data.get("key") != record.key:
-            raise ValueError("its key is not that of its cell")
+            raise ValueError("its key does not match its cell")
         return record
 
 
 @dataclass(frozen=True)
 class State:
-    """How far a cell is; `schedule` is that of the result, if there is one."""
+    """Whether a cell is done; `schedule` is that of its result, if there is one."""
 
     table: str
     cell: str
@@ -127,10 +127,10 @@ class State:
 
 @dataclass(frozen=True)
 class Store:
-    """A folder of `TABLE.jsonl`. Lines are only ever added; of several for a cell the last one counts.
+    """A folder of files `TABLE.jsonl`, which are append-only; if a cell has several lines, the last one counts.
 
-    Several processes may add at once: every line is one write to the end of the file. Lines that cannot be read are
-    left as they are and skipped; `find_problems` names them.
+    Several processes may append at the same time: every line is a single write. Unreadable lines are left in place
+    and skipped; `find_problems` lists them.
     """
 
     folder: str | os.PathLike[str]
@@ -140,24 +140,24 @@ class Store:
         return self._read(cell.table)[0].get(cell.key)
 
     def find_all(self, table: str) -> list[Record]:
-        """The results of a table, whatever their cells, oldest first."""
+        """All results of a table, oldest first."""
         return [record for record in self._read(table)[0].values() if record.method == METHOD_VERSION]
 
     def find_missing(self, cells: Iterable[Cell]) -> list[Cell]:
-        """Those without a result of exactly their settings."""
+        """The cells without a result for exactly their settings."""
         wanted = list(cells)
         known = self._read_all(wanted)
         return [cell for cell in wanted if cell.key not in known[cell.table]]
 
     def find_best(self, *cells: Cell) -> list[Record | None]:
-        """Of each cell the result by the paper's schedule, whatever its own; else the newest by a shortened one."""
+        """For each cell the result by the paper's schedule, else the newest by a shortened one, else None."""
         known = self._read_all(cells)
         return [_choose_best(cell, known[cell.table]) for cell in cells]
 
     def add(self, cell: Cell, result: Mapping[str, Any], machine: Mapping[str, Any] | None = None) -> Record:
-        """Record a result, with versions, machine and time. It is on the disk when this returns.
+        """Record a result, with versions, machine and time. It is on disk when this returns.
 
-        `machine` is the one it was made on, by default this one.
+        `machine` describes where it was computed, by default this machine.
         """
         record = Record(
             cell,
@@ -176,26 +176,26 @@ class Store:
         return record
 
     def report_status(self, cells: Iterable[Cell]) -> list[State]:
-        """What is done, what is done by a shortened schedule and what is missing, in the order of the cells."""
+        """Whether each cell is done, done by a shortened schedule, or missing."""
         wanted = list(cells)
         return [_judge(cell, record) for cell, record in zip(wanted, self.find_best(*wanted), strict=True)]
 
     def find_problems(self) -> list[str]:
-        """The lines of all tables that were skipped: file, number and why."""
+        """The skipped lines of all tables: file, line number and reason."""
         tables = sorted(path.stem for path in Path(self.folder).glob("*.jsonl"))
         return [problem for table in tables for problem in self._read(table)[1]]
 
     def _read_all(self, cells: Iterable[Cell]) -> dict[str, dict[str, Record]]:
-        """The records of their tables, by table and key."""
+        """The records of the cells' tables, by table and key."""
         return {table: self._read(table)[0] for table in {cell.table for cell in cells}}
 
     def _path(self, table: str) -> Path:
         return Path(self.folder, f"{table}.jsonl")
 
     def _read(self, table: str) -> tuple[dict[str, Record], list[str]]:
-        """The last record of every key, oldest first, and what was skipped."""
+        """The last record of every key, oldest first, and the lines skipped."""
         path = self._path(table)
-        if not path.exists():  # or a link to a file that is gone: writing will tell
+        if not path.exists():  # or a broken link: writing will fail
             return {}, []
         content = read_file(path)
         records: dict[str, Record] = {}
@@ -220,7 +220,7 @@ def _choose_best(cell: Cell, records: Mapping[str, Record]) -> Record | None:
     shortened = [
         record
         for record in records.values()
-        if record.cell.name == cell.name  # the rest takes longer to compare
+        if record.cell.name == cell.name  # cheap test first
         and record.method == METHOD_VERSION
         and replace(record.cell, schedule=None) == whole
     ]
@@ -235,9 +235,10 @@ def _judge(cell: Cell, record: Record | None) -> State:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """One write to the end of the file, wherever others have moved it.
+    """A single write to the end of the file, wherever that is by now.
 
-    What is torn there is ended first; what others are just writing looks torn too, and an empty line follows it.
+    An incomplete last line is ended by a newline first. So is a line that another process is just writing, which
+    leaves a harmless empty line.
     """
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
     try:
@@ -261,7 +262,7 @@ def _plain_mapping(value: Any, where: str) -> dict[str, Any]:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """As JSON gives it back. 5.0 becomes 5: equal settings have equal keys."""
+    """The value as JSON returns it. 5.0 becomes 5, so that equal settings have equal keys."""
     match value:
         case None | str() | bool():
             return value
@@ -276,6 +277,6 @@ def _plain(value: Any, where: str) -> Any:
             return [_plain(each, f"{where}[{at}]") for at, each in enumerate(value)]
         case _:
             raise InvalidSettingError(
-                f"{where}: found {value!r}. Accepted: text, finite numbers, booleans, None, and lists or mappings by "
-                "text of these."
+                f"{where}: found {value!r}. Accepted: text, finite numbers, booleans, None, and lists or mappings "
+                "(with text as keys) of these."
             )

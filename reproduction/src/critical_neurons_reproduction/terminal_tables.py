@@ -1,4 +1,4 @@
-"""Tables of the terminal: results beside the paper's, and the state of the cells."""
+"""Terminal tables: our results beside the paper's, and the state of the cells."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 CELLS_SHOWN = 12
-"""Missing cells written one by one; JSON has all."""
+"""Largest number of missing cells listed; JSON has all."""
 
 
 def report_figures(figures: Figures) -> RenderableType:
-    """A table of the reproduction, ours above the paper's."""
+    """A table of results, ours above the paper's."""
     header, *rows = figures.pair_up()
     count = len(figures.headings)
     table = make_table(*header[:count], *(f">{name}" for name in header[count:]))
@@ -31,7 +31,7 @@ def report_figures(figures: Figures) -> RenderableType:
 
 
 def report_states(states: Sequence[State]) -> RenderableType:
-    """How many cells of every table are done, and which are not."""
+    """The number of finished cells per table, and the missing cells."""
     table = make_table("Table", ">Done", ">Shortened", ">Missing", "Schedules")
     for name in dict.fromkeys(state.table for state in states):
         mine = [state for state in states if state.table == name]

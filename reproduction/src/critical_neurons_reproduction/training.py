@@ -1,4 +1,4 @@
-"""Training: a network, a data set and a recipe to a trained network."""
+"""Training: from a network, a data set and a recipe to a trained network."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from critical_neurons_reproduction.datasets import Dataset, Part
 from critical_neurons_reproduction.recipes import Recipe, augment, set_rate
 
 INITIAL, CHECKPOINT = "initial.safetensors", "checkpoint.pt"
-"""What training writes into its folder."""
+"""Files that training writes into its folder."""
 
 EPOCH = "epoch-{:03}.safetensors"
-"""The weights after an epoch, counted from one, where they are asked for."""
+"""File of the weights after an epoch, counted from one, with `keep_epochs`."""
 
 VERSION = 1
-"""Of the checkpoint."""
+"""Format version of the checkpoint."""
 
 SETTINGS = ("seed", *(field.name for field in fields(Recipe)))
-"""What the result follows from and a message can show."""
+"""Those entries of a checkpoint's origin that error messages show with their values."""
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """A finished epoch, counted from one: mean loss over the training images as it went, validation accuracy."""
+    """A finished epoch, counted from one: running mean of the training loss, and validation accuracy."""
 
     number: int
     of: int
@@ -49,14 +49,14 @@ class Epoch:
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """The trained network, in evaluation mode, and all its epochs, also those of before an interruption."""
+    """The trained network, in evaluation mode, and all its epochs, including those before an interruption."""
 
     model: nn.Module
     epochs: tuple[Epoch, ...]
 
 
 def build_model(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """What the factory makes of torch's random numbers from `seed` on. The global random state stays as it is."""
+    """Call the factory with torch seeded by `seed`. The global random state is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(_start_random(seed))
         return factory()
@@ -72,12 +72,12 @@ def train(
     keep_epochs: bool = False,
     progress: Callable[[Epoch], None] = lambda epoch: None,
 ) -> Training:
-    """Train a copy of the model; the model and the global random state stay as they are.
+    """Train a copy of the model; the model and the global random state are not changed.
 
-    The folder keeps the initial weights and, after every epoch and before `progress` hears of it, a checkpoint, which
-    `load_model` reads as well. Called again with the same arguments, training goes on from there, or is done at once.
-    `keep_epochs` writes the weights after every epoch into files of their own.
-    On the CPU, with the same number of threads, the result is the same to the last bit, interrupted or not.
+    The initial weights are saved in the folder, and a checkpoint after every epoch, before `progress` is called;
+    `load_model` can read both. Called again with the same arguments, training resumes from the checkpoint.
+    `keep_epochs` also saves the weights after every epoch in a separate file.
+    On the CPU, with the same number of threads, the result is bit-identical, interrupted or not.
     """
     _check_fit(model, data)
     trained = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster
@@ -93,7 +93,7 @@ def train(
         write_atomically(directory / INITIAL, save(_copy_weights(model)))
     while len(epochs) < recipe.epochs:
         number = len(epochs) + 1
-        # Only the epoch itself draws from this stream, so that nothing progress does can change the result.
+        # Only the epoch itself uses this random state, so that `progress` cannot change the result.
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(random_state)
             loss = _train_epoch(trained, data.training, optimiser, recipe, number)
@@ -115,7 +115,7 @@ def train(
 def _train_epoch(
     model: nn.Module, part: Part, optimiser: torch.optim.Optimizer, recipe: Recipe, number: int
 ) -> float:
-    """The mean loss of epoch `number`, counted from one."""
+    """Train epoch `number`, counted from one; returns its mean loss."""
     model.train()
     like = next(model.parameters())
     total = torch.zeros((), dtype=torch.float64, device=like.device)
@@ -150,7 +150,7 @@ def _copy_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _describe_origin(model: nn.Module, data: Dataset, recipe: Recipe, seed: int) -> dict[str, Any]:
-    """Everything the result follows from."""
+    """Everything the result depends on."""
     weights = _copy_weights(model)
     shapes = [(name, tuple(values.shape), str(values.dtype)) for name, values in weights.items()]
     values = hashlib.sha256()
@@ -190,14 +190,14 @@ def _write_checkpoint(
 
 
 def _read_same(path: Path, origin: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The checkpoint there, if it comes from the same network, data, recipe and seed."""
+    """The checkpoint, which must come from the same network, data, recipe and seed."""
     try:
         content = read_checkpoint(path)
     except InvalidFileError as error:
-        raise InvalidFileError(f"{error} Remove it to train anew, or give another folder.") from error
+        raise InvalidFileError(f"{error} Remove it to start over, or give another folder.") from error
     there = content.get("origin")
     if content.get("version") != VERSION or not isinstance(there, Mapping):
-        raise InvalidFileError(f"{path}: is no checkpoint of this training. Give another folder.")
+        raise InvalidFileError(f"{path}: not a checkpoint of this training. Give another folder.")
     others = [
         f"{name} ({there.get(name)} there, {origin.get(name)} here)" if name in SETTINGS else name
         for name in {**origin, **there}
@@ -214,10 +214,10 @@ def _read_same(path: Path, origin: Mapping[str, Any]) -> Mapping[str, Any]:
 def _restore(
     path: Path, content: Mapping[str, Any], model: nn.Module, optimiser: torch.optim.Optimizer
 ) -> tuple[Tensor, list[Epoch]]:
-    """The state of the random numbers and the finished epochs; model and optimiser are brought to where they were."""
+    """Restore model and optimiser; returns the random state and the finished epochs."""
     try:
         model.load_state_dict(content["model"])
         optimiser.load_state_dict(content["optimiser"])
         return content["random_state"], [Epoch(**each) for each in content["epochs"]]
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise InvalidFileError(f"{path}: damaged ({type(error).__name__}). Remove it to train anew.") from error
+        raise InvalidFileError(f"{path}: damaged ({type(error).__name__}). Remove it to start over.") from error

@@ -107,7 +107,7 @@ def test_status_lists_every_cell(run):
         (("lambda", "--jobs", "0"), "jobs: found 0. Accepted: a whole number"),
         (("lambda", "--seeds", "0"), "--seeds: found 0"),
         (("lambda", "--epochs", "0"), "--epochs: found 0"),
-        (("lambda", "--profile", "quick", "--epochs", "3"), "--epochs and --images: are those of --profile quick"),
+        (("lambda", "--profile", "quick", "--epochs", "3"), "--epochs and --images: --profile quick sets them"),
         (
             ("lambda", "--data", "nowhere"),
             "--data nowhere: no such folder. Accepted: a folder with mnist",
@@ -143,7 +143,7 @@ def test_torn_lines_are_named_and_kept(run, blocks, tmp_path):
     path.write_text('{"format": "critical_neurons cell", "vers')
     result = run(*QUICK_CELL, "--data", blocks)
     assert result.exit_code == 0, result.output
-    assert "Skipped: results/lambda.jsonl, line 1: not a whole line of JSON." in result.stderr
+    assert "Skipped: results/lambda.jsonl, line 1: not a complete line of JSON." in result.stderr
     first, second = path.read_text().splitlines()
     assert first == '{"format": "critical_neurons cell", "vers'
     assert json.loads(second)["cell"]["name"] == "fashion/lenet5/lambda-5/balanced/seed-0"
@@ -158,7 +158,7 @@ def test_a_checkpoint_of_another_network_is_left_alone(run, blocks, tmp_path):
     result = run(*QUICK_CELL, "--data", blocks)
     assert result.exit_code == 1
     assert "Failed: fashion/lenet5/seed-0:" in result.stderr
-    assert "Remove it to train anew" in result.stderr
+    assert "Remove it to start over" in result.stderr
     assert checkpoint.read_bytes() == other
 
 
@@ -189,7 +189,7 @@ def test_what_a_cluster_has_finished_is_kept(run, blocks, tmp_path, what):
                 cluster.scheduler.kill()
             _, errors = process.communicate(timeout=60)
     assert process.returncode == (130 if what == "Ctrl-C" else 2), errors
-    assert "What is finished is kept: the same command goes on from there." in errors
+    assert "Finished cells are kept: run the same command again to resume." in errors
     assert ("the scheduler was lost" in errors) == (what != "Ctrl-C")
     assert "Traceback" not in errors
     (line,) = (tmp_path / "results" / "lambda.jsonl").read_text().splitlines()

@@ -306,7 +306,7 @@ class TestFailures:
         (tmp_path / "data").mkdir()
         (tmp_path / "data" / "mnist").symlink_to(blocks / "fashion_mnist")
         own = replace(runs, folder=tmp_path / "runs", data=tmp_path / "data")
-        with pytest.raises(InvalidInputError, match=r"mnist: other pictures than those of ylecun/mnist.*JPEG"):
+        with pytest.raises(InvalidInputError, match=r"mnist: not the images of ylecun/mnist.*JPEG"):
             run_cells(find("table-1", "mnist/sim"), Store(tmp_path / "results"), own)
         assert not own.folder.exists()
 

@@ -1,4 +1,4 @@
-"""Decoupled greedy learning: a deep network in parts that are trained and scored one by one."""
+"""Decoupled greedy learning: a deep network split into parts that are trained and scored layer-wise."""
 
 from critical_neurons_reproduction.decoupled.head_training import train_heads
 from critical_neurons_reproduction.decoupled.part_scoring import join_scores, run_to, score_parts

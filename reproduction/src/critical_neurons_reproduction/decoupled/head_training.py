@@ -1,4 +1,4 @@
-"""Head training: the heads of parts whose bodies stay as they are, on what the bodies give, computed once."""
+"""Head training: auxiliary heads trained behind frozen bodies, on body outputs that are computed once."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from critical_neurons_reproduction.decoupled.parts import Decoupled
 from critical_neurons_reproduction.recipes import Recipe, set_rate
 
 CHUNK = 500
-"""Images that go through the bodies at once."""
+"""Batch size of the forward passes through the bodies."""
 
 
 def train_heads(decoupled: Decoupled, inputs: Tensor, labels: Tensor, recipe: Recipe, *, seed: int = 0) -> None:
-    """Train every head in place by itself, and leave all parts in evaluation mode. The bodies do not change.
+    """Train every head in place, independently, and leave all parts in evaluation mode. The bodies do not change.
 
-    A head that begins with a pooling reads what is pooled, which takes a sixteenth of the memory.
+    Where a head begins with a pooling, its pooled input is stored, which takes a sixteenth of the memory.
     """
     parts = [part for part in decoupled.parts if len(part.head)]
     cuts = [int(isinstance(part.head[0], nn.AdaptiveAvgPool2d)) for part in parts]

@@ -1,4 +1,4 @@
-"""One program per part, independent of the others; their scores put together into those of the network."""
+"""Part scoring: one independent program per part; the scores of all parts form those of the network."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from critical_neurons.readers import copy_for_reading
 from critical_neurons_reproduction.decoupled.parts import Decoupled, Part
 
 BODY, HEAD = "body.", "head."
-"""What the names of the network's modules, and those of the head, begin with in a part."""
+"""Prefixes of module names in a part: modules of the network, modules of the head."""
 
 BoxName: TypeAlias = Literal["image", "part"]
 
@@ -44,30 +44,31 @@ def score_parts(
     workers: Workers = HERE,
     threads: int = 1,
 ) -> cn.Scores:
-    """Scores of the whole network: of each convolution by its part and head, of the classifier's hidden layers by the
-    last part.
+    """Scores of the whole network. Each convolution is scored in the program of its part and head, the hidden
+    layers of the classifier in that of the last part.
 
-    Inputs, labels and formulation as for `cn.score`, but labels must be given. `score` is that or a
-    `functools.partial` of it with other settings, which hold for every part, the time limit too. `parts` of what is
-    returned keeps the scores of the parts, whose layers are called `body.` and the name in the network. `progress` is
-    called with the name and scores of each part done.
+    Inputs, labels and formulation as for `cn.score`, but labels are required. `score` is `cn.score` or a
+    `functools.partial` of it with other settings; they apply to every part, including the time limit. The field
+    `parts` of the result holds the scores per part, with layer names prefixed by `body.`. `progress` is called with
+    the name and scores of each finished part.
 
-    * `box`: what the bounds of a part come from, if the formulation has an `input_radius`. "image", as in the
-      authors' code: the box of that radius around the image, pushed through all parts in front by interval
-      arithmetic. "part": a box of that radius around what the part reads. Its input is what the parts in front give
-      at the image in both.
-    * `score_heads`: the head's convolution and hidden layer get scores of their own inside the part's program, as in
-      the authors' code. They stay in `parts`.
-    * `workers` solve several parts at once, each on so many `threads`: the scores are the same for any workers.
+    * `box`: where the input box of a part comes from, if the formulation has an `input_radius`. "image", as in the
+      authors' code: the box of that radius around the image, propagated through all earlier parts by interval
+      arithmetic. "part": a box of that radius around the part's input. In both cases the part's input is the
+      output of the earlier parts for the image.
+    * `score_heads`: also score the head's convolution and hidden layer in the part's program, as the authors' code
+      does. These scores are kept in `parts` only.
+    * `workers` solve several parts in parallel, with `threads` threads each; the scores are the same for any workers.
 
-    With the image's box few gates are decided beyond the first parts: solve them relaxed (`integer=False`). A small
-    box, or none, decides nearly all, and the paper's rows then hold the head's ReLUs to their pattern at every
-    position, too: scores stay near 1. `formulation="linearised"` has no rows, and tells maps apart.
+    With the image's box few ReLUs are stable beyond the first parts: solve the relaxation (`integer=False`). With a
+    small box, or none, nearly all are stable; the paper's constraints then fix the activation pattern of the head's
+    ReLUs at every position as well, and scores stay near 1. `formulation="linearised"` has no such constraints, and
+    its scores discriminate between feature maps.
     """
     started = time.monotonic()
     batch = gather_batch(inputs, labels)
     if batch.labels is None:
-        raise InvalidInputError("labels: found none. Every head would take its own predictions; give the labels.")
+        raise InvalidInputError("labels: found none. Every head would use its own predictions; give the labels.")
     program = as_formulation(formulation)
     radius, method = _read_bounding(program, box)
     entering = torch.from_numpy(batch.inputs)
@@ -112,7 +113,7 @@ def _read_bounding(formulation: Formulation, box: BoxName) -> tuple[float, Bound
         raise InvalidSettingError(f"box: found {box!r}. Accepted: {', '.join(map(repr, get_args(BoxName)))}.")
     method = "interval" if isinstance(formulation, cn.Linearised) else formulation.bounds
     if isinstance(method, Bounds):
-        raise InvalidSettingError("bounds: every part has others. Accepted: 'interval', 'backward'.")
+        raise InvalidSettingError("bounds: found Bounds, but they differ by part. Accepted: 'interval', 'backward'.")
     return formulation.input_radius if isinstance(formulation, cn.Paper) else 0.0, method
 
 
@@ -126,14 +127,14 @@ def _score_part(
     bound: Callable[[Network, Floats], Bounds] | None,
     tell: Tell,
 ) -> cn.Scores:
-    if bound is not None and isinstance(formulation, cn.Paper):  # no other has a radius
+    if bound is not None and isinstance(formulation, cn.Paper):  # only this formulation has a radius
         bounds = bound(cn.read_network(part.network, entering, ignore=ignored), entering.numpy())
         formulation = replace(formulation, bounds=bounds)
     return score(part.network, entering, labels, formulation=formulation, ignore=ignored)
 
 
 def run_to(part: Part, entering: Tensor) -> Tensor:
-    """What the next part reads: the body's output in evaluation mode and float64, as programs compute it."""
+    """The input of the next part: the body's output in evaluation mode and float64, as in the programs."""
     with torch.no_grad():
         leaving: Tensor = copy_for_reading(part.body)(entering)
     return leaving
@@ -147,7 +148,7 @@ def join_scores(
     inputs: tuple[str, ...],
     seconds: float,
 ) -> cn.Scores:
-    """The scores of the parts as those of the network. They keep the worst status and the largest gap."""
+    """Combine the scores of the parts to scores of the network, with the worst status and the largest gap."""
     found = {
         name.removeprefix(BODY): values
         for single in singles
@@ -182,9 +183,9 @@ def join_scores(
 
 
 def _find_ignored(part: Part, network: Network, entering: Tensor, *, score_heads: bool) -> list[str] | None:
-    """The part's layers that get no scores: those of its head, unless wanted, and those the network leaves alone.
+    """The part's layers to leave unscored: its head, unless `score_heads`, and layers the network cannot prune.
 
-    None where nothing of the network is left to score.
+    None if the part has no layer to score.
     """
     wanted = {BODY + layer.name for layer in network.removable}
     layers = cn.read_network(part.network, entering).layers

@@ -1,4 +1,4 @@
-"""Part training: every part on the loss of its own head, with an optimiser of its own. No gradient crosses parts."""
+"""Part training: every part has its own loss (that of its head) and optimiser. No gradient crosses parts."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from critical_neurons_reproduction.recipes import Recipe, augment, set_rate
 FORMAT = "critical_neurons decoupled training"
 FORMAT_VERSION = 2
 DIGEST_ROWS = 1024
-"""Copied at once."""
+"""Rows copied to memory at once for a digest."""
 
 Losses: TypeAlias = tuple[float, ...]
-"""The mean loss of every part over an epoch; of a frozen part that of its last one."""
+"""The mean loss of every part over an epoch; for a frozen part, its last one before freezing."""
 
 Labelled: TypeAlias = tuple[Tensor, Tensor]
 """Inputs of a part and their labels."""
@@ -52,15 +52,17 @@ def train_parts(
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Callable[[int, Losses], None] = lambda epoch, losses: None,
 ) -> tuple[Losses, ...]:
-    """Train all parts in place and leave them in evaluation mode. Gives the losses, epoch by epoch.
+    """Train all parts in place and leave them in evaluation mode. Returns the losses of every epoch.
 
-    * `recipe`: its batch size is the fewest data points of a batch; what is left over is spread.
-    * `buffer_size`: batches kept of what each part gave lately; the next part draws one of them at random for each of
-      its steps, and makes as many steps as there are batches. With 1, every batch goes through all parts in turn.
-    * `threads`: parts that make their steps at the same time. It changes nothing in the result.
-    * `checkpoint`: a file written before the first epoch and after each. Called again with it, training goes on from
-      there, to the same weights, bit by bit, as in one go. Buffers start every epoch empty, so it holds none.
-    * `progress` is called after every epoch, with its number from 1 and its losses.
+    * `recipe`: its batch size is a minimum; the remainder of the data is spread over the batches.
+    * `buffer_size`: size of the replay buffer of each part, in batches of its latest outputs. At every step the next
+      part draws one of them at random; it takes as many steps as there are batches. With 1, every batch passes
+      through all parts in turn.
+    * `threads`: parts that are trained in parallel. The result does not depend on it.
+    * `checkpoint`: a file written before the first epoch and after each. Called again with it, training resumes and
+      ends with the same weights, bit by bit, as without interruption. Replay buffers start every epoch empty and are
+      not saved.
+    * `progress` is called after every epoch with its number, from 1, and its losses.
     """
     _check_numbers(batch_size=recipe.batch_size, buffer_size=buffer_size, threads=threads, seed=seed)
     _check_threads(decoupled.model, threads)
@@ -72,7 +74,7 @@ def train_parts(
     record = {} if checkpoint is None else task.describe()
     losses = [] if checkpoint is None else task.resume(checkpoint, record)
     if checkpoint is not None and not losses:
-        task.save(checkpoint, record, losses)  # the first epoch can be begun again, too
+        task.save(checkpoint, record, losses)  # so that the first epoch can be restarted, too
     for epoch in range(len(losses), recipe.epochs):
         losses.append(task.train_epoch(epoch, losses[-1] if losses else ()))
         _check_losses(decoupled.parts, losses)
@@ -86,7 +88,7 @@ def train_parts(
 
 
 def train_part(part: Part, optimiser: Optimizer, inputs: Tensor, labels: Tensor) -> tuple[float, Tensor]:
-    """One step of one part. Gives the loss, and what the body gave before the step, cut off from its gradient."""
+    """One optimiser step of one part. Returns the loss and the body's output before the step, detached."""
     weight = next(part.body.parameters())
     part.network.train()
     optimiser.zero_grad()
@@ -98,14 +100,14 @@ def train_part(part: Part, optimiser: Optimizer, inputs: Tensor, labels: Tensor)
 
 
 def count_epochs(recipe: Recipe, parts: int) -> list[int]:
-    """The epochs that each part is trained for before it is frozen."""
+    """The number of epochs before each part is frozen."""
     shares = np.linspace(recipe.freeze_from, 1.0, parts) if parts > 1 else np.ones(1)
     return [math.ceil(round(share * recipe.epochs, 9)) for share in shares]
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What all epochs of one call have in common."""
+    """The arguments of one call of `train_parts`, shared by all its epochs."""
 
     parts: tuple[Part, ...]
     optimisers: tuple[Optimizer, ...]
@@ -117,10 +119,10 @@ class _Task:
     seed: int
 
     def train_epoch(self, epoch: int, before: Losses) -> Losses:
-        """As many steps of every part as there are batches; part k begins k ticks late, when its buffer has an entry.
+        """One step of every part per batch, pipelined: part k starts k ticks late, when its buffer has an entry.
 
-        The steps of one tick read what was in the buffers before it, so their order does not matter. Seed and epoch
-        decide all that is random, so there is no random state to keep. `before` are the losses of the last epoch.
+        Steps of one tick read the buffers as they were before it, so their order does not matter. All randomness
+        derives from seed and epoch, so no random state is saved. `before`: the losses of the previous epoch.
         """
         rng = np.random.default_rng((self.seed, epoch))
         size = self.recipe.batch_size
@@ -137,7 +139,7 @@ class _Task:
                     buffers[0] = deque([self._take_batch(torch.from_numpy(batches[tick]))])
                 chosen = [index for index in range(count) if 0 <= tick - index < len(batches)]
                 drawn = [buffers[index][rng.integers(len(buffers[index]))] for index in chosen]
-                # the share done of each part's own epochs; 1 or more where it is frozen
+                # progress within each part's own epochs; 1 or more once it is frozen
                 done = [(epoch + (tick - index) / len(batches)) / ends[index] for index in chosen]
                 for index, labels, loss, leaving in run(self._take_step, chosen, drawn, done):
                     totals[index] += loss
@@ -162,7 +164,7 @@ class _Task:
         return index, labels, *train_part(part, self.optimisers[index], inputs, labels)
 
     def describe(self) -> dict[str, Any]:
-        """What a checkpoint must agree with for training to go on from it."""
+        """What must be the same for a checkpoint to be resumed."""
         return {
             "architecture": [fingerprint(part.network).architecture for part in self.parts],
             "data": _digest(self.inputs, self.labels),
@@ -185,22 +187,22 @@ class _Task:
         write_atomically(path, content.getvalue())
 
     def resume(self, path: str | os.PathLike[str], record: dict[str, Any]) -> list[Losses]:
-        """Put parts and optimisers where the file left them; the losses so far, none where there is no file yet."""
+        """Restore parts and optimisers; returns the losses so far, empty if there is no file yet."""
         check_writable(path)
         if not Path(path).exists():
             return []
         try:
             state = read_checkpoint(Path(path))
         except Exception as error:
-            raise InvalidFileError(f"{path}: not a checkpoint, or damaged. Remove it to start anew.") from error
+            raise InvalidFileError(f"{path}: not a checkpoint, or damaged. Remove it to start over.") from error
         if not isinstance(state, dict) or (state.get("format"), state.get("version")) != (FORMAT, FORMAT_VERSION):
             raise InvalidFileError(f"{path}: not a file of {FORMAT}, version {FORMAT_VERSION}.")
         try:
             others = [name for name, value in record.items() if state["record"].get(name) != value]
             if others:
                 raise InvalidFileError(
-                    f"{path}: the checkpoint of another training; it differs in {', '.join(others)}. Give what it "
-                    "was begun with, or another file."
+                    f"{path}: the checkpoint of another training; it differs in {', '.join(others)}. Use the "
+                    "settings it was started with, or another file."
                 )
             for part, weights in zip(self.parts, state["parts"], strict=True):
                 part.network.load_state_dict(weights)
@@ -210,12 +212,12 @@ class _Task:
         except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             if isinstance(error, InvalidFileError):
                 raise
-            raise InvalidFileError(f"{path}: damaged ({first_line(error)}). Remove it to start anew.") from error
+            raise InvalidFileError(f"{path}: damaged ({first_line(error)}). Remove it to start over.") from error
 
 
 def _check_numbers(**numbers: int) -> None:
     for name, value in numbers.items():
-        least = {"seed": 0, "batch_size": 2}.get(name, 1)  # batch norm wants two data points
+        least = {"seed": 0, "batch_size": 2}.get(name, 1)  # batch norm needs two data points
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InvalidSettingError(f"{name}: found {value!r}. Accepted: a whole number of at least {least}.")
 
@@ -224,8 +226,8 @@ def _check_threads(model: nn.Module, threads: int) -> None:
     for name, module in model.named_modules() if threads > 1 else ():
         if "Dropout" in type(module).__name__:
             raise InvalidSettingError(
-                f"threads: found {threads}; {name} ({type(module).__name__}) draws at random, in an order that "
-                "threads would change. Give 1."
+                f"threads: found {threads}; {name} ({type(module).__name__}) draws random numbers, in an order "
+                "that threads would change. Give 1."
             )
 
 

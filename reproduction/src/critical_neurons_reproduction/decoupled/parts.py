@@ -1,4 +1,4 @@
-"""Parts: a sequential network cut behind every convolution, each part with a head that classifies its output."""
+"""Parts: a sequential network split before every convolution, each part with an auxiliary head (a classifier)."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from torch import Tensor, nn
 from critical_neurons.errors import InvalidInputError, InvalidSettingError, UnreadableModelError
 
 SHRINK = 4
-"""How much smaller a head's first pooling makes the map, in each direction."""
+"""Factor by which a head's first pooling reduces height and width."""
 
 LEAST_SIDE = 2
-"""What a head's second pooling leaves of it, in each direction."""
+"""Height and width after a head's second pooling."""
 
 HIDDEN = 128
 """Units of a head's hidden layer."""
 
 HIDDEN_PER_CHANNEL = 4
-"""The same for every channel that the head reads, in the authors' code."""
+"""Units of the hidden layer per input channel, in the authors' code."""
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some modules of the network, under their names there, and the head behind them. That of the last part is empty:
-    it ends with the network's own classifier."""
+    """Consecutive modules of the network (the body, with their names there) and an auxiliary head. The last part has
+    an empty head: it ends with the network's own classifier."""
 
     body: nn.Sequential
     head: nn.Sequential
 
     @property
     def name(self) -> str:
-        """That of its convolution."""
+        """The name of its convolution."""
         return next(name for name, module in self.body.named_children() if isinstance(module, nn.Conv2d))
 
     @property
@@ -45,17 +45,17 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Decoupled:
-    """The network, and its parts in order. They share its modules: what trains a part trains the network."""
+    """The network and its parts, in order. They share its modules: training a part trains the network."""
 
     model: nn.Sequential
     parts: tuple[Part, ...]
 
 
 def decouple(model: nn.Sequential, example: Tensor, *, hidden: int | None = HIDDEN, seed: int = 0) -> Decoupled:
-    """A copy of the network in parts, one per convolution with all that follows it up to the next one.
+    """A copy of the network in parts: each convolution with all modules up to the next one.
 
-    `example` is a batch of inputs. `hidden` are the units of a head's hidden layer; None is four times the channels
-    it reads, as in the authors' code. `seed` gives the heads' weights.
+    `example` is a batch of inputs. `hidden` is the number of units of a head's hidden layer; None means four times
+    its input channels, as in the authors' code. `seed` initialises the heads' weights.
     """
     if hidden is not None and (isinstance(hidden, bool) or not isinstance(hidden, int) or hidden < 1):
         raise InvalidSettingError(f"hidden: found {hidden!r}. Accepted: a whole number of at least 1.")
@@ -73,7 +73,7 @@ def decouple(model: nn.Sequential, example: Tensor, *, hidden: int | None = HIDD
 def build_head(shape: tuple[int, ...], classes: int, *, hidden: int | None = HIDDEN) -> nn.Sequential:
     """Average pooling, a 1x1 convolution with batch norm and ReLU, average pooling, a hidden layer with ReLU, logits.
 
-    `shape` (channels, height, width) is that of the map it reads. A pooling that would change nothing is left out.
+    `shape` (channels, height, width) is that of its input. A pooling that would change nothing is left out.
     """
     if len(shape) != 3:
         raise InvalidInputError(f"shape: found {shape}. Accepted: that of feature maps, (channels, height, width).")
@@ -104,23 +104,23 @@ def _check_sequential(model: nn.Sequential) -> nn.Sequential:
             f"model: found {type(model).__name__}. Accepted: one nn.Sequential of layers, such as vgg16 and lenet5."
         )
     seen: set[nn.Module] = set()
-    for name, module in model._modules.items():  # named_children leaves out a module's second place
+    for name, module in model._modules.items():  # named_children skips repeated modules
         inner = [] if module is None else [*module.modules()][1:]
         if any(isinstance(each, nn.Conv2d) for each in inner):
             raise UnreadableModelError(
-                f"{name}: a convolution inside {type(module).__name__}. Accepted: convolutions that stand in the "
-                "nn.Sequential themselves. Put their layers there one by one."
+                f"{name}: a convolution inside {type(module).__name__}. Accepted: convolutions as direct children "
+                "of the nn.Sequential. Put these layers there one by one."
             )
         if module in seen and any(True for _ in module.parameters()):
-            raise UnreadableModelError(f"{name}: a layer that stands in two places cannot be in two parts.")
+            raise UnreadableModelError(f"{name}: a layer used twice cannot belong to two parts.")
         seen.add(module)
     if not any(isinstance(module, nn.Conv2d) for module in model):
-        raise UnreadableModelError("model: no convolution to cut behind. Score it as a whole.")
+        raise UnreadableModelError("model: no convolution to split at. Score it as a whole.")
     return model
 
 
 def _cut(model: nn.Sequential) -> list[nn.Sequential]:
-    """What stands before the first convolution goes with it."""
+    """Split before every convolution but the first."""
     bodies: list[OrderedDict[str, nn.Module]] = [OrderedDict()]
     for name, module in model._modules.items():
         assert module is not None
@@ -131,7 +131,7 @@ def _cut(model: nn.Sequential) -> list[nn.Sequential]:
 
 
 def _run_bodies(bodies: list[nn.Sequential], example: Tensor) -> list[Tensor]:
-    """What every part gives for the first of the examples."""
+    """The output of every part for the first example."""
     values, outputs = example[:1].to(next(bodies[0].parameters())), []
     with torch.no_grad():
         for body in copy.deepcopy(bodies):

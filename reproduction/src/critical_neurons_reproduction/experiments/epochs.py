@@ -1,4 +1,4 @@
-"""Epochs: a cell that scores a network after every epoch of its training, to accuracy and share by epoch."""
+"""Epochs: score a network after every epoch of training; accuracy and share removed by epoch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from critical_neurons_reproduction.experiments.workspace import Runs
 from critical_neurons_reproduction.store import Cell
 
 SEEDS = 1000
-"""Between the seeds of two runs: every epoch of an incremental one has its own."""
+"""Offset between the seeds of two runs: every epoch of an incremental run has its own seed."""
 
 
 def run_epochs(cell: Cell, runs: Runs) -> Settings:
-    """Plain: the network as it was after each epoch. Incremental: what scores low is gone for all later epochs."""
+    """Plain: prune the network of each epoch. Incremental: low-scored units stay removed in all later epochs."""
     follow = _follow_smaller if cell.settings["incremental"] else _follow_whole
     return {"epochs": follow(cell, runs, runs.load(cell.settings["data"]))}
 
@@ -38,7 +38,7 @@ def _follow_whole(cell: Cell, runs: Runs, data: Dataset) -> list[Settings]:
 
 
 def _follow_smaller(cell: Cell, runs: Runs, data: Dataset) -> list[Settings]:
-    """Every epoch begins with a new optimiser, as the parameters are others than before."""
+    """Every epoch starts with a new optimiser, as pruning changes the parameters."""
     settings, seed = cell.settings, cell.settings["seed"]
     recipe = runs.find_recipe(settings["network"], settings["data"]).shortened(1)
     whole = model = runs.build(settings["network"], seed)
@@ -67,7 +67,7 @@ def _count_removed(model: nn.Module, plan: cn.Plan) -> Settings:
 
 
 def _combine(first: cn.Plan, then: cn.Plan) -> cn.Plan:
-    """What stays of the whole network after both, where the second is one of what the first left."""
+    """Both plans as one of the whole network; `then` is a plan of the network that `first` leaves."""
     removed, stays = then.removed, first.stays.copy()
     for layer, planned in zip(first.structure.layers, first.layers, strict=True):
         if layer.name in removed:

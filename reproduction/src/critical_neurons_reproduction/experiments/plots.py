@@ -1,4 +1,4 @@
-"""Plots: the table of a figure to a picture, accuracy above and the share removed below."""
+"""Plots: the table of a figure as an image, accuracy above and the share removed below."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from critical_neurons.errors import MissingExtraError
 from critical_neurons_reproduction.result_tables import Figure, Row, Table
 
 LOGARITHMIC = "λ"
-"""The axis whose points are not evenly spread."""
+"""The axis with a logarithmic scale."""
 
 
 def draw_figure(table: Table) -> dict[str, bytes]:
-    """PNG and SVG by suffix. Bars are deviations over seeds; the same table gives the same bytes."""
+    """PNG and SVG by suffix. Error bars are standard deviations over seeds; the same table gives the same bytes."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure as Picture
@@ -55,7 +55,7 @@ def _means(rows: Sequence[Row], column: str) -> list[float]:
 
 
 def _deviations(rows: Sequence[Row], column: str) -> list[float]:
-    """Nothing of a single seed."""
+    """0 for a single seed."""
     return [_figure(row, column).deviation or 0.0 for row in rows]
 
 

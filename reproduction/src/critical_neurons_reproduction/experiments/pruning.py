@@ -1,4 +1,4 @@
-"""Pruning: a cell that scores a trained network to what is left of its accuracy without the low-scored units."""
+"""Pruning: score a trained network, remove the low-scored units, measure the accuracy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from critical_neurons_reproduction.store import Cell
 
 
 def run_removal(cell: Cell, runs: Runs) -> Settings:
-    """Score, remove by every threshold, measure on the test images."""
+    """Score, remove units by every threshold, measure on the test images."""
     model, data, scores = score_reference(cell.settings, runs)
     plans = [cn.plan(scores, threshold=threshold) for threshold in cell.settings["thresholds"]]
     return {
@@ -44,8 +44,8 @@ def run_removal(cell: Cell, runs: Runs) -> Settings:
 
 
 def run_comparison(cell: Cell, runs: Runs) -> Settings:
-    """The same beside random and critical units removed, at the paper's threshold and at those chosen on validation
-    images; then an epoch of fine-tuning."""
+    """`run_removal` compared with removing random and critical units, at the paper's threshold and at thresholds
+    chosen on validation images; then one epoch of fine-tuning."""
     settings, (model, data, scores) = cell.settings, score_reference(cell.settings, runs)
     chosen = choose_thresholds(model, scores, data.validation, **settings["goal"])
     recipe, draws = Recipe(**settings["fine_tuning"]), range(settings["draws"])
@@ -69,8 +69,8 @@ def run_comparison(cell: Cell, runs: Runs) -> Settings:
 
 
 def find_threshold(model: nn.Module, scores: cn.Scores, share: float) -> float:
-    """The lowest threshold at which the share of the parameters is removed, as the authors count it, or else the
-    largest score."""
+    """The lowest threshold that removes this share of the parameters, as the authors count; if none does, the largest
+    score."""
     levels = np.unique(np.concatenate(list(scores.values())))
     at = bisect_left(levels, share, key=lambda level: share_as_published(model, cn.plan(scores, threshold=level)))
     return float(levels[min(at, len(levels) - 1)])
@@ -89,7 +89,7 @@ def score_on(model: nn.Module, data: Dataset, settings: Settings) -> cn.Scores:
 
 
 def score_interruptible(model: nn.Module, inputs: Any, labels: Any, **settings: Any) -> cn.Scores:
-    """Ctrl-C leaves `cn.score` with the best so far, which is no result of a cell."""
+    """Raise KeyboardInterrupt on Ctrl-C: the incumbent that `cn.score` then returns must not be stored."""
     scores = cn.score(model, inputs, labels, **settings)
     if any(note.startswith(INTERRUPTED) for note in scores.notes):
         raise KeyboardInterrupt
@@ -97,7 +97,7 @@ def score_interruptible(model: nn.Module, inputs: Any, labels: Any, **settings: 
 
 
 def draw(settings: Settings, data: Dataset, model: nn.Module) -> Part:
-    """The images that are scored on."""
+    """The batch of images to score on."""
     batch = settings["batch"]
     return draw_batch(
         data.validation,
@@ -117,10 +117,10 @@ def choose_thresholds(
     accuracy: float,
     steps: int,
 ) -> dict[str, float]:
-    """A threshold for every layer, the score at one of the steps through its units, or 0 where nothing is removed.
+    """Greedy choice of one threshold per layer: one of `find_levels`, or 0 where nothing is removed.
 
-    They are raised one at a time, always that which costs least accuracy for the parameters it removes, as published;
-    first until the share is removed, then as long as the accuracy is left.
+    Each step raises the threshold with the smallest loss of accuracy per parameter removed (as the authors count),
+    until `share` is removed; after that only while the accuracy stays at least `accuracy`.
     """
     levels = {name: find_levels(values, steps) for name, values in scores.items()}
     chosen, removed, before = dict.fromkeys(scores, 0.0), 0.0, measure(model, validation)
@@ -141,14 +141,14 @@ def choose_thresholds(
 
 
 def find_levels(values: np.ndarray, steps: int) -> list[float]:
-    """Scores at equal steps through the units in their order. Each has more units below it than the last."""
+    """Distinct quantiles of the scores above the smallest one, at `steps` equal steps through the sorted units."""
     ordered = np.sort(values)
     levels = np.unique(ordered[np.arange(steps) * len(values) // steps])
     return [float(each) for each in levels if each > ordered[0]]
 
 
 def measure_removal(model: nn.Module, plan: cn.Plan, test: Part) -> Settings:
-    """Beside it what the norms of the weights leave when they choose as many units of every layer."""
+    """Shares removed and accuracy; L1 and L2 remove as many units of every layer by the norm of their weights."""
     return {
         "units": share_of_units(plan),
         "as_published": share_as_published(model, plan),
@@ -169,7 +169,7 @@ def measure(model: nn.Module, part: Part) -> float:
 
 
 def mask_incoming(model: nn.Module, plan: cn.Plan) -> nn.Module:
-    """A copy masked as the authors' code does it: incoming weights of removed units are zero, their biases stay."""
+    """A copy masked as in the authors' code: incoming weights of removed units are zero, their biases stay."""
     masked = copy.deepcopy(unwrap(model))
     with torch.no_grad():
         for layer in plan.layers:
@@ -189,5 +189,5 @@ def describe_solver(scores: cn.Scores) -> dict[str, Any]:
 
 
 def summarise_scores(scores: cn.Scores) -> dict[str, list[float]]:
-    """Of every layer the least, the mean and the largest score."""
+    """Minimum, mean and maximum of the scores of every layer."""
     return {name: [float(at(values)) for at in (np.min, np.mean, np.max)] for name, values in scores.items()}

@@ -1,5 +1,5 @@
-"""Runner: cells to lines of the store, several at once, each on one thread, so that results are the same for any
-number of them."""
+"""Runner: run cells in parallel and store their results. Each runs on one thread, so that results do not depend on
+the number of workers."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ RUNNERS: Mapping[str, Runner] = {
     "epochs": run_epochs,
     "given": run_deep,
 }
-"""By the kind of a cell."""
+"""The function that runs a cell, by its kind."""
 
 
 @dataclass(frozen=True, order=True)
 class Reference:
-    """A trained network that cells begin with."""
+    """A trained network that cells start from."""
 
     network: str
     data: str
@@ -55,11 +55,11 @@ def run_cells(
     workers: Workers = HERE,
     finished: Callable[[str], None] = lambda name: None,
 ) -> list[str]:
-    """Run the cells that the store has not, and add each as it is done. Gives what failed, with the reason; cells are
-    left out where a network they begin with failed.
+    """Run the cells missing from the store and add each result as it is ready. Returns what failed, with the reason.
 
-    The networks they begin with are trained first. `finished` is told of all that is done, `runs.tell` of every
-    epoch. A result that cannot be written ends the run, and so do workers that are lost; what is done stays done.
+    The reference networks are trained first; cells whose reference failed are skipped. `finished` is called with the
+    name of every finished cell and training, `runs.tell` after every epoch. A result that cannot be written and lost
+    workers end the run; finished cells stay stored.
     """
     _check_schedules(cells, runs.schedule)
     references, missing = find_work(cells, store, runs)
@@ -67,7 +67,7 @@ def run_cells(
     for data, digest in sorted({item for cell in missing for item in cell.settings["pictures"].items()}):
         runs.check_pictures(data, digest)
     try:
-        import threadpoolctl  # noqa: F401  results on more threads than one would not be the same
+        import threadpoolctl  # noqa: F401  without it, results would depend on the number of threads
     except ImportError as error:
         raise MissingExtraError("threadpoolctl", "reproduce") from error
     sent = replace(_send(runs), measured={key: found for key, found in known.items() if found is not None})
@@ -84,21 +84,21 @@ def run_cells(
         store.add(by_name[name], *result)
         finished(name)
 
-    # Another run may be faster: what it has stored when a worker is free is not run here.
+    # Skip cells that another run has stored by the time a worker is free.
     pieces = ((name, partial(_run_cell, cell, sent)) for name, cell in by_name.items() if store.find_missing([cell]))
     failed |= _work(pieces, len(possible), runs, workers, keep)
     return [f"{name}: {reason}" for name, reason in failed.items()]
 
 
 def find_work(cells: Collection[Cell], store: Store, runs: Runs) -> tuple[list[Reference], list[Cell]]:
-    """The cells that the store has not, and the networks they begin with."""
+    """The reference networks to train, and the cells missing from the store."""
     missing = store.find_missing(cells)
     found = (each for cell in missing for each in find_references(cell, runs, find_measured(cell, store)))
     return list(dict.fromkeys(found)), missing
 
 
 def find_measured(cell: Cell, store: Store) -> float | None:
-    """The accuracy of the whole network on a cell's target, where table-2 has it for the same training."""
+    """The accuracy of the unpruned network on a cell's target, if table-2 has it for the same training."""
     settings = cell.settings
     if "target" not in settings:
         return None
@@ -116,8 +116,8 @@ def find_measured(cell: Cell, store: Store) -> float | None:
 
 
 def find_references(cell: Cell, runs: Runs, measured: float | None) -> Iterator[Reference]:
-    """What is trained before a cell can be run. Of a target's network only the accuracy is needed, which may be
-    measured already; of VGG-16 that is transferred only the scores, which may be kept."""
+    """The networks to train before a cell can run. The target's network is needed only for its accuracy, which may be
+    `measured` already; a transferred VGG-16 only for its scores, which may be stored."""
     settings = cell.settings
     untrained = settings.get("initial") or settings.get("incremental") or settings["kind"] == "given"
     scored = "target" in settings and settings["network"] == "vgg16" and find_transferred(settings, runs)
@@ -133,7 +133,7 @@ def _check_schedules(cells: Collection[Cell], schedule: Schedule) -> None:
         if cell.schedule != described:
             raise InvalidSettingError(
                 f"{cell.table} {cell.name}: listed for {cell.schedule or 'the whole schedule'}, to be run by "
-                f"{described or 'the whole one'}. List and run cells by the same schedule."
+                f"{described or 'the whole one'}. List and run cells with the same schedule."
             )
 
 
@@ -156,7 +156,7 @@ def _placed(runs: Runs, tell: Tell) -> Runs:
 
 
 def _send(runs: Runs) -> Runs:
-    """What another process needs of it: it may be in another directory, and cannot call `tell`."""
+    """A copy to send to another process: absolute paths, as its directory may differ, and no `tell`."""
     data = None if runs.data is None else runs.data.expanduser().absolute()
     weights = None if runs.weights is None else runs.weights.expanduser().absolute()
     scores = None if runs.scores is None else runs.scores.absolute()
@@ -174,7 +174,7 @@ def _work(
     workers: Workers,
     take: Callable[[str, Any], None],
 ) -> dict[str, str]:
-    """The pieces that failed, and why. The results of the others are taken as they come."""
+    """Run the pieces and pass each result to `take`. Returns those that failed, with the reason."""
     failed: dict[str, str] = {}
     with hire(workers, most=count, on_message=lambda name, message: runs.tell(*message)) as crew:
         for done in crew.run(pieces):

@@ -1,4 +1,4 @@
-"""Table layouts: the store to tables in the paper's layout, ours beside the paper's, and to files of them."""
+"""Table layouts: stored results as tables in the paper's layout, ours beside the published ones, and their files."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from critical_neurons_reproduction.result_tables import Labels, Published, Row, 
 from critical_neurons_reproduction.store import Cell, Record, Store
 
 Values: TypeAlias = Mapping[str, float | None]
-"""Shares by column, of one seed; None where there can be none."""
+"""Values of one seed by column, as shares; None where there can be no value."""
 
 Entries: TypeAlias = Iterable[tuple[Labels, Values]]
 
 Read: TypeAlias = Callable[[Cell, Settings], Entries]
-"""A cell and its result to the rows that it has figures for."""
+"""From a cell and its result to the table rows it has values for."""
 
 REMOVED = ("units", "parameters")
-"""Units removed, and parameters really removed; `prune` is what the authors count."""
+"""Share of units removed, and of parameters actually removed; `prune` is the authors' count."""
 
 NORMS = ("L1", "L2")
-"""As many units of every layer removed, those with the smallest norm of incoming weights."""
+"""Magnitude pruning of as many units of every layer, by the norm of their incoming weights."""
 
 FURTHER = (*REMOVED, *NORMS)
-"""What the paper's tables have not."""
+"""Columns that the paper's tables do not have."""
 
 NOTHING_REMOVED: Values = dict.fromkeys(FURTHER)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a table is made of results: `read` gives the rows that a cell has figures for. `published` has them in the
-    paper's order; where there is none, they come in the order of the cells."""
+    """How a table is made from results: `read` yields the rows that a cell has values for. Rows are ordered as in
+    `published`; if that has none, by cell."""
 
     published: Published
     read: Read
@@ -49,12 +49,12 @@ class Layout:
 
 
 def find_records(cells: Iterable[Cell], store: Store) -> list[Record]:
-    """What there is of the cells; of each the best, by the paper's schedule where it can be."""
+    """The best stored result of each cell, if any: by the paper's schedule rather than a shortened one."""
     return [record for record in store.find_best(*cells) if record is not None]
 
 
 def build_tables(cells: Collection[Cell], store: Store) -> dict[str, Table]:
-    """The tables of the cells, by the names of their files."""
+    """The tables of the cells, by file name."""
     records = find_records(cells, store)
     seeds = len({cell.settings["seed"] for cell in cells})
     return {
@@ -65,7 +65,7 @@ def build_tables(cells: Collection[Cell], store: Store) -> dict[str, Table]:
 
 
 def write_tables(cells: Collection[Cell], store: Store, folder: Path) -> list[Path]:
-    """As Markdown, CSV and LaTeX, and figures as pictures too."""
+    """Write tables as Markdown, CSV and LaTeX, and figures as images too."""
     target = make_folder(folder)
     files: dict[Path, bytes] = {}
     for name, table in build_tables(cells, store).items():
@@ -104,8 +104,8 @@ def _build(layout: Layout, records: Iterable[Record], seeds: int) -> Table:
 
 
 def _choose_schedule(schedules: Sequence[str | None]) -> str | None:
-    """Seeds of different schedules are not averaged: the paper's counts alone where it is among them, else the most
-    frequent one."""
+    """Seeds of different schedules are not averaged: only the paper's count if there are any, else the most frequent
+    schedule."""
     return None if None in schedules else max(schedules, key=schedules.count)
 
 
@@ -141,7 +141,7 @@ def _read_appendix(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Value
 
 
 def _read_table_2(rule: str) -> Read:
-    """Of networks that are scored as a whole. At thresholds chosen layer by layer their mean is told."""
+    """Rows of networks scored as a whole. For thresholds chosen per layer, their mean is shown."""
 
     def read(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Values]]:
         settings = cell.settings
@@ -159,7 +159,7 @@ def _read_table_2(rule: str) -> Read:
 
 
 def _read_deep(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Values]]:
-    """Every cell has one column of a row, that of ours the shares too; the whole network is of all rows."""
+    """Every cell fills one column of a row, "ours" the shares too; the unpruned network fills all rows."""
     settings = cell.settings
     program, removed = settings["score"]["formulation"], settings["removed"]
     rule = "paper" if settings["share"] is None else "share"
@@ -253,7 +253,7 @@ def _restrict(read: Read, keep: Callable[[Settings], bool]) -> Read:
 
 
 def _has_objective(objective: str) -> Callable[[Settings], bool]:
-    """SNIP's cells have no program and count for every objective; VGG-16, which has one alone, stands with ours."""
+    """SNIP's cells have no program and count for every objective; VGG-16, with one objective only, counts as ours."""
 
     def counts(settings: Settings) -> bool:
         if settings["network"] == "vgg16":
@@ -264,7 +264,7 @@ def _has_objective(objective: str) -> Callable[[Settings], bool]:
 
 
 def _per_objective(name: str, layout: Layout, **objectives: str) -> dict[str, Layout]:
-    """The same table for every objective, by the ends of their names."""
+    """The same table for every objective, by name and suffix."""
     return {
         name + end: replace(
             layout,
@@ -277,13 +277,13 @@ def _per_objective(name: str, layout: Layout, **objectives: str) -> dict[str, La
 
 
 def _without_others(published: Published) -> Published:
-    """Without the rows of other networks than LeNet-5: only that is scored with every objective."""
+    """Only the rows of LeNet-5, the one network that is scored with every objective."""
     others = set(NETWORKS.values()) - {NETWORKS["lenet5"]}
     return replace(published, figures={k: v for k, v in published.figures.items() if not others & set(k)})
 
 
 def _per_network(name: str, title: str, headings: Labels, read: Read, further: tuple[str, ...]) -> dict[str, Layout]:
-    """A figure for each of the followed networks."""
+    """A figure for each pair of data set and network in `FOLLOWED`."""
     return {
         f"{name}-{data}-{network}": Layout(
             Published(f"{title}: {NETWORKS[network]} on {DATA[data]}", headings, POINT, {}),
@@ -311,23 +311,23 @@ def _lay_out_deep(training: str, note: str) -> Layout:
         (TUNED, USED, *REMOVED),
         (
             f"{note}Rules: the threshold that removes the paper's share, and the paper's threshold, 0.3. RP, CP and "
-            "Ref + FT as ours: one epoch. A program that takes longer than a minute ends with the best it has, and "
-            "its gap.",
+            "Ref + FT: fine-tuned for one epoch, as ours. Programs have a time limit of one minute, after which the "
+            "incumbent and its gap are taken.",
         ),
     )
 
 
 OBJECTIVES = {
-    "balanced": "Our objective: every layer's scores count by their mean. VGG-16 has that of the authors' code.",
-    "authors": "The objective of the authors' code: a convolution's scores are divided by its kernel's size, too.",
+    "balanced": "Our objective: the mean score of every layer. For VGG-16, that of the authors' code.",
+    "authors": "The objective of the authors' code: a convolution's scores are also divided by its kernel's size.",
     "paper": "The objective as printed.",
 }
 
 USED = "threshold, mean"
-"""That was used, in percent."""
+"""Column: mean of the thresholds used, in percent."""
 
 TUNED = "Ref + FT"
-"""The whole network after the same epoch of fine-tuning."""
+"""Column: the unpruned network after the same epoch of fine-tuning."""
 
 POINT = ("reference", "accuracy", "prune")
 PUBLISHED_2 = PUBLISHED["table-2"]
@@ -352,8 +352,8 @@ LAYOUTS: Mapping[str, Mapping[str, Layout]] = {
                 _read_table_2("paper"),
                 FURTHER,
                 (
-                    "Ours at the paper's thresholds. L1, L2: as many units of every layer removed, those with the "
-                    "smallest norm of weights.",
+                    "Ours at the paper's thresholds. L1, L2: the same number of units per layer removed, those with "
+                    "the smallest norm of weights.",
                 ),
             ),
         ),
@@ -365,7 +365,7 @@ LAYOUTS: Mapping[str, Mapping[str, Layout]] = {
                 (USED, *FURTHER),
                 (
                     "Ours at thresholds chosen on validation images, one for every layer: raised until the paper's "
-                    "share less 5 points is removed, then while no more accuracy is lost than in the paper.",
+                    "share minus 5 points is removed, then while no more accuracy is lost than in the paper.",
                 ),
             ),
         ),
@@ -379,8 +379,8 @@ LAYOUTS: Mapping[str, Mapping[str, Layout]] = {
     "table-2-given": {
         "table-2-given": _lay_out_deep(
             "from weights trained end to end",
-            "The weights were trained end to end for 9 epochs on a copy of the pictures that had gone through JPEG; "
-            "every part has a head that was trained behind the body as it is. Some of our validation images, never "
+            "The weights were trained end to end for 9 epochs on a JPEG-compressed copy of the images; every part "
+            "has an auxiliary head that was trained with the body frozen. Some of our validation images, never "
             "test images, were among those the weights were trained on. ",
         )
     },
@@ -417,7 +417,7 @@ LAYOUTS: Mapping[str, Mapping[str, Layout]] = {
         )
     },
 }
-"""By table or figure, then by file."""
+"""By table or figure, then by file name."""
 
 FIGURES = tuple(name for table in ("batches", "training", "lambda") for name in LAYOUTS[table])
-"""Files of what the paper draws. Their tables have one row for every point."""
+"""Tables that are drawn as figures, with one row per point."""

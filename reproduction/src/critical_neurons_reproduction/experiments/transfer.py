@@ -1,4 +1,4 @@
-"""Transfer: a cell that removes units or connections of the initial network, to its accuracy once trained."""
+"""Transfer: remove units or connections of the initial network, then train it and measure the accuracy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from critical_neurons_reproduction.store import Cell
 
 
 def run_transfer(cell: Cell, runs: Runs) -> Settings:
-    """Choose on the source what stays, train it from its initial weights on the target; so for the whole network."""
+    """Prune by the source data set, then train from the initial weights on the target; likewise the whole network."""
     settings = cell.settings
     network, seed, target = settings["network"], settings["seed"], settings["target"]
     test = runs.load(target).test
@@ -78,7 +78,7 @@ def _choose_units(initial: nn.Module, runs: Runs, settings: Settings) -> tuple[c
 
 
 def _mask_connections(initial: nn.Module, source: Dataset, settings: Settings) -> tuple[nn.Module, Settings]:
-    """The masked weights stay masked in training."""
+    """SNIP's masks as parametrisations, so that masked weights stay zero in training."""
     batch = _draw_for_snip(source, settings)
     masks = mask_connections(initial, batch.inputs, batch.labels, kept=settings["snip"]["kept"])
     whole = count_parameters(initial)

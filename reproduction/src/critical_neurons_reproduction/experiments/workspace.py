@@ -1,4 +1,4 @@
-"""Where cells are run: the data, the folder that keeps trained networks, and how far trainings are cut down."""
+"""Workspace of a run: data sets, folder of trained networks, and how training is shortened."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from critical_neurons_reproduction.recipes import Recipe
 from critical_neurons_reproduction.training import EPOCH, build_model, train
 
 Tell: TypeAlias = Callable[[str, int, int], None]
-"""What is trained, epochs done, epochs there will be."""
+"""Progress callback: name of the training, epochs done, total epochs."""
 
 DECOUPLED = "decoupled.pt"
 """The checkpoint of a network trained in parts, in the folder of its training."""
@@ -37,12 +37,16 @@ DECOUPLED = "decoupled.pt"
 
 @dataclass(frozen=True)
 class Runs:
-    """`folder` keeps the trainings, which go on where they were stopped; those cut down have places of their own.
-    `data` is a folder of data sets, None for those of the hub; `recipes` are those networks are trained by,
-    `weights` a file of a trained VGG-16, for the cells that begin with one. `scores` is the folder that keeps scores
-    of VGG-16, by default that of its training. `measured` has accuracies of whole networks that need not be trained
-    again, by the key of the cell that asks for them. `threads` is how many parts of
-    VGG-16 are trained or scored at once, to the same result for any number."""
+    """Where and how cells are run.
+
+    * `folder`: training checkpoints, to resume from; shortened training has its own subfolders.
+    * `data`: a folder of data sets; None for the Hugging Face hub.
+    * `recipes`: the name of the training recipes.
+    * `weights`: a file of a trained VGG-16, for the cells that start from one.
+    * `scores`: a folder for scores of VGG-16; by default that of its training.
+    * `measured`: known accuracies of unpruned networks, which then are not trained again, by the key of the cell.
+    * `threads`: parts of VGG-16 trained or scored in parallel. The result does not depend on it.
+    """
 
     folder: Path
     data: Path | None = None
@@ -59,13 +63,13 @@ class Runs:
         return _load(self._source(data), self.cache, self.schedule.images, self.schedule.measured)
 
     def check_pictures(self, data: str, expected: str) -> None:
-        """Results on other pictures than the paper's are none of its cells."""
+        """Refuse images that are not those of the paper's data set."""
         found = digest_pictures(self._source(data), cache=self.cache)
         if found != expected:
             raise InvalidInputError(
-                f"{self._source(data)}: other pictures than those of {HUB_IDS[FOLDERS[data]]} (digest {found}, not "
-                f"{expected}). Accepted: the original pixels, in any lossless format; a copy that went through JPEG "
-                f"has others. To fetch them: hf download {HUB_IDS[FOLDERS[data]]} --repo-type dataset --local-dir "
+                f"{self._source(data)}: not the images of {HUB_IDS[FOLDERS[data]]} (digest {found}, not "
+                f"{expected}). Accepted: the original pixels, in any lossless format, not recompressed as JPEG. "
+                f"To fetch them: hf download {HUB_IDS[FOLDERS[data]]} --repo-type dataset --local-dir "
                 f"{FOLDERS[data]}"
             )
 
@@ -81,7 +85,7 @@ class Runs:
         return find_recipe(network, data, self.recipes)
 
     def train_reference(self, network: str, data: str, seed: int) -> nn.Module:
-        """The network as the paper trains it on the data set."""
+        """The unpruned network, trained on the data set by the recipe."""
         if network == "vgg16":
             return self.train_decoupled(self.build(network, seed), data, seed, data, network, f"seed-{seed}").model
         keep = (data, network) in FOLLOWED
@@ -90,14 +94,14 @@ class Runs:
         return self.train(self.build(network, seed), data, recipe, seed, *names, keep_epochs=keep)
 
     def load_epoch(self, network: str, data: str, seed: int, number: int) -> nn.Module:
-        """What `train_reference` has kept of an epoch, where it keeps epochs."""
+        """The weights `train_reference` saved after an epoch; only for the networks in `FOLLOWED`."""
         folder = self.place(self.find_recipe(network, data), data, network, f"seed-{seed}")
         return load_model(network, folder / EPOCH.format(number))
 
     def train(
         self, model: nn.Module, data: str, recipe: Recipe, seed: int, *names: str, keep_epochs: bool = False
     ) -> nn.Module:
-        """The model, trained; `names` are those of the folder it is kept in."""
+        """The model, trained; `names` are the parts of its checkpoint folder's path."""
         return train(
             model,
             self.load(data),
@@ -109,7 +113,7 @@ class Runs:
         ).model
 
     def train_decoupled(self, model: nn.Module, data: str, seed: int, *names: str) -> Decoupled:
-        """The same in parts, each with a head of its own."""
+        """The model trained by decoupled greedy learning: in parts, each with its own auxiliary head."""
         assert isinstance(model, nn.Sequential)
         training = self.load(data).training
         whole = self.find_recipe("vgg16", data)
@@ -129,7 +133,7 @@ class Runs:
         return found
 
     def place(self, recipe: Recipe, *names: str) -> Path:
-        """A folder for this training and no other."""
+        """The folder of this training alone."""
         cut: dict[str, int | None] = {
             "epochs": self.schedule.epochs if self.schedule.cuts(recipe) else None,
             "images": self.schedule.images,
@@ -156,7 +160,7 @@ def find_data(folder: Path, data: str) -> Path:
 
 @lru_cache(maxsize=2)
 def _load(source: str, cache: Path | None, images: int | None, measured: int | None) -> Dataset:
-    """Kept while a process goes from cell to cell."""
+    """Cached between the cells that one process runs."""
     whole = load_dataset(source, cache=cache)
     return Dataset(_first(whole.training, images), _first(whole.validation, measured), _first(whole.test, measured))
 
