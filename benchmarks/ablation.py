@@ -1,14 +1,14 @@
-"""What each part of a search is worth: accuracy on validation images and processor seconds, with it and without.
+"""Ablation study of the search: validation accuracy and processor seconds with and without each part.
 
-    python benchmarks/ablation.py run --data DIR --resnet20 WEIGHTS      every cell that is not stored
-    python benchmarks/ablation.py run ... --only mlp --only draw-0       any parts of a cell's name
-    python benchmarks/ablation.py table                                  what is stored, as Markdown
+    python benchmarks/ablation.py run --data DIR --resnet20 WEIGHTS      all cells not stored yet
+    python benchmarks/ablation.py run ... --only mlp --only draw-0       cells whose names contain these
+    python benchmarks/ablation.py table                                  stored results as Markdown
 
-DIR of --data holds fashion_mnist and cifar10; WEIGHTS are those of a CIFAR ResNet-20 for inputs normalised by
-ImageNet's mean and deviation, whose training set includes the validation images: the last 5 000 of the train split.
-The other networks are trained on the rest for a minute. Every cell is one line of benchmarks/results/ablation.jsonl,
-with the settings of its effort. Lines with other settings than the present ones, or with a `commit`, are of former
-searches, some of whose parts are gone; the table lists them separately.
+DIR of --data holds fashion_mnist and cifar10; WEIGHTS is a checkpoint of a CIFAR ResNet-20 for inputs normalised by
+ImageNet's mean and standard deviation. Validation images are the last 5 000 of the train split; the checkpoint was
+trained on them, too. The other networks are trained on the rest for a minute. Every cell is one line of
+benchmarks/results/ablation.jsonl, with the settings of its effort. Lines with settings that have changed since, or
+with a `commit`, belong to earlier versions of the search; the table lists them separately.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MEAN, DEVIATION = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[:
 
 @dataclass(frozen=True)
 class Variant:
-    """A search with this effort and with these attributes of modules or classes replaced."""
+    """A search with this effort, and with some attributes of modules or classes patched."""
 
     effort: str = "quick"
     replaced: tuple[tuple[Any, str, Any], ...] = ()
@@ -90,9 +90,9 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="measure the cells that are not stored yet")
     run.add_argument("--data", required=True, type=Path, help="folder with fashion_mnist and cifar10")
-    run.add_argument("--resnet20", type=Path, help="weights; without them it is left out")
-    run.add_argument("--only", action="append", default=[], help="parts of a cell's name, such as mlp or draw-0")
-    commands.add_parser("table", help="print what is stored")
+    run.add_argument("--resnet20", type=Path, help="checkpoint; without it ResNet-20 is skipped")
+    run.add_argument("--only", action="append", default=[], help="part of cell names, such as mlp or draw-0")
+    commands.add_parser("table", help="print the stored results")
     arguments = parser.parse_args()
     if arguments.command == "table":
         print("\n".join(list_rows(read_lines())))
@@ -126,7 +126,7 @@ class Subject:
 
 
 def load_subject(network: str, draw: int, data: Path, resnet20: Path | None) -> Subject:
-    """The draw says which calibration inputs, and the seed of the training."""
+    """`draw` is the random seed of the calibration inputs and of training."""
     training, _ = load_stored(data / ("fashion_mnist" if network == "mlp" else "cifar10"))
     scaled = (MEAN, DEVIATION) if network == "resnet20" else (0.0, 1.0)
     if network == "resnet20":
@@ -166,7 +166,7 @@ def train(network: str, inputs: Tensor, labels: Tensor, seed: int) -> nn.Module:
 
 
 def measure(subject: Subject, budget: dict[str, float], variant: Variant) -> dict[str, Any]:
-    """Seconds of the processor; a pass is one forward pass over the calibration inputs."""
+    """Accuracy and processor seconds; one pass is a forward pass over the calibration inputs."""
     model, inputs, how = subject.model, subject.inputs, variant.compensate
     with torch.no_grad():
         one_pass = min(clock(lambda: [model(some) for some in inputs.split(64)])[1] for _ in range(2))
@@ -202,7 +202,7 @@ def read_lines() -> list[dict[str, Any]]:
 
 
 def is_present(line: dict[str, Any]) -> bool:
-    """Whether a line was measured with the present variants and settings."""
+    """Whether a line was measured with the current variants and settings."""
     variant = VARIANTS.get(line["name"].split("/", 3)[3])
     return variant is not None and line.get("effort") == asdict(EFFORTS[variant.effort])
 

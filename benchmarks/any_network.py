@@ -1,12 +1,12 @@
-"""What can be made smaller: public architectures, as they are written, by this package and by Torch-Pruning.
+"""Coverage: which public architectures this package and Torch-Pruning can prune, without changes to their code.
 
-    python benchmarks/any_network.py run                           what is not stored yet
-    python benchmarks/any_network.py run --only torch_pruning      one of the methods
+    python benchmarks/any_network.py run                           everything not stored yet
+    python benchmarks/any_network.py run --only torch_pruning      one method
     python benchmarks/any_network.py run --only resnet18 --again   one architecture, stored or not
-    python benchmarks/any_network.py page                          docs/any-network.md from what is stored
+    python benchmarks/any_network.py page                          docs/any-network.md from the stored results
 
 Every architecture and method is a line of benchmarks/results/any_network.jsonl. Networks are untrained: the question
-is which of them a method can make smaller at all, and whether the result still runs, not how accurate it is.
+is whether a method can prune them at all and the result still runs, not how accurate it is.
 """
 
 from __future__ import annotations
@@ -50,30 +50,30 @@ from masked_reference import compute_the_same, prune_beside_masked
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parent.parent / "docs" / "any-network.md"
 VERSION = 2
-"""Raised when the same settings would give another result."""
+"""Incremented when the same settings would give another result."""
 
 RATIO = 0.3
-"""Of the channels of every group, what Torch-Pruning removes."""
+"""Share of the channels of every group that Torch-Pruning removes."""
 
 KEPT = 0.5
-"""Of the multiply-adds, what this package keeps at most: about what Torch-Pruning leaves of a plain network."""
+"""Share of the MACs that this package keeps at most: about what Torch-Pruning leaves of a plain network."""
 
 SPARE = 0.05
-"""By how much the least that can be left must fall below that; otherwise half of what can go goes."""
+"""If the smallest possible share is not this much below `KEPT`, half of the removable MACs are removed instead."""
 
 DRAWS, EFFORT = 4, "quick"
-"""Examples of two inputs each, which this package chooses units by, and how long it looks for them."""
+"""Calibration examples of two inputs each, and the search effort of `cn.compress`."""
 
 TIME_LIMIT = 120.0
-"""Processor seconds for an architecture and method."""
+"""Processor seconds per architecture and method."""
 
 LARGE = ("inception_v3", "resnext50_32x4d", "se_resnet50", "unet", "unet_bilinear", "pix2pix_generator")
 LARGE += ("retinanet_resnet18", "siamese")
 LARGE_LIMIT = 600.0
-"""Architectures whose search takes longer, and its limit."""
+"""Time limit of the search for the architectures in `LARGE`."""
 
 WALL_LIMIT = 1800.0
-"""Seconds after which the process of an architecture and method is ended, whatever it waits for."""
+"""Wall-clock seconds after which the process of an architecture and method is killed."""
 
 Result = dict[str, Any]
 Shrunk = tuple[nn.Module, Result]
@@ -82,10 +82,10 @@ Shrunk = tuple[nn.Module, Result]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="measure what is not stored yet")
-    run.add_argument("--only", action="append", default=[], help="parts of a name, such as ours or resnet18/ours")
-    run.add_argument("--again", action="store_true", help="also what is stored; of two lines the last counts")
-    commands.add_parser("page", help="write docs/any-network.md from what is stored")
+    run = commands.add_parser("run", help="measure everything not stored yet")
+    run.add_argument("--only", action="append", default=[], help="part of names, such as ours or resnet18/ours")
+    run.add_argument("--again", action="store_true", help="repeat stored measurements; the last line counts")
+    commands.add_parser("page", help="write docs/any-network.md from the stored results")
     arguments = parser.parse_args()
     store = Store(RESULTS)
     try:
@@ -109,7 +109,7 @@ def run_cells(store: Store, *, only: list[str], again: bool) -> None:
 
 
 def find_commit() -> str:
-    """Of the code that is run; with a plus where it was changed since."""
+    """The commit of the running code; with a plus if there are uncommitted changes."""
 
     def ask(*words: str) -> str:
         asked = ["git", "-C", str(RESULTS.parent.parent), *words]
@@ -119,7 +119,7 @@ def find_commit() -> str:
 
 
 def list_cells() -> list[Cell]:
-    """What takes longest last, so that a run that is cut short has most of them."""
+    """The slowest last, so that an interrupted run has most of them."""
     settings: dict[str, dict[str, Any]] = {
         "torch_pruning": {"version": version("torch-pruning"), "ratio": RATIO, "importance": "magnitude, L2"},
         "ours": {"kept": KEPT, "importance": "magnitude, L2"},
@@ -137,12 +137,12 @@ def find_limit(name: str, method: str) -> float:
 
 
 def run_in_child(method: Callable[[Architecture], Result], architecture: Architecture) -> Result:
-    """What a method gives in a process of its own, so that one that dies or runs out of memory stops no other."""
+    """Run a method in a separate process, so that a crash or lack of memory affects no other."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
 
     def work() -> None:
-        most = int(2 * LARGE_LIMIT)  # the kernel ends what no exception does
+        most = int(2 * LARGE_LIMIT)  # the kernel kills what no exception stops
         resource.setrlimit(resource.RLIMIT_CPU, (most, most))
         sender.send(method(architecture))
 
@@ -162,8 +162,8 @@ def run_in_child(method: Callable[[Architecture], Result], architecture: Archite
 
 
 def measure_torch_pruning(architecture: Architecture) -> Result:
-    """As its documentation has it: layers that make the outputs are left alone, attention is told its heads, dicts of
-    its own for the arguments whose defaults it writes to. The model's attributes are not repaired by hand."""
+    """Torch-Pruning as documented: output layers are ignored, the number of attention heads is given. Arguments with
+    mutable defaults, which it writes to, get new dicts. The model's attributes are not repaired by hand."""
 
     def prune(model: nn.Module, inputs: Inputs) -> Shrunk:
         pruner = tp.pruner.BasePruner(
@@ -184,9 +184,9 @@ def measure_torch_pruning(architecture: Architecture) -> Result:
 
 
 def measure_ours(architecture: Architecture) -> Result:
-    """What `inspect` says of the channels, and what is left when the units of the smallest weights are removed, as
-    Torch-Pruning is asked to. That it computes what the masked network does is part of `prune`: an error if not. And
-    the smaller network as an ONNX file, which `export` runs and compares."""
+    """Channel counts by `inspect`, and the size after magnitude pruning, the criterion that Torch-Pruning gets, too.
+    `prune` itself checks that the result equals the masked network. The smaller network is also exported to ONNX,
+    which `export` runs and compares."""
 
     def prune(model: nn.Module, inputs: Inputs) -> Shrunk:
         structure = cn.inspect(model, inputs)
@@ -230,7 +230,7 @@ def describe_structure(structure: Structure) -> Result:
 
 
 def plan_by_norm(model: nn.Module, structure: Structure) -> tuple[cn.Plan, dict[str, float]]:
-    """The units of every group with the largest weights, by the L2 norm of all that belongs to them."""
+    """Magnitude pruning: keep the units with the largest L2 norm over all their weights."""
     named, squares = dict(model.named_parameters()), np.zeros(structure.unit_count + 1)
     for each in structure.slices:
         if each.tensor in named and each.units.ndim == 1:
@@ -255,8 +255,8 @@ def plan_by_norm(model: nn.Module, structure: Structure) -> tuple[cn.Plan, dict[
 
 
 def choose_budget(structure: Structure) -> dict[str, float]:
-    """Half of the multiply-adds; where there is not as much to remove, half of what can go; where there are none that
-    could be, half of the parameters."""
+    """Half of the MACs; if less than half can be removed, half of what can; if no MACs can be removed, half of the
+    parameters."""
     if not any(product.axes for product in structure.macs):
         return {"params": KEPT}
     halfway = halve_macs(structure)
@@ -264,7 +264,7 @@ def choose_budget(structure: Structure) -> dict[str, float]:
 
 
 def join_examples(architecture: Architecture) -> Inputs:
-    """Several, one behind the other; one of what cannot be joined."""
+    """Several examples concatenated; a single one if they cannot be."""
     many = [architecture.example(seed) for seed in range(DRAWS)]
     if is_whole(many[0]) or "graph" in architecture.inputs.__name__:
         return many[0]
@@ -282,9 +282,9 @@ METHODS: dict[str, Callable[[Architecture], Result]] = {
 def measure(
     architecture: Architecture, shrink: Callable[[nn.Module, Inputs], Shrunk], seconds: float | None = None
 ) -> Result:
-    """The size before and after, or why there is no after: an error, outputs of another form, nothing removed.
+    """The size before and after, or the failure: an error, outputs of another structure, nothing removed.
 
-    `shrink` may change the model it is given, and gives what else it found.
+    `shrink` may change the model passed to it; it returns the smaller model and further results to store.
     """
 
     def work() -> Result:
@@ -306,7 +306,7 @@ def measure(
 
 
 def attempt(work: Callable[[], Result], seconds: float) -> Result:
-    """What the work gives within the time limit, or its error as text; with the processor seconds it took."""
+    """The result within the time limit, or the error as text; with the processor seconds taken."""
     started = time.process_time()
     try:
         with time_limit(seconds), warnings.catch_warnings(action="ignore"):
@@ -319,7 +319,7 @@ def attempt(work: Callable[[], Result], seconds: float) -> Result:
 
 
 def describe(model: nn.Module, inputs: Inputs) -> Result:
-    """Parameters, multiply-adds for the inputs as they are, and the form of the outputs."""
+    """Parameters, MACs for these inputs, and the structure of the outputs."""
     model.eval()
     with torch.no_grad():
         leaves, form = tree_flatten(call(model, inputs))
@@ -332,14 +332,14 @@ def describe(model: nn.Module, inputs: Inputs) -> Result:
 
 
 def count_macs(model: nn.Module, inputs: Inputs) -> int:
-    """By torch's counter, of matrix products and convolutions. What it does not know is taken apart for it: fused
-    encoder layers, fused recurrent layers, fused attention."""
+    """By torch's FLOP counter: matrix products and convolutions. Fused encoder layers, recurrent layers and
+    attention, which it does not know, are decomposed for it."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with (
             torch.no_grad(),
-            warnings.catch_warnings(action="ignore"),  # of flags that are put back as they were
+            warnings.catch_warnings(action="ignore"),  # about flags that are restored afterwards
             torch.backends.mkldnn.flags(enabled=not any(isinstance(each, nn.RNNBase) for each in model.modules())),
             sdpa_kernel(SDPBackend.MATH),
             FlopCounterMode(display=False) as counter,
@@ -361,7 +361,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         raise TimeoutError(f"stopped after {seconds:.0f} processor seconds")
 
     before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds, 1.0)  # and again: what is stopped may catch the first
+    signal.setitimer(signal.ITIMER_PROF, seconds, 1.0)  # repeated: the code may catch the first signal
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Any-network page: stored lines to docs/any-network.md."""
+"""Any-network page: docs/any-network.md from the stored results."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from critical_neurons_reproduction.store import Record
 TABLE = "any_network"
 TITLES = {"ours": "critical_neurons", "torch_pruning": "Torch-Pruning"}
 RUN = ("torch_pruning", "ours", "compress")
-"""The methods of a run."""
+"""Methods measured for every architecture."""
 
 FURTHER = {"compress": "compress", "onnx": "ONNX"}
-"""What else is measured of this package."""
+"""Further measurements of this package, by title."""
 
 LONGEST = 200
-"""Characters of a message that are shown."""
+"""Messages are cut to this number of characters."""
 
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """By method and architecture."""
 
 
 def write_page(records: Iterable[Record], architectures: Mapping[str, Architecture], path: Path) -> None:
-    """Of the lines of an architecture and method the newest counts. Lines of the last run have a commit; where it has
-    not come to an architecture, those of earlier ones stand in, and are marked; what they searched is left out."""
+    """The newest line of every architecture and method counts. Lines of the last run have a commit; architectures it
+    has not reached yet show earlier lines, marked, without those of `compress`."""
     results: dict[str, dict[str, Mapping[str, Any]]] = {method: {} for method in (*TITLES, *FURTHER)}
     versions: dict[str, str] = {}
     commits, seconds = set(), 0.0
@@ -75,16 +75,16 @@ def introduce(results: Results, run: str) -> list[str]:
         "Public architectures, written down in `benchmarks/architectures` in the idioms of their authors.",
         f"Measured with {run}.",
         "",
-        "A network counts as handled where the smaller one runs, its outputs have the form and the shapes they",
-        "had, and parameters have gone. Both remove the units whose weights have the smallest L2 norm: Torch-",
-        "Pruning 30% of the channels of every group, this package as many as leave half of the multiply-adds,",
-        "or, where less than half could go, half of what can. `cn.prune` compares the smaller network with the",
-        "masked one in float64 and returns nothing that differs; for Torch-Pruning that is checked where",
-        "masking is a reference: not where a removed channel goes through layer or group norm, attention or a",
-        "recurrent layer. Torch-Pruning is given the layers that make the outputs and the number of heads of",
-        "attention layers, as its documentation asks. Sizes that a model keeps as numbers of its own are not",
-        "repaired by hand afterwards.",
-        "Multiply-adds are those of the example: two data points, or one graph.",
+        "A network counts as handled if the smaller one runs, its outputs have the same structure and shapes as",
+        "before, and it has fewer parameters. Both packages remove the units whose weights have the smallest L2",
+        "norm: Torch-Pruning 30% of the channels of every group, this package as many as leave half of the MACs",
+        "(multiply-adds) or, if less than half of them can be removed, half of what can. `cn.prune` compares the",
+        "smaller network with the masked one in float64 and raises an error if they differ. For Torch-Pruning",
+        "the same is checked where masking is a valid reference, that is, unless a removed channel passes through",
+        "layer or group norm, attention or a recurrent layer. Torch-Pruning is given the output layers and the",
+        "number of attention heads, as its documentation asks. Sizes hard-coded in a model are not repaired by",
+        "hand afterwards.",
+        "MACs are counted for the example: two data points, or one graph.",
         "",
         f"Handled: {counts}.",
         *compare_with_masked(results.get("torch_pruning", {})),
@@ -92,19 +92,19 @@ def introduce(results: Results, run: str) -> list[str]:
 
 
 def describe_further(results: Results) -> list[str]:
-    """Of what there is, how many came through, of how many that were tried."""
+    """For each further measurement, the number of successes and of attempts."""
     tried = {method: results[method] for method in FURTHER if method in results}
     counts = {method: f"{sum(map(is_handled, found.values()))} of {len(found)}" for method, found in tried.items()}
     lines = []
     if "compress" in counts:
         lines.append(
             'With `cn.compress(model, inputs, macs=0.5, effort="quick")` on 8 random inputs instead, which searches '
-            f"and refits by least squares: {counts['compress']} that were tried, most within two minutes of one core."
+            f"and refits by least squares: {counts['compress']}, most within two minutes of one core."
         )
     if "onnx" in counts:
         lines.append(
-            "Written as ONNX by `cn.export`, run in onnxruntime at two batch sizes and compared with the smaller "
-            f"network: {counts['onnx']} that were tried."
+            "Exported to ONNX by `cn.export`, run in onnxruntime at two batch sizes and compared with the smaller "
+            f"network: {counts['onnx']}."
         )
     return lines
 
@@ -115,7 +115,7 @@ def compare_with_masked(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
         return []
     others = [name for name, same in verdicts.items() if not same]
     named = f"; not {', '.join(others)}" if others else ""
-    return [f"Of {len(verdicts)} by Torch-Pruning, {sum(verdicts.values())} compute what the masked one does{named}."]
+    return [f"Of {len(verdicts)} pruned by Torch-Pruning, {sum(verdicts.values())} equal the masked network{named}."]
 
 
 def count_by_family(results: Results, architectures: Mapping[str, Architecture]) -> list[str]:
@@ -133,14 +133,14 @@ def count_by_family(results: Results, architectures: Mapping[str, Architecture])
 def list_architectures(
     results: Results, architectures: Mapping[str, Architecture], earlier: Collection[str]
 ) -> list[str]:
-    """What is left of the multiply-adds, of the parameters where there are none; no number where it failed."""
+    """The share of parameters and MACs kept; "no" if the method failed."""
     titles = {method: title for method, title in (TITLES | FURTHER).items() if method in results}
     lines = [
         "## By network",
         "",
-        "Units: channels that go together are one. Removable: channels, of all. For each method what is left of",
-        "parameters / multiply-adds; ≠ where the smaller network differs from the masked one, ? where masking is no",
-        "reference. ONNX: the largest difference of outputs.",
+        "Units: channels that can only be removed together count as one. Removable: removable channels of all. For",
+        "each method the share kept of parameters / MACs; ≠: the smaller network differs from the masked one, ?:",
+        "masking is no valid reference. ONNX: the largest difference of outputs.",
         "",
         row("network", "parameters", "multiply-adds", "units", "removable", *titles.values()),
         rule(1, 4 + len(titles)),
@@ -177,7 +177,7 @@ def list_failures(results: Results) -> list[str]:
 
 
 def explain(result: Mapping[str, Any]) -> str:
-    """Why not, and what must stay and why."""
+    """The failure, and the reasons why layers cannot be pruned."""
     return "; ".join([result["failed"], *result.get("reasons", ())])
 
 

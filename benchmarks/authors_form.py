@@ -1,7 +1,7 @@
-"""The program in the authors' form: every layer's h, the input h_0 among them, and every z a CVXPY variable.
+"""The program in the authors' form: the h of every layer, including the input h_0, and every z are CVXPY variables.
 
-`encode_literal` folds the input into constants, which the authors' code does not do; this is the yardstick they give.
-Fully connected networks only, relaxed gates, the authors' objective (there the same as the balanced one).
+`encode_literal` folds the input into constants, which the authors' code does not do; this form is the baseline for
+timings. Fully connected networks only, relaxed gates, the authors' objective (here equal to the balanced one).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Choices of data: which images a search is given, how many of them, and whether all at once."""
+"""Choices of calibration data: which images, how many, and one search for all or one per class."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Kind: TypeAlias = Literal["even", "any", "correct", "unsure", "sure"]
 
 @dataclass(frozen=True)
 class Choice:
-    """So many images from the training part, as many of every class unless `any`. The network is sure where the
-    largest of its outputs is far above the second. `by_class`: one search per class, scores averaged."""
+    """Number and `kind` of calibration images from the training part, class-balanced unless `any`. `sure` and
+    `unsure` go by the margin between the two largest outputs. `by_class`: one search per class, scores averaged."""
 
     images: int = 1000
     kind: Kind = "even"
@@ -30,7 +30,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Question:
-    """Choices that differ in one thing, by what they are called, and which of them is the default."""
+    """Alternatives for one choice, by label, and which of them is the default."""
 
     title: str
     answers: Mapping[str, Choice]
@@ -48,13 +48,13 @@ QUESTIONS = (
     Question(
         "Which images",
         {
-            "as many of every class": Choice(),
-            "at random from all": Choice(kind="any"),
+            "class-balanced": Choice(),
+            "uniformly at random": Choice(kind="any"),
             "correctly classified": Choice(kind="correct"),
-            "least sure": Choice(kind="unsure"),
-            "most sure": Choice(kind="sure"),
+            "smallest margin": Choice(kind="unsure"),
+            "largest margin": Choice(kind="sure"),
         },
-        "as many of every class",
+        "class-balanced",
     ),
     Question("At once, or by class", {"at once": Choice(), "by class": Choice(by_class=True)}, "at once"),
 )

@@ -1,12 +1,13 @@
-"""What a search loses with other images, more or fewer of them, or class by class: a study for the defaults.
+"""Effect of the calibration images on a search: which, how many, all at once or per class; basis for the defaults.
 
     python benchmarks/choosing_data.py run --data DIR --runs DIR                      every cell
-    python benchmarks/choosing_data.py run ... --only lenet5/seed-0 --only by-class   any parts of a cell's name
+    python benchmarks/choosing_data.py run ... --only lenet5/seed-0 --only by-class   cells whose names contain these
     python benchmarks/choosing_data.py page                                           docs/choice-of-data.md
 
-DIR of --data holds fashion_mnist. Networks are trained into DIR of --runs, where those of benchmarks/quality.py are
-used again. Only validation images are measured. A cell is a network, a seed, a choice of images and a compensation:
-one line of benchmarks/results/choosing_data.jsonl as soon as it is done, and what is stored is skipped.
+DIR of --data holds fashion_mnist. Trained networks are kept in DIR of --runs and shared with
+benchmarks/quality.py. Accuracy is measured on validation images only. A cell is a network, a seed, a choice of images
+and a compensation; it is stored as one line of benchmarks/results/choosing_data.jsonl when it is done, and skipped
+from then on.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from quality import (
 PAGE = Path(__file__).parent.parent / "docs" / "choice-of-data.md"
 TABLE = "choosing_data"
 VERSION = 1
-"""Raised when the same settings would give another result."""
+"""Incremented when the same settings would give another result."""
 
 REMOVED = 0.7
 BATCH_SIZE = 512
@@ -63,11 +64,9 @@ def main() -> None:
     run = commands.add_parser("run", help="measure the cells that are not stored yet")
     run.add_argument("--data", required=True, type=Path, help="folder with fashion_mnist")
     run.add_argument("--runs", required=True, type=Path, help="folder of trained networks")
-    run.add_argument("--only", action="append", default=[], help="parts of a cell's name, such as lenet5/by-class")
-    run.add_argument(
-        "--again", action="store_true", help="also what is stored; of two lines of a cell the last counts"
-    )
-    commands.add_parser("page", help="write docs/choice-of-data.md from what is stored")
+    run.add_argument("--only", action="append", default=[], help="parts of cell names, such as lenet5/by-class")
+    run.add_argument("--again", action="store_true", help="repeat stored cells; the last line of a cell counts")
+    commands.add_parser("page", help="write docs/choice-of-data.md from the stored results")
     arguments = parser.parse_args()
     store = Store(RESULTS)
     listed = {cell: case for case in CASES for cell in list_cells(case, CHOICES)}
@@ -89,7 +88,7 @@ def main() -> None:
 
 
 def list_cells(case: Case, choices: Sequence[Choice]) -> list[Cell]:
-    """Cells of the same seed stand together."""
+    """Grouped by seed."""
     cells = []
     for seed, choice, compensate in product(case.seeds, choices, COMPENSATIONS):
         settings = {
@@ -107,7 +106,7 @@ def list_cells(case: Case, choices: Sequence[Choice]) -> list[Cell]:
 
 
 def run_cells(case: Case, cells: Collection[Cell], store: Store, runs: Runs) -> list[str]:
-    """Measure cells of a case and store each as it is done. Gives what failed, and why."""
+    """Measure cells of a case and store each as it is done. Returns the failures, with reasons."""
     failed: list[str] = []
     if not cells:
         return failed
@@ -129,15 +128,15 @@ def run_cells(case: Case, cells: Collection[Cell], store: Store, runs: Runs) -> 
 
 
 class Trial:
-    """A trained network: what does not depend on the choice is computed once. `measured`: the first so many
-    validation images, None for all."""
+    """A trained network; what does not depend on the choice is computed once. `measured`: number of validation images
+    used, the first ones; None for all."""
 
     def __init__(self, model: nn.Module, data: Dataset, seed: int, measured: int | None = None) -> None:
         self._model, self._training, self._seed = model, data.training, seed
         self._part = data.validation.select(torch.arange(len(data.validation))[:measured])
 
     def run(self, choice: Choice, compensate: Compensation) -> dict[str, Any]:
-        """The images searched with are those refitted on; class by class, all of them together."""
+        """Refitting uses the calibration images of the search; by class, those of all classes together."""
         images = self.draw(choice)
         search = partial(cn.search, self._model, units=round(1 - REMOVED, 9), compensate=compensate, seed=self._seed)
         work = partial(search_by_class, search, images) if choice.by_class else partial(search, images.inputs)
@@ -160,7 +159,7 @@ class Trial:
         }
 
     def draw(self, choice: Choice) -> Part:
-        """In an order drawn by the seed, as are the images where the choice leaves them open."""
+        """The calibration images of a choice, drawn and shuffled by the seed."""
         match choice.kind:
             case "even":
                 drawn = draw_calibration(self._training, choice.images, self._seed)
@@ -174,7 +173,7 @@ class Trial:
         return Part(drawn.inputs.contiguous(), drawn.labels)
 
     def _rank(self, count: int, *, sure: bool) -> Tensor:
-        """Of every class as many, those with the largest margin or the smallest."""
+        """Class-balanced, the images with the largest or the smallest margin."""
         labels = self._training.labels
         classes = labels.unique()
         ranked = self._margins.argsort(descending=sure, stable=True)
@@ -182,7 +181,7 @@ class Trial:
 
     @cached_property
     def _margins(self) -> Tensor:
-        """By how much the largest output is above the second, for every training image."""
+        """The margin between the two largest outputs, for every training image."""
         with torch.inference_mode():
             outputs = torch.cat([self._model(part) for part in torch.split(self._training.inputs, BATCH_SIZE)])
         first, second = outputs.topk(2).values.T
@@ -200,7 +199,7 @@ class Trial:
 
 
 def search_by_class(search: partial[cn.Scores], images: Part) -> cn.Scores:
-    """The mean over classes of every unit's score, under the budget that every search had."""
+    """Scores averaged over one search per class, each with the same budget."""
     parts = [search(images.inputs[images.labels == label]) for label in images.labels.unique()]
     settings = {**parts[0].settings, "by_class": True}
     return average_scores(parts, settings=settings, seconds=sum(part.seconds for part in parts))

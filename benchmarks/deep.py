@@ -1,4 +1,4 @@
-"""Deep: a whole VGG-16 or ResNet-20 in one program, and what its scores are worth beside other choices."""
+"""Deep: a whole VGG-16 or ResNet-20 in one program, and its scores compared with other ways to choose units."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 MACS = 0.5
 CALIBRATION, MEASURED = 1000, 2000
 SECONDS = 900.0
-"""Of the clock: what a program may take."""
+"""Time limit of a program, wall clock."""
 
 PROGRAMS: dict[str, dict[str, Any]] = {
     "paper": {"integer": False},
     "linearised": {"formulation": "linearised", "budget": {"macs": MACS}},
 }
 SEARCH, NORMS = "cn.search", "L2 norms"
-"""What the programs are compared with: the search of this package, and what costs nothing."""
+"""What the programs are compared with: the search of this package, and magnitude pruning."""
 
 CHOICES = (*PROGRAMS, SEARCH, NORMS)
 
@@ -31,7 +31,7 @@ def describe_worth(network: str, choice: str) -> dict[str, Any]:
 
 
 def score(network: str, program: str, *, data: Path, weights: Path, folder: Path) -> dict[str, Any]:
-    """What the program takes and gives. Its scores are kept in the folder, for `judge`."""
+    """Solve the program and measure its cost. Its scores are saved in the folder, for `judge`."""
     import critical_neurons as cn
     from critical_neurons_reproduction.score_settings import read_score_settings
     from preferring import choose_correct
@@ -57,7 +57,7 @@ def score(network: str, program: str, *, data: Path, weights: Path, folder: Path
 
 
 def judge(network: str, choice: str, *, data: Path, weights: Path, folder: Path) -> dict[str, Any]:
-    """The accuracy left at half the multiply-adds, refitted and not, on validation images; seconds of choosing."""
+    """Validation accuracy at half the MACs, with and without refitting; seconds to choose the units."""
     import quality
     from critical_neurons.removal.metrics import measure_accuracy
 

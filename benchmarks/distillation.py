@@ -1,12 +1,12 @@
-"""Networks that others trained, made smaller by several methods, each with the same refitting and distillation.
+"""Public pretrained networks, pruned by several methods, each with the same refitting and distillation.
 
 python benchmarks/distillation.py run --data FOLDER --checkpoints FOLDER --cache FOLDER --part test
     [--network NAME] [--macs SHARE] [--method NAME] [--draw NUMBER] [--images COUNT] [--setting steps=600]
 python benchmarks/distillation.py page                                docs/distillation.md from the stored results
 
-A cell is a network, a share of the multiply-adds, a method and a draw of the calibration images. It is one line of
-benchmarks/results/distillation.jsonl as soon as it is done, and what is stored is skipped: a run that was stopped
-goes on. Settings are chosen on validation images; test images are for the final ones.
+A cell is a network, a share of the MACs, a method and a draw of the calibration images. It is stored as one line of
+benchmarks/results/distillation.jsonl when it is done; stored cells are skipped, so that an interrupted run can be
+resumed. Settings are chosen on validation images; test images are for the final settings only.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from storing import store_line
 
 RESULTS = Path(__file__).parent / "results" / "distillation.jsonl"
 HARNESS = 4
-"""Raised when the same settings would give another result."""
+"""Incremented when the same settings would give another result."""
 
 OURS = "search"
 PEERS = tuple(name for name in METHODS if name != "paper's program")
 SHARES, DRAWS = (0.73, 0.5, 0.3), (0, 1, 2, 3, 4)
 CALIBRATION, TRAINED = 1000, 45_000
-"""Images to calibrate on, from the first of the training split; the others are for validation."""
+"""Number of calibration images, drawn from the first `TRAINED` of the training split; the rest is for validation."""
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 DEPTHS = {"resnet20": 3, "resnet56": 9}
 PLAIN = "784-300-100-10"
 NETWORKS = (*DEPTHS, "vgg16", PLAIN)
 UNIT_SHARES = (0.2,)
-"""Kept of every layer of 784-300-100-10, on Fashion-MNIST; it is trained where it is not yet."""
+"""Shares of the units of every layer kept in 784-300-100-10, on Fashion-MNIST; the network is trained if missing."""
 
 KEY = ("harness", "network", "macs", "units", "method", "draw", "images", "part", "settings")
 
@@ -62,14 +62,14 @@ def main() -> None:
     run = commands.add_parser("run", help="measure the cells that are not stored yet")
     run.add_argument("--data", required=True, type=Path, help="folder with cifar10 and fashion_mnist")
     run.add_argument("--checkpoints", type=Path, required=True, help="folder with the trained weights")
-    run.add_argument("--cache", type=Path, required=True, help="folder that keeps decoded images and trainings")
-    run.add_argument("--part", choices=("validation", "test"), default="validation", help="what is measured on")
-    run.add_argument("--network", choices=NETWORKS, action="append", help="all by default; repeat for more")
-    run.add_argument("--macs", type=float, action="append", help="shares kept, 0.73, 0.5 and 0.3 by default")
-    run.add_argument("--method", choices=(OURS, *PEERS), action="append", help="all by default; repeat for more")
+    run.add_argument("--cache", type=Path, required=True, help="folder for decoded images and training checkpoints")
+    run.add_argument("--part", choices=("validation", "test"), default="validation", help="images to measure on")
+    run.add_argument("--network", choices=NETWORKS, action="append", help="repeatable; all by default")
+    run.add_argument("--macs", type=float, action="append", help="shares kept; 0.73, 0.5 and 0.3 by default")
+    run.add_argument("--method", choices=(OURS, *PEERS), action="append", help="repeatable; all by default")
     run.add_argument("--draw", type=int, action="append", help="draws of the calibration images, 0 to 4 by default")
-    run.add_argument("--images", type=int, default=CALIBRATION, help="calibration images")
-    run.add_argument("--setting", action="append", default=[], help="of cn.Distillation, as steps=600")
+    run.add_argument("--images", type=int, default=CALIBRATION, help="number of calibration images")
+    run.add_argument("--setting", action="append", default=[], help="setting of cn.Distillation, such as steps=600")
     run.set_defaults(work=run_cells)
     commands.add_parser("page", help="write docs/distillation.md").set_defaults(work=_write_page)
     arguments = parser.parse_args()
@@ -106,7 +106,7 @@ def run_cells(arguments: argparse.Namespace) -> None:
 def measure(
     subject: Subject, budget: Mapping[str, float], method: str, part: Part, settings: cn.Distillation, seed: int
 ) -> dict[str, Any]:
-    """Accuracies before, with batch norms re-estimated alone, refitted, and distilled; processor seconds of each."""
+    """Accuracy before, with only batch norms re-estimated, refitted, and distilled; processor seconds of each."""
     plan, choosing = clock(partial(choose, subject, budget, method, seed))
     accuracy = {"before": measure_accuracy(subject.model, part.inputs, part.labels)}
     seconds = {"choosing": choosing}
@@ -123,7 +123,7 @@ def measure(
 
 
 def choose(subject: Subject, budget: Mapping[str, float], method: str, seed: int) -> cn.Plan:
-    """By the search, which refits; or the units that a method of others prefers, of all layers together."""
+    """A plan by `cn.search`, which expects refitting; or by another method's importances, ranked globally."""
     if method == OURS:
         return cn.plan(cn.search(subject.model, subject.inputs, **budget, seed=seed))
     frame = score_norms(subject.model, subject.structure)
@@ -132,12 +132,12 @@ def choose(subject: Subject, budget: Mapping[str, float], method: str, seed: int
 
 
 def reestimate(model: nn.Module, inputs: Tensor) -> nn.Module:
-    """With the statistics of batch norms of these inputs."""
+    """A copy with batch-norm statistics re-estimated on these inputs."""
     found = copy.deepcopy(model)
     norms = [each for each in found.modules() if isinstance(each, nn.BatchNorm1d | nn.BatchNorm2d)]
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # the plain mean over batches
+        norm.momentum = None  # cumulative average over batches
         norm.train()
     with torch.no_grad():
         for rows in torch.split(inputs, 250):
@@ -146,7 +146,7 @@ def reestimate(model: nn.Module, inputs: Tensor) -> nn.Module:
 
 
 def load_case(network: str, arguments: argparse.Namespace) -> tuple[nn.Module, Part, dict[str, Part]]:
-    """The trained network, the images to calibrate on, and those to measure on."""
+    """The trained network, the images for calibration, and the images to measure on."""
     if network == PLAIN:
         from quality import CASES, load_images
         from quality import load_network as train_network
@@ -166,7 +166,7 @@ def load_case(network: str, arguments: argparse.Namespace) -> tuple[nn.Module, P
 
 
 def load_network(name: str, folder: Path) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
-    """The trained network, and what it takes of images in [0, 1]."""
+    """The trained network, and its input normalisation for images in [0, 1]."""
     if name == "vgg16":
         return load_model(name, folder / "vgg16_cifar10.safetensors").eval(), lambda images: images - 0.5
     model = CifarResNet(DEPTHS[name])
@@ -177,13 +177,13 @@ def load_network(name: str, folder: Path) -> tuple[nn.Module, Callable[[Tensor],
 
 
 def clock(work: Callable[[], Any]) -> tuple[Any, float]:
-    """With processor seconds: others may use the machine too."""
+    """The result and the processor seconds, which other load on the machine affects least."""
     started = time.process_time()
     return work(), round(time.process_time() - started, 1)
 
 
 def read_lines() -> list[dict[str, Any]]:
-    """Those of this harness, and of the one before where a network of that size was not measured anew."""
+    """The lines of this harness, and of the previous one for sizes not measured again."""
     lines = [json.loads(text) for text in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
     by_harness = [[line for line in lines if line.get("harness") == each] for each in (HARNESS, HARNESS - 1)]
     anew = {_name_size(line) for line in by_harness[0]}

@@ -1,4 +1,4 @@
-"""Distillation page: stored cells of networks that others trained, as one figure and one table."""
+"""Distillation page: stored cells of public pretrained networks, as one figure and one table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "distillation.md"
 PICTURE = PAGE.parent / "quality" / "public-weights.svg"
 OURS = "search"
 USUAL = 1000
-"""Calibration images."""
+"""Default number of calibration images."""
 
 STEPS = {"batch_norm": "batch norms re-estimated", "least_squares": "refitted", "distil": "distilled"}
 FITTED = ("least_squares", "distil")
@@ -32,7 +32,7 @@ BARS = {
     ("vgg16", 0.5): 0.3,
     ("784-300-100-10", 0.2): 1.2,
 }
-"""Points of test accuracy that may be lost, distilled."""
+"""Targets: points of test accuracy lost at most, after distillation."""
 
 BY_UNITS = ("784-300-100-10",)
 TITLES = {"resnet20": "ResNet-20", "resnet56": "ResNet-56", "vgg16": "VGG-16", "784-300-100-10": "784-300-100-10"}
@@ -40,24 +40,24 @@ TITLES = {"resnet20": "ResNet-20", "resnet56": "ResNet-56", "vgg16": "VGG-16", "
 ABOUT = """\
 CIFAR-10, ResNets of a public repository (akamaster/pytorch_resnet_cifar10); 784-300-100-10 on Fashion-MNIST. Points
 of accuracy lost on 10 000 test images, mean over draws of the calibration images; less is better. Every method gets
-the same calibration images, budget, refitting and distillation, without labels. *bar*: the loss aimed at, distilled;
-where the figure beside it is larger, it is missed.
+the same calibration images, budget, refitting and distillation, without labels. *target*: the largest loss aimed at
+after distillation; it is missed where the figure to its left is larger.
 """
 METHOD = """\
-`python benchmarks/distillation.py run --part test` measures what is missing, and goes on where it stopped. Seconds
-are of the processor. Settings of distillation were chosen on validation images, the last 5 000 of the training split,
-on which the public ResNets were trained too. *search* is `cn.search`; *greedy elimination* goes layer by layer, with
-shares of layers from one ranking of all units; other methods are importances of Torch-Pruning and activations.
+`python benchmarks/distillation.py run --part test` measures what is missing, and can be resumed. Seconds are
+processor time. Settings of distillation were chosen on validation images, the last 5 000 of the training split,
+on which the public ResNets were trained too. *search* is `cn.search`; *greedy elimination* works layer by layer,
+with layer shares from one global ranking; the other methods are importances of Torch-Pruning and activations.
 """
 WIDTH = 118
 HELD_OUT = 4
-"""The first harness that holds out inputs from least squares, too; lines of the one before are marked."""
+"""The first harness version that holds out inputs from least squares, too; lines of earlier ones are marked."""
 
 Lines = Sequence[Mapping[str, Any]]
 
 
 def write_page(lines: Lines) -> None:
-    PAGE.write_text("\n".join(["# Networks that others trained", "", *describe(lines, "quality/")]) + "\n")
+    PAGE.write_text("\n".join(["# Public pretrained networks", "", *describe(lines, "quality/")]) + "\n")
     PICTURE.write_bytes(draw(lines))
 
 
@@ -82,7 +82,7 @@ def describe(lines: Lines, folder: str) -> list[str]:
 
 
 def summarise(lines: Lines) -> list[str]:
-    """What ours loses on test images, in a table that can be read at a glance."""
+    """Points of test accuracy that our search loses, as a short table."""
     tested = [line for line in _list_usual(lines) if line["method"] == OURS]
     cells = defaultdict(list)
     for line in tested:
@@ -108,7 +108,7 @@ def tabulate(tested: Lines) -> list[str]:
     cells = defaultdict(list)
     for line in tested:
         cells[line["network"], _share(line), line["method"], line["images"], _tell(line)].append(line)
-    header = ["network", "kept", "method", "images", "draws", "before", *STEPS.values(), "bar"]
+    header = ["network", "kept", "method", "images", "draws", "before", *STEPS.values(), "target"]
     header += ["choosing s", "refitting s", "distilling s", "settings"]
     rows = []
     order = sorted(cells, key=lambda key: (list(TITLES).index(key[0]), -key[1], key[2] != OURS, key[2:]))
@@ -132,7 +132,7 @@ def tabulate(tested: Lines) -> list[str]:
 
 
 def draw(lines: Lines) -> bytes:
-    """Points lost distilled and, paler, refitted, for every method with the usual settings."""
+    """Points lost after distillation and, paler, after refitting, for every method with the default settings."""
     tested = _list_usual(lines)
     cases = sorted({(line["network"], -_share(line)) for line in tested})
     with rc_context({"svg.hashsalt": "critical_neurons", "font.size": 9}):

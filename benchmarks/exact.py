@@ -2,14 +2,14 @@
 
 python benchmarks/exact.py --data FOLDER [--widths 10 20 40] [--searches tree gates] [--seconds 300] [--solver highs]
 
-Searches: `dual tree`, what score does: branch and bound on the scores with Lagrangian bounds; `tree`, with linear
-programs and rows of the convex hull, as for networks of more layers; `no hulls`, without those; `no incumbents`,
-without better masks by trial; `gates`, the solver's own branch and bound on scores and gates.
+Searches: `dual tree`, the default of score: branch and bound on the scores with Lagrangian bounds; `tree`, with
+linear programs and convex-hull cuts, as for networks of more layers; `no hulls`, without these cuts; `no incumbents`,
+without the primal heuristic; `gates`, the solver's own branch and bound on scores and gates.
 
 python benchmarks/exact.py --data FOLDER --incumbents search none [--widths 20 40] [--seconds 60]
 
-Half the units of every layer, in place of sparsity: the plan that `cn.search` finds on a thousand images, given to
-the exact program as its incumbent; `none`, the same program without it.
+With a budget of half the units of every layer instead of the sparsity term: `search` warm-starts the exact program
+with the plan that `cn.search` finds on a thousand images; `none` does not.
 
 python benchmarks/exact.py --page     the tables of docs/exact.md from the stored results
 """
@@ -43,7 +43,7 @@ JUDGED_HEADER = (
 EPOCHS = 12
 BUDGET = {"units": 0.5}
 SEARCHED = 1000
-"""Images for the search, as many of every class."""
+"""Images for the search, class-balanced."""
 SEARCHES = ("dual tree", "tree", "no hulls", "no incumbents", "gates")
 INCUMBENTS = ("search", "none")
 
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--data", help="folder or id of a Hugging Face data set of 28x28 images")
     parser.add_argument("--widths", type=int, nargs="+", default=[10, 20, 40], help="units of the first hidden layer")
     parser.add_argument("--searches", nargs="+", default=["dual tree"], choices=SEARCHES)
-    parser.add_argument("--incumbents", nargs="+", choices=INCUMBENTS, help="under a budget, in place of --searches")
+    parser.add_argument("--incumbents", nargs="+", choices=INCUMBENTS, help="with a budget; instead of --searches")
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--solver", default="highs")
     arguments = parser.parse_args()
@@ -141,7 +141,7 @@ def solve(
 def judge(
     model: nn.Module, images: tuple[Tensor, Tensor], searched: Tensor | None, seconds: float
 ) -> dict[str, object]:
-    """The exact program under the budget, from the plan of a search on these images if there are any."""
+    """The exact program with the budget, warm-started by a search on the images `searched`, if given."""
     plan = None if searched is None else cn.plan(cn.search(model, searched, **BUDGET, compensate="none"))
     started = time.process_time()
     scores = cn.score(
@@ -169,7 +169,7 @@ def judge(
 
 
 def write_tables() -> None:
-    """The newest line of every network and search, and of every network and incumbent, in place of the old tables."""
+    """Rewrite the tables of docs/exact.md: the newest line per network and search, and per network and incumbent."""
     records = [json.loads(line) for line in RESULTS.read_text().splitlines()]
     page = replace_table(PAGE.read_text(), HEADER, [lay_out(*item) for item in find_newest(records, "search")])
     judged = [lay_out_judged(*item) for item in find_newest(records, "incumbent")]

@@ -1,4 +1,4 @@
-"""Front page: the picture of the README from the stored results of benchmarks/refitted.py, its table from those of
+"""Front page: the README's figure from the stored results of benchmarks/refitted.py, and its table from those of
 benchmarks/distillation.py.
 
 python benchmarks/front_page.py      docs/figures/front-*.svg, and the tables in README.md and docs/results.md
@@ -27,12 +27,12 @@ FOLDER = Path(__file__).parent.parent / "docs" / "figures"
 README = Path(__file__).parent.parent / "README.md"
 RESULTS_PAGE = FOLDER.parent / "results.md"
 TABLE = re.compile("(?<=<!-- table -->\n)(.*?)(?=<!-- end of the table -->)", re.DOTALL)
-"""Where a table stands in a page."""
+"""The place of a table in a page."""
 
 TITLE = "ResNet-20, CIFAR-10, weights of a public repository"
 LABELS = {RANDOM: "random units", "L2": "L2 norm"}
 SHOWN = ("L2", RANDOM)
-"""Drawn beside the best of the others."""
+"""Methods drawn in addition to the best one."""
 
 THEMES = {
     "light": {"text": "#1f2328", "grid": "#d0d7de", OURS: "#0550ae", "best": "#cf222e", "others": "#57606a"},
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def tabulate(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A row for every method and division, the accuracy at every share."""
+    """A row for every method and division of the budget among layers; accuracy by share of the MACs."""
     shares = sorted({line["macs"] for line in lines}, reverse=True)
     cells = {(line["method"], line["division"], line["macs"]): f"{100 * line['accuracy']:.2f}" for line in lines}
     ways = dict.fromkeys((line["method"], line["division"]) for line in lines)
@@ -61,19 +61,19 @@ def tabulate(lines: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def choose_division(lines: Sequence[Mapping[str, Any]], method: str) -> list[Mapping[str, Any]]:
-    """The lines of a method, with the way to divide the budget among layers that leaves it most accurate."""
+    """The lines of a method with its better division of the budget among layers, by mean accuracy."""
     mine = [line for line in lines if line["method"] == method]
     ways = ([line for line in mine if line["division"] == way] for way in dict.fromkeys(x["division"] for x in mine))
     return max(ways, key=lambda way: fmean(line["accuracy"] for line in way))
 
 
 def find_best_other(lines: Sequence[Mapping[str, Any]]) -> str:
-    """The one with the highest accuracy in the mean over the shares."""
+    """The method with the highest mean accuracy over the shares."""
     return max(OTHERS, key=lambda name: fmean(line["accuracy"] for line in choose_division(lines, name)))
 
 
 def list_points(lines: Sequence[Mapping[str, Any]], method: str) -> list[tuple[float, float]]:
-    """Multiply-adds kept and accuracy in percent, from the whole network down."""
+    """MACs kept and accuracy, in percent, starting with the unpruned network."""
     mine = choose_division(lines, method)
     points = [(line["macs_kept"], line["accuracy"]) for line in mine]
     return [(100 * macs, 100 * accuracy) for macs, accuracy in sorted([(1.0, mine[0]["before"]), *points])[::-1]]
@@ -103,7 +103,7 @@ def draw(lines: Sequence[Mapping[str, Any]], theme: str) -> bytes:
 
 
 def list_styles(colours: Mapping[str, str], best: str) -> dict[str, dict[str, Any]]:
-    """What is drawn, in the order of the legend."""
+    """Line styles by method, in the order of the legend."""
     first = {
         OURS: {"label": "this library", "color": colours[OURS], "linewidth": 2.4, "zorder": 4},
         best: {"label": f"best other: {LABELS.get(best, best)}", "color": colours["best"], "linewidth": 1.6},

@@ -28,7 +28,7 @@ EPOCHS = {"mnist": 5, "cifar10": 6}
 PEAK_RATE = 3e-3
 BATCH = 128
 KNOWN = 2000
-"""Training images whose forward passes refute first."""
+"""Training images whose forward passes first refute that units are stable."""
 TIME_LIMIT = 300.0
 CASES = (
     *("mnist:100:0.00005", "mnist:100:0.0002", "mnist:100:0.0005"),
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("what", choices=("run", "page"))
     parser.add_argument("--mnist", help="folder or id of the data set")
     parser.add_argument("--cifar10", help="folder or id of the data set")
-    parser.add_argument("--models", type=Path, help="folder of trained networks, made where they are missing")
+    parser.add_argument("--models", type=Path, help="folder of trained networks; missing ones are trained")
     parser.add_argument("--cases", nargs="+", default=CASES)
     arguments = parser.parse_args()
     if arguments.what == "page":

@@ -15,7 +15,7 @@ HEADER = (
 
 
 def write_page(results: Path) -> None:
-    """The rows of the table in place of those that are there."""
+    """Replace the table in the page."""
     PAGE.write_text(replace_table(PAGE.read_text(), HEADER, lay_out(results)))
 
 

@@ -1,4 +1,4 @@
-"""Masked reference: does a network pruned by Torch-Pruning compute what it did with those channels masked?"""
+"""Masked reference: does a network pruned by Torch-Pruning equal the original with these channels masked?"""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from architectures import Inputs, call
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Between outputs of the pruned and the masked network, relative to the largest output."""
+"""Largest difference of outputs between pruned and masked network, relative to the largest output."""
 
 MIXING = (nn.LayerNorm, nn.GroupNorm, nn.MultiheadAttention, nn.LSTM)
-"""Layers whose other units change when one goes: there the masked network is no reference."""
+"""Layers where removing a unit changes the others: for these, masking is no valid reference."""
 
 
 def prune_beside_masked(pruner: tp.pruner.BasePruner, model: nn.Module) -> tuple[nn.Module, bool]:
-    """One step of the pruner, and the model as it was with zeros where layers read what the pruner removed.
-
-    False where a removed channel passes a layer that mixes it with others.
+    """Run one step of the pruner. Returns the original model with the removed channels masked at their consumers, and
+    whether that is a valid reference: not if a removed channel passes through a layer of `MIXING`.
     """
     masked = copy.deepcopy(model)
     originals = dict(zip(model.modules(), masked.modules(), strict=True))
@@ -36,7 +35,7 @@ def prune_beside_masked(pruner: tp.pruner.BasePruner, model: nn.Module) -> tuple
                 original = originals[module]
                 count = original.in_features if isinstance(original, nn.Linear) else original.in_channels
                 left = present.setdefault(module, list(range(count)))
-                if max(indices) >= len(left):  # the pruner's own error follows, and is to be seen
+                if max(indices) >= len(left):  # let the pruner raise its own error
                     decided = False
                     continue
                 silence(original, [left[index] for index in indices])
@@ -46,7 +45,7 @@ def prune_beside_masked(pruner: tp.pruner.BasePruner, model: nn.Module) -> tuple
 
 
 def reads_all(module: object) -> bool:
-    """Whether it has weights for its input channels; a depthwise convolution passes channels on."""
+    """Whether the module mixes its input channels; a depthwise convolution does not."""
     if isinstance(module, _ConvNd):
         return module.groups == 1 or module.groups != module.out_channels
     return isinstance(module, nn.Linear)
@@ -54,7 +53,7 @@ def reads_all(module: object) -> bool:
 
 @torch.no_grad()
 def silence(layer: nn.Module, inputs: list[int]) -> None:
-    """Zeros for the weights that read these input channels."""
+    """Set the weights of these input channels to zero."""
     if getattr(layer, "transposed", False):
         layer.weight[inputs] = 0
         return
@@ -66,8 +65,8 @@ def silence(layer: nn.Module, inputs: list[int]) -> None:
 
 @torch.no_grad()
 def compute_the_same(first: nn.Module, second: nn.Module, inputs: Inputs) -> bool | None:
-    """In double precision, as outputs of untrained networks hardly depend on early layers; None where one does not
-    run, in single precision neither."""
+    """Compared in double precision, as outputs of untrained networks hardly depend on early layers; if that fails, in
+    single precision; None if neither runs."""
     for dtype, tolerance in TOLERANCES.items():
         cast = tree_map_only(Tensor, lambda x, to=dtype: x.to(to) if x.is_floating_point() else x, inputs)
         try:

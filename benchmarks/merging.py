@@ -1,7 +1,7 @@
-"""Merging: units that go are taken over by others of their layer, without least squares.
+"""Merging: removed units are merged into others of their layer, without least squares.
 
-Both ways work on a copy in full size. What reads the units that stay takes over the weights of those that go, so that
-removing these afterwards changes nothing. Batch norms are to be re-estimated on calibration images then.
+Both methods return a copy of full size, in which the outgoing weights of removed units have been added to those of
+kept units; removing them afterwards changes nothing. Batch norms should then be re-estimated on calibration images.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from critical_neurons.selection.norms import score_norms
 from preferring import Subject
 
 STARTS = 3
-"""Of k-means."""
+"""Restarts of k-means."""
 
 BIAS_SHARE = 0.15
-"""Of the distance between two units that is the difference of their biases, in Neuron Merging."""
+"""Weight of the bias difference in the distance between two units, in Neuron Merging."""
 
 LEAST_SIMILAR = 0.1
 """The cosine below which Neuron Merging removes a unit without merging it."""
@@ -37,8 +37,8 @@ class Incoming:
 
 
 def fold(subject: Subject, plan: cn.Plan, seed: int) -> tuple[nn.Module, cn.Plan]:
-    """Model folding (Wang et al. 2025): k-means makes as many clusters of a layer's units as the plan keeps units. A
-    cluster becomes one unit with the mean of its members' weights; what reads it has the sum of theirs."""
+    """Model folding (Wang et al. 2025): k-means on the units of a layer, with as many clusters as the plan keeps
+    units. A cluster becomes one unit with the mean incoming and the sum of the outgoing weights of its members."""
     from sklearn.cluster import KMeans  # its import takes more than a second
 
     model, stays = subject.copy_model().requires_grad_(False), np.zeros(subject.structure.unit_count)
@@ -56,8 +56,8 @@ def fold(subject: Subject, plan: cn.Plan, seed: int) -> tuple[nn.Module, cn.Plan
 
 
 def merge(subject: Subject, plan: cn.Plan, seed: int) -> tuple[nn.Module, cn.Plan]:
-    """Neuron Merging (Kim et al. 2020): a unit that the plan removes is replaced by the one that stays with the most
-    similar weights and bias, scaled as their norms are."""
+    """Neuron Merging (Kim et al. 2020): a removed unit is replaced by the kept one with the most similar weights and
+    bias, scaled by the ratio of their norms."""
     model = subject.copy_model().requires_grad_(False)
     for units, kept, incoming in _list_groups(subject, plan):
         norm = np.linalg.norm(incoming.weight, axis=1).clip(1e-12)
@@ -81,7 +81,7 @@ MERGERS: Mapping[str, Callable[[Subject, cn.Plan, int], tuple[nn.Module, cn.Plan
 
 
 def _list_groups(subject: Subject, plan: cn.Plan) -> Iterator[tuple[Ints, Ints, Incoming]]:
-    """The units of every group, those that the plan keeps, and what all of them compute."""
+    """For every group its units, those that the plan keeps, and the incoming weights of all."""
     stays = np.zeros(subject.structure.unit_count + 1, dtype=bool)
     for layer in subject.structure.removable:
         stays[layer.units[list(plan.kept[layer.name])]] = True
@@ -90,7 +90,7 @@ def _list_groups(subject: Subject, plan: cn.Plan) -> Iterator[tuple[Ints, Ints, 
 
 
 def _describe(subject: Subject, units: Ints) -> Incoming:
-    """Of all layers that write these units, each with the batch norm that comes after it."""
+    """The incoming weights of these units in all their layers, each with the following batch norm folded in."""
     weights: list[Floats] = []
     biases: list[Floats] = []
     for wiring in subject.structure.wirings:
@@ -112,7 +112,7 @@ def _describe(subject: Subject, units: Ints) -> Incoming:
 
 
 def _find(places: Ints, units: Ints) -> Ints:
-    """Where each unit stands."""
+    """The position of each unit in `places`."""
     return np.array([np.flatnonzero(places == unit)[0] for unit in units])
 
 
@@ -125,7 +125,7 @@ def _average(model: nn.Module, subject: Subject, members: Ints) -> None:
 
 
 def _hand_over(model: nn.Module, subject: Subject, gone: int, heir: int, scale: float) -> None:
-    """What reads the unit that goes reads the heir instead, scaled."""
+    """Add the scaled outgoing weights of the removed unit to those of the heir."""
     for tensor, places in _list_slices(model, subject, 1):
         sources, targets = np.flatnonzero(places == gone), np.flatnonzero(places == heir)
         if len(sources):
@@ -134,7 +134,7 @@ def _hand_over(model: nn.Module, subject: Subject, gone: int, heir: int, scale: 
 
 
 def _list_slices(model: nn.Module, subject: Subject, axis: int) -> Iterator[tuple[Tensor, Ints]]:
-    """The tensors that have units along an axis."""
+    """The tensors with units along this axis, and those units."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for each in subject.structure.slices:
         if each.axis == axis and each.units.ndim == 1:
@@ -142,7 +142,7 @@ def _list_slices(model: nn.Module, subject: Subject, axis: int) -> Iterator[tupl
 
 
 def keep_units(subject: Subject, stays: Floats) -> cn.Plan:
-    """The plan that keeps the units with a 1."""
+    """The plan that keeps the units marked by 1."""
     frame = score_norms(subject.model, subject.structure)
     values = spread_scores(frame.structure, stays)
     return cn.plan(replace(frame, values_by_layer=values, settings={"method": "merging"}), threshold=0.5)

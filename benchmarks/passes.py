@@ -1,15 +1,15 @@
-"""What a search and a refit take, in forward passes over the calibration inputs, and the memory they need.
+"""Cost of search and refitting, in forward passes over the calibration inputs, and their peak memory.
 
-    python benchmarks/passes.py run --data DIR --resnet20 WEIGHTS     every case that is not stored
-    python benchmarks/passes.py run ... --only resnet20 --only quick  any parts of a case's name
-    python benchmarks/passes.py table                                 what is stored, as Markdown
+    python benchmarks/passes.py run --data DIR --resnet20 WEIGHTS     all cases not stored yet
+    python benchmarks/passes.py run ... --only resnet20 --only quick  cases whose names contain these
+    python benchmarks/passes.py table                                 stored results as Markdown
 
 Half of the multiply-adds are kept. The CIFAR ResNet-20 has 1 000 images, and its accuracy is measured as in
-ablation.py; the others have images of noise, 224x224, and untrained weights with batch norms estimated on a few of
-them: enough to see what they take. A case is a process of its own, on one thread, and a line of
-benchmarks/results/passes.jsonl: processor seconds of a pass (the least of two), by part, and the peak of memory.
-Cases that end in a number share the search among that many processes.
-Lines with a `commit` were measured there, before what docs/performance.md says was changed.
+ablation.py; the others have random images, 224x224, and untrained weights with batch norms estimated on a few of
+them, which suffices to measure cost. Every case runs in a separate process, on one thread, and is a line of
+benchmarks/results/passes.jsonl: processor seconds of a pass (the faster of two) and by part, and the peak memory.
+Cases that end in a number run the search in that many processes. Lines with a `commit` were measured at that commit,
+before the changes that docs/performance.md describes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from timing import Parts, read_peak
 
 
 class WideVGG(VGG):
-    """VGG-16 as for ImageNet, with batch norms and three linear layers, the first of 25 088 inputs."""
+    """VGG-16 for ImageNet, with batch norms and three linear layers, the first with 25 088 inputs."""
 
     def __init__(self) -> None:
         super().__init__("64 64 M 128 128 M 256 256 256 M 512 512 512 M 512 512 512 M", norm=True)
@@ -60,10 +60,10 @@ LARGE = {
 }
 IMAGES = (32, 256)
 WORKERS = (1, 2)
-"""Processes that a search is shared among, in cases of their own."""
+"""Numbers of processes for a parallel search, one case each."""
 
 NORMED = 16
-"""Images from which batch norms are estimated."""
+"""Images for estimating the batch norms."""
 
 PARTS = {
     "structure": [(Search, "__init__")],
@@ -89,10 +89,10 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="measure the cases that are not stored yet")
     run.add_argument("--data", type=Path, help="folder with cifar10")
-    run.add_argument("--resnet20", type=Path, help="weights; without them it is left out")
-    run.add_argument("--only", action="append", default=[], help="parts of a case's name, such as resnet18/32")
+    run.add_argument("--resnet20", type=Path, help="checkpoint; without it ResNet-20 is skipped")
+    run.add_argument("--only", action="append", default=[], help="part of case names, such as resnet18/32")
     run.add_argument("--case", help=argparse.SUPPRESS)
-    commands.add_parser("table", help="print what is stored")
+    commands.add_parser("table", help="print the stored results")
     given = parser.parse_args()
     if given.command == "table":
         print("\n".join(list_rows()))
@@ -139,7 +139,7 @@ def measure(name: str, data: Path, weights: Path | None) -> None:
 
 
 def measure_workers(name: str, data: Path, weights: Path) -> None:
-    """A search shared among processes: seconds of the clock, and of the processor in the calling process."""
+    """A parallel search: wall-clock seconds, and processor seconds of the calling process."""
     torch.set_num_threads(1)
     network, _, effort, count = name.split("/")
     subject, load, began = load_subject(network, 0, data, weights), os.getloadavg()[0], time.monotonic()
@@ -155,7 +155,7 @@ def prepare(network: str, images: int) -> tuple[nn.Module, Tensor]:
     model, inputs = LARGE[network](), torch.randn(images, 3, 224, 224)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
-            module.momentum = None  # the mean over batches
+            module.momentum = None  # cumulative average over batches
     with torch.no_grad():
         for some in inputs[:NORMED].split(8):
             model.train()(some)

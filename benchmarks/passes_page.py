@@ -1,4 +1,4 @@
-"""Passes page: stored cases of benchmarks/passes.py to a section of docs/performance.md."""
+"""Passes page: the section of docs/performance.md on stored cases of benchmarks/passes.py."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ SECTION = """\
 
 `python benchmarks/passes.py run`: `cn.search(macs=0.5)` and `cn.prune(compensate="least_squares")`, processor seconds
 on one thread, and as multiples of one forward pass over the same inputs. ResNet-20 on 1 000 CIFAR-10 images, accuracy
-on 2 500 validation images; the others, if there are any, on noise of 224x224. The least of two passes counts.
-*Load* is how many processes wanted to run on the two cores: a busy machine slows passes and the rest unevenly.
-Lines with a commit were measured there. At 0b44375, four seconds of the first call went into importing torch's
-compiler, every trial of pricing was a whole pass, and batch norms took a fifth of refitting. At 9c3be31 and before,
-drafts were compared by a pass of their own, ridges tried from the largest down, and pricing at standard effort took
-ten passes instead of six.
+on 2 500 validation images; the others, if there are any, on random images of 224x224. The faster of two
+passes counts. *Load* is the load average on the two cores: a busy machine slows passes and the rest unevenly. Lines
+with a commit were measured at that commit. At 0b44375, importing torch's compiler took four seconds of the first
+call, every trial of pricing took a whole pass, and batch norms a fifth of refitting. At 9c3be31 and before, comparing
+drafts took a separate pass, ridges were tried from the largest down, and pricing at standard effort took ten passes
+instead of six.
 """
 
 
 WORKERS = """\
-A search shared among processes (`cn.search(workers=cn.Workers(jobs=...))`, standard effort): seconds of the clock
-with the start of the processes, and of the processor in the calling one, which refits drafts. *Scores* is a digest:
-they are the same to the last bit. Where as many processes are at work already as there are cores, two get a larger
-share of them than one.
+A parallel search (`cn.search(workers=cn.Workers(jobs=...))`, standard effort): wall-clock seconds, including the
+start of the processes, and processor seconds of the calling process, which refits drafts. *Scores* is a digest: they
+are identical to the last bit. If other processes occupy all cores already, two workers get a larger share of the
+cores than one.
 """
 
 
@@ -65,7 +65,7 @@ def read_lines() -> list[dict[str, Any]]:
 
 
 def list_rows() -> list[str]:
-    """What was taken in all, and then by part, where that was followed."""
+    """Total cost, then cost by part, for lines that recorded it."""
     lines = [line for line in read_lines() if "workers" not in line]
     keys = ("passes", "pass_seconds", "search_seconds", "refit_seconds", "peak_megabytes", "accuracy", "load")
     rows = [
@@ -79,7 +79,7 @@ def list_rows() -> list[str]:
 
 def list_workers() -> list[str]:
     lines = [line for line in read_lines() if "workers" in line]
-    header = ("network", "images", "workers", "clock, s", "calling process, s", "scores", "processes before")
+    header = ("network", "images", "workers", "wall clock, s", "calling process, s", "scores", "load before")
     rows = [
         [
             *line["name"].split("/")[:2],

@@ -1,14 +1,14 @@
-"""What scoring takes: seconds and memory as images, units, depth and workers grow, beside the literal program, and
-for whole deep networks.
+"""Cost of scoring: seconds and memory by images, units, depth and workers, compared with the literal program, and for
+whole deep networks.
 
     python benchmarks/performance.py run                            on scikit-learn's digits
     python benchmarks/performance.py run --data DIR                 on MNIST; DIR holds mnist, and cifar10
     python benchmarks/performance.py run --data DIR --vgg WEIGHTS   whole VGG-16 as well; --resnet likewise
-    python benchmarks/performance.py run --only images/fc3          parts of a case's name
-    python benchmarks/performance.py page                           docs/performance.md from what is stored
+    python benchmarks/performance.py run --only images/fc3          parts of case names
+    python benchmarks/performance.py page                           docs/performance.md from the stored results
 
-Every case runs on one thread in a process of its own, so that its peak memory is its own, and is a line of
-benchmarks/results/performance.jsonl as soon as it is done. What is stored is skipped: a run that was stopped goes on.
+Every case runs on one thread in a separate process, so that its peak memory can be measured, and is stored as a line
+of benchmarks/results/performance.jsonl when it is done. Stored cases are skipped: an interrupted run can be resumed.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
 VERSION = 1
-"""Raised when the same settings would give another result."""
+"""Incremented when the same settings would give another result."""
 
 EPOCHS = 6
 IMAGES = (10, 20, 50, 100, 200, 500, 1000)
 MOST_DIGITS = 500
-"""Of scikit-learn's digits, so many and no more are left to score on."""
+"""Largest batch to score on with scikit-learn's digits; there are no more held-out ones."""
 
 WIDTHS = (100, 200, 400, 800, 1600)
 DEPTHS = (2, 3, 4, 6, 8)
@@ -56,15 +56,15 @@ PER_CLASS = 50
 LITERAL = (1, 2, 3, 5, 10, 20)
 RELAXED = {"integer": False, "threads": 1, "time_limit": 3600.0}
 PAPER = {**RELAXED, "input_radius": 1e-5}
-"""The authors' settings: the ones of the literal program."""
+"""The authors' settings, used for the literal program."""
 
 CAP = 1800
-"""Processor seconds after which a case of the literal program is ended."""
+"""Processor seconds after which a case of the literal program is killed."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where data and trained networks are."""
+    """The folders of data and trained networks."""
 
     data: Path | None
     runs: Path
@@ -78,7 +78,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Case:
-    """`work` measures it; `cap` ends it after so many processor seconds, and cases of the `series` after it."""
+    """`work` measures the case. After `cap` processor seconds it is killed, and larger cases of its `series`
+    skipped."""
 
     cell: Cell
     work: Callable[[Place], dict[str, Any]]
@@ -92,12 +93,12 @@ def main() -> None:
     run = commands.add_parser("run", help="measure the cases that are not stored yet")
     run.add_argument("--data", type=Path, help="folder with mnist and cifar10; without it scikit-learn's digits")
     run.add_argument("--runs", type=Path, default=ROOT / "runs" / "performance", help="folder of trained networks")
-    run.add_argument("--vgg", type=Path, help="weights of VGG-16 on CIFAR-10; without them it is left out")
-    run.add_argument("--resnet", type=Path, help="weights of ResNet-20 on CIFAR-10; without them it is left out")
-    run.add_argument("--only", action="append", default=[], help="parts of a case's name, such as images/fc3")
-    run.add_argument("--again", action="store_true", help="also what is stored; of two lines the last counts")
+    run.add_argument("--vgg", type=Path, help="weights of VGG-16 on CIFAR-10; without them it is skipped")
+    run.add_argument("--resnet", type=Path, help="weights of ResNet-20 on CIFAR-10; without them it is skipped")
+    run.add_argument("--only", action="append", default=[], help="parts of case names, such as images/fc3")
+    run.add_argument("--again", action="store_true", help="repeat stored cases; the last line counts")
     run.add_argument("--case", help=argparse.SUPPRESS)
-    commands.add_parser("page", help="write docs/performance.md from what is stored")
+    commands.add_parser("page", help="write docs/performance.md from the stored results")
     arguments = parser.parse_args()
     store = Store(RESULTS)
     try:
@@ -163,10 +164,10 @@ def list_cases(place: Place) -> list[Case]:
 
 
 def run_cases(cases: Mapping[str, Case], place: Place, store: Store, *, only: list[str], again: bool) -> list[str]:
-    """Each in a process of its own. Gives what failed."""
+    """Run each case in a separate process. Returns the names of those that failed."""
     left_out = [f"--{option}" for option in ("vgg", "resnet") if getattr(place, option) is None]
     if left_out:
-        print(f"whole deep networks are left out where there are no weights: {', '.join(left_out)}", flush=True)
+        print(f"whole deep networks are skipped without weights: {', '.join(left_out)}", flush=True)
     chosen = select_cells([case.cell for case in cases.values()], only)
     missing = chosen if again else store.find_missing(chosen)
     print(f"{len(missing)} of {len(chosen)} cases to measure", flush=True)
@@ -176,7 +177,7 @@ def run_cases(cases: Mapping[str, Case], place: Place, store: Store, *, only: li
     for cell in missing:
         case = cases[cell.name]
         if _is_beyond(case, store.find_all(TABLE)):
-            print(f"{cell.name}: left out, since a smaller one was ended after {case.cap} s", flush=True)
+            print(f"{cell.name}: skipped, since a smaller one was killed after {case.cap} s", flush=True)
             continue
         result = run_apart(case, place)
         if result is None:
@@ -188,7 +189,7 @@ def run_cases(cases: Mapping[str, Case], place: Place, store: Store, *, only: li
 
 
 def run_apart(case: Case, place: Place) -> dict[str, Any] | None:
-    """The result of a process of its own, on one thread; None where it failed."""
+    """The result of the case in a separate process, on one thread; None if it failed."""
     command = [sys.executable, __file__, "run", "--case", case.cell.name, "--runs", str(place.runs)]
     for option in ("data", "vgg", "resnet"):
         if getattr(place, option) is not None:
@@ -213,7 +214,7 @@ def _limit_processor(seconds: int | None) -> None:
 
 
 def _is_beyond(case: Case, records: list[Record]) -> bool:
-    """Whether a smaller case of its series was ended."""
+    """Whether a smaller case of its series was killed."""
     return case.series is not None and any(
         record.cell.name.startswith(case.series)
         and "ended" in record.result
@@ -224,7 +225,7 @@ def _is_beyond(case: Case, records: list[Record]) -> bool:
 
 
 def prepare(place: Place) -> None:
-    """FC-3 and LeNet-5, trained, and the images to score on, where they are not in the folder yet."""
+    """Train FC-3 and LeNet-5 and save the images to score on, unless they are in the folder already."""
     import torch
 
     from critical_neurons.core.files import make_folder
@@ -245,7 +246,7 @@ def prepare(place: Place) -> None:
         train(model, inputs[training], labels[training])
         print(f"  {measure_accuracy(model, inputs[held_out], labels[held_out]):.3f} accurate", flush=True)
         torch.save(model.state_dict(), folder / f"{factory.__name__}-{place.images}.pt")
-    # class by class in turn, so that the first ten are one of each
+    # classes alternate, so that the first ten images are one of each
     rank = np.empty(len(held_out), dtype=int)
     for label in range(10):
         mine = np.flatnonzero(labels[held_out].numpy() == label)
@@ -296,7 +297,7 @@ def load(place: Place, network: str, images: int) -> tuple[Any, Any, Any]:
 def load_kept(place: Place, images: int) -> tuple[Any, Any]:
     with np.load(place.runs / f"{place.images}.npz") as data:
         inputs, labels = data["inputs"][:images], data["labels"][:images]
-    assert len(labels) == images, f"{place.images}: {len(labels)} images, where {images} are scored on"
+    assert len(labels) == images, f"{place.images}: {len(labels)} images, but {images} are needed"
     return inputs, labels
 
 
@@ -305,7 +306,7 @@ def score_trained(place: Place, *, network: str, images: int, settings: Mapping[
 
 
 def score_literal(place: Place, *, network: str, images: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The solver may give up, which is a result."""
+    """A failure of the solver is a result, too."""
     try:
         return score_trained(place, network=network, images=images, settings=settings)
     except SolverError as error:
@@ -313,7 +314,7 @@ def score_literal(place: Place, *, network: str, images: int, settings: Mapping[
 
 
 def score_untrained(place: Place, *, widths: list[int], images: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A fully connected network with torch's own first weights, on its own predictions."""
+    """A fully connected network with torch's default initialisation; labels are its own predictions."""
     from itertools import pairwise
 
     import torch
@@ -336,7 +337,7 @@ def score_classes(
 def time_scoring(
     model: Any, inputs: Any, labels: Any, settings: Mapping[str, Any], *, jobs: int | None = None
 ) -> dict[str, Any]:
-    """`jobs`: of so many processes, one program per class."""
+    """`jobs`: number of processes, with one program per class; None for a single program."""
     import critical_neurons as cn
     from critical_neurons_reproduction.score_settings import read_score_settings
 

@@ -1,7 +1,7 @@
-"""Preferring: a network and calibration images to a number for every unit, by each of the ways others choose units.
+"""Preferring: importances of units by other methods, from a network and calibration images.
 
-The higher the number, the rather the unit stays. Numbers of different layers compare as Torch-Pruning's do:
-divided by the mean of their layer, except LAMP's.
+Units of higher importance are kept. To be comparable between layers, importances are divided by the mean of their
+layer, as in Torch-Pruning, except for LAMP.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BATCH_SIZE = 64
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A trained network, the images all choices are made on, and how the paper's program is solved on ten of them."""
+    """A trained network, calibration images and labels, and the settings of the paper's program for ten of them."""
 
     model: nn.Module
     inputs: Tensor
@@ -47,7 +47,7 @@ class Subject:
 
     @cached_property
     def moments(self) -> Mapping[str, Sequence[Moments]]:
-        """Of what every module reads that units feed into, part by part; no network has grouped convolutions."""
+        """Moments of the inputs of every module that reads units, by part; no network has grouped convolutions."""
         model = self.copy_model()
         parts = {each.module: split_module(model.get_submodule(each.module), each) for each in self.consumers}
         return gather_moments(model, parts, self.inputs, BATCH_SIZE, lambda done, total: None)[0]
@@ -57,22 +57,22 @@ class Subject:
         return [wiring for wiring in self.structure.wirings if wiring.reads_units]
 
     def copy_model(self) -> nn.Module:
-        """To be changed, with gradients."""
+        """A copy that may be changed, with gradients."""
         return copy.deepcopy(self.model).eval().requires_grad_(True)
 
     def read_weight(self, wiring: Wiring) -> Tensor:
-        """(outputs, columns), a column for every weight that an output has."""
+        """The weights as a matrix (outputs, columns)."""
         return self.model.get_submodule(wiring.module).get_parameter("weight").detach().double().flatten(1)
 
 
 def list_methods(model: nn.Module) -> list[str]:
-    """Those that make sense for the network."""
+    """The methods applicable to the network."""
     normed = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     return [name for name in METHODS if normed or name != "BN scale"]
 
 
 def prefer(name: str, subject: Subject) -> Floats:
-    """A number for every unit, by the method of that name."""
+    """The importance of every unit by the method of that name."""
     return METHODS[name](subject)
 
 
@@ -85,7 +85,7 @@ def by_weights(subject: Subject, build: Callable[[], Any]) -> Floats:
 
 
 def by_gradient(subject: Subject) -> Floats:
-    """Taylor: of the mean loss over all images."""
+    """Taylor importance, with the gradient of the mean loss over all images."""
     model = subject.copy_model()
     for inputs, labels in _split(subject, BATCH_SIZE):
         loss = functional.cross_entropy(model(inputs), labels, reduction="sum") / len(subject.labels)
@@ -94,8 +94,8 @@ def by_gradient(subject: Subject) -> Floats:
 
 
 def by_curvature(subject: Subject) -> Floats:
-    """Hessian: squared gradients of single images, averaged here, since Torch-Pruning's own sum (`accumulate_grad`)
-    forgets all images but the last."""
+    """Hessian importance, from the mean of squared per-image gradients; Torch-Pruning's own sum (`accumulate_grad`)
+    keeps only the last image."""
     model = subject.copy_model()
     parameters = list(model.parameters())
     totals = [torch.zeros_like(parameter) for parameter in parameters]
@@ -109,7 +109,7 @@ def by_curvature(subject: Subject) -> Floats:
 
 
 def by_read_values(subject: Subject) -> Floats:
-    """Activation: Torch-Pruning keeps what it sees last, so that all images are run at once."""
+    """Activation importance. Torch-Pruning keeps only the last batch, so all images are run as one."""
     model, importance = subject.copy_model(), tp.ActivationImportance()
     with torch.no_grad(), importance.compute_importance(model):
         model(subject.inputs)
@@ -126,12 +126,13 @@ def by_sensitivity(subject: Subject) -> Floats:
 
 
 def by_activation(subject: Subject) -> Floats:
-    """The mean of what consumers read of the unit, over images and positions."""
+    """The mean activation of the unit as read by its consumers, over images and positions."""
     return _average(subject, lambda wiring, moments: _mean_of(moments))
 
 
 def by_outgoing(subject: Subject, measure: Callable[[Sequence[Moments]], Floats]) -> Floats:
-    """The mean or deviation of what consumers read of the unit, times the L2 norm of their weights for it."""
+    """The mean or standard deviation of the unit as read by its consumers, times the L2 norm of their weights for
+    it."""
 
     def weigh(wiring: Wiring, moments: Sequence[Moments]) -> Floats:
         squares = (subject.read_weight(wiring) ** 2).sum(0).numpy().reshape(len(wiring.inputs), -1)
@@ -141,8 +142,8 @@ def by_outgoing(subject: Subject, measure: Callable[[Sequence[Moments]], Floats]
 
 
 def by_elimination(subject: Subject) -> Floats:
-    """Greedy backward elimination, layer by layer in the whole network: the error of what consumers compute, once the
-    unit has gone. Every output of theirs counts alike; in what `cn.search` does the loss decides."""
+    """Greedy backward elimination, layer-wise in the unpruned network: the error of the consumers' outputs when the
+    unit is eliminated. All these outputs have equal weight; in `cn.search` they are weighted by the loss."""
     values = np.zeros(subject.structure.unit_count)
     for group in subject.structure.groups:
         found = eliminate(_list_consumers(subject, group), len(group), group.blocks)
@@ -151,7 +152,7 @@ def by_elimination(subject: Subject) -> Floats:
 
 
 def by_single_removal(subject: Subject) -> Floats:
-    """The same error with the unit alone removed, as ModHiFi scores units."""
+    """The same error with only this unit removed, the score of ModHiFi."""
     values = np.zeros(subject.structure.unit_count)
     for group in subject.structure.groups:
         consumers = _list_consumers(subject, group)
@@ -179,14 +180,14 @@ def _list_consumers(subject: Subject, group: Group) -> list[Consumer]:
 
 
 def choose_correct(subject: Subject) -> list[int]:
-    """One image of every class, correctly classified where there is one."""
+    """One image per class, a correctly classified one if there is any."""
     correct = predict(subject.model, subject.inputs) == subject.labels
     order = torch.argsort(~correct, stable=True)
     return [int(order[subject.labels[order] == label][0]) for label in subject.labels.unique()]
 
 
 def by_program(subject: Subject) -> Floats:
-    """The paper's program on one image of every class."""
+    """The scores of the paper's program on one image per class."""
     rows = choose_correct(subject)
     told = read_score_settings(subject.program, threads=None)
     scores = cn.score(subject.model, subject.inputs[rows], subject.labels[rows], **told)
@@ -218,12 +219,12 @@ METHODS: Mapping[str, Callable[[Subject], Floats]] = {
     "greedy elimination": by_elimination,
     "paper's program": by_program,
 }
-"""The first eight are Torch-Pruning's, with its own settings."""
+"""The first eight are Torch-Pruning's, with its default settings."""
 
 
 def _ask(subject: Subject, model: nn.Module, importance: Any) -> Floats:
-    """What Torch-Pruning's importance says, group by group of its own graph. Of groups that it has nothing to say of
-    (BN scale, where there is no batch norm), their L1."""
+    """Importances by Torch-Pruning, for the groups of its own dependency graph; the L1 norm for groups without a
+    result (BN scale without a batch norm)."""
     graph = torch_pruning.DependencyGraph().build_dependency(model, example_inputs=subject.inputs[:2])
     units = {model.get_submodule(layer.name): layer.units for layer in subject.structure.removable}
     values = np.full(subject.structure.unit_count, np.nan)
@@ -238,22 +239,22 @@ def _ask(subject: Subject, model: nn.Module, importance: Any) -> Floats:
             module = item.dep.target.module
             if module in units and graph.is_out_channel_pruning_fn(item.dep.handler):
                 values[units[module][item.idxs]] = torch.nan_to_num(found)[item.root_idxs].numpy()
-    assert np.isfinite(values).all(), "a unit that Torch-Pruning does not know"
+    assert np.isfinite(values).all(), "Torch-Pruning has no importance for some unit"
     return values
 
 
 def _average(subject: Subject, measure: Callable[[Wiring, Sequence[Moments]], Floats]) -> Floats:
-    """Over the columns of all consumers, a number for every column."""
+    """Average `measure`, a value per column, over the columns of all consumers of a unit."""
     totals, counts = np.zeros(subject.structure.unit_count + 1), np.zeros(subject.structure.unit_count + 1)
     for wiring in subject.consumers:
         columns = _list_columns(subject, wiring)
         np.add.at(totals, columns, measure(wiring, subject.moments[wiring.module]))
         np.add.at(counts, columns, 1)
-    return _normalise(subject, (totals / np.maximum(counts, 1))[:-1])  # the last is what belongs to no unit
+    return _normalise(subject, (totals / np.maximum(counts, 1))[:-1])  # the last entry collects NO_UNIT
 
 
 def _list_columns(subject: Subject, wiring: Wiring) -> Ints:
-    """The unit behind every column of what the module multiplies with its weights."""
+    """The unit of every column of the module's weight matrix."""
     return np.repeat(wiring.inputs, subject.read_weight(wiring).shape[1] // len(wiring.inputs))
 
 

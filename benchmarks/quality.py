@@ -1,15 +1,15 @@
-"""The accuracy left at a given size, without fine-tuning: a search against the ways others choose units.
+"""Accuracy at a given size, without fine-tuning: `cn.search` against other ways to choose units.
 
     python benchmarks/quality.py run --data DIR --runs DIR              every case, on validation images
-    python benchmarks/quality.py run --data DIR --runs DIR --part test  once, when nothing is chosen any more
-    python benchmarks/quality.py run ... --only fashion/lenet5          one case, or any parts of a cell's name
-    python benchmarks/quality.py run ... --again ours                   the search, beside the others as stored
-    python benchmarks/quality.py page                                   docs/quality.md from what is stored
+    python benchmarks/quality.py run --data DIR --runs DIR --part test  once, after all choices are made
+    python benchmarks/quality.py run ... --only fashion/lenet5          one case, or parts of cell names
+    python benchmarks/quality.py run ... --again ours                   only the search; stored baselines stay
+    python benchmarks/quality.py page                                   docs/quality.md from the stored results
 
-DIR of --data holds mnist, fashion_mnist and cifar10. Networks are trained into DIR of --runs, where those that
-`critical-neurons reproduce` has left are used again; VGG-16 is given by --vgg WEIGHTS. A cell is a network, a seed, a
-number of calibration images and a size; all methods are measured in it. It is one line of
-benchmarks/results/quality.jsonl as soon as it is done, and what is stored is skipped: a run that was stopped goes on.
+DIR of --data holds mnist, fashion_mnist and cifar10. Trained networks are kept in DIR of --runs, and those of
+`critical-neurons reproduce` are reused; VGG-16 is loaded from --vgg WEIGHTS. A cell is a network, a seed, a number of
+calibration images and a size; all methods are measured in it. It is stored as one line of
+benchmarks/results/quality.jsonl when it is done; stored cells are skipped, so an interrupted run can be resumed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parent.parent / "docs" / "quality.md"
 TABLE = "quality"
 VERSION = 1
-"""Raised when the same settings would give another result."""
+"""Incremented when the same settings would give another result."""
 
 COMPENSATIONS = ("none", "least_squares")
 REMOVED = (0.3, 0.5, 0.6, 0.7, 0.8)
@@ -60,11 +60,11 @@ MACS = (0.5, 0.3)
 CALIBRATION = 1000
 SIZES = (10, 100, 1000, 5000)
 SHARE_STEPS = 1000
-"""Uniform shares are tried in steps of one in so many."""
+"""Uniform shares are multiples of 1 / `SHARE_STEPS`."""
 
 PAPER = {"integer": False, "input_radius": 1e-5}
 LINEARISED = {"formulation": "linearised", "input_radius": 0.0}
-"""The paper's program takes hours on deep networks."""
+"""For deep networks, where the paper's program takes hours."""
 
 PLAIN = "784-300-100-10"
 PLAIN_RECIPE = Recipe("adam", 1e-3, epochs=10)
@@ -74,11 +74,15 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Case:
-    """A network on a data set, and what is measured of it. `stored`: images as stored, with the last tenth of the
-    training split for validation, and `centre` taken off; else the paper's images and split. `brought`: the weights
-    are given, not trained. `sizes`: numbers of calibration images; unusual ones for the first seed alone, and not by
-    multiply-adds. `methods`: all, unless given. `uniform`: every baseline with one share for all layers as well,
-    where the size is a share of multiply-adds."""
+    """A network on a data set, and what is measured for it.
+
+    * `stored`: images as stored, minus `centre`, with the last tenth of the training split for validation; otherwise
+      the paper's images and split.
+    * `brought`: the weights are given, not trained.
+    * `sizes`: numbers of calibration images; other than the default only for the first seed and not for MACs budgets.
+    * `methods`: None for all.
+    * `uniform`: for MACs budgets, also measure every baseline with the same share of units in all layers.
+    """
 
     network: str
     data: str
@@ -121,18 +125,15 @@ def main() -> None:
     run = commands.add_parser("run", help="measure the cells that are not stored yet")
     run.add_argument("--data", required=True, type=Path, help="folder with mnist, fashion_mnist and cifar10")
     run.add_argument("--runs", required=True, type=Path, help="folder of trained networks")
-    run.add_argument("--only", action="append", default=[], help="parts of a cell's name, such as fashion/lenet5")
-    run.add_argument(
-        "--part", choices=("validation", "test"), default="validation", help="the images that are measured"
-    )
-    run.add_argument("--vgg", type=Path, help="weights of VGG-16 on CIFAR-10; without them it is left out")
+    run.add_argument("--only", action="append", default=[], help="parts of cell names, such as fashion/lenet5")
+    run.add_argument("--part", choices=("validation", "test"), default="validation", help="the images to measure on")
+    run.add_argument("--vgg", type=Path, help="weights of VGG-16 on CIFAR-10; without them it is skipped")
     run.add_argument(
         "--again",
         choices=("all", "ours", *COMPENSATIONS),
-        help="also cells that are stored: all methods; ours beside the others as they are; or ours with one kind of "
-        "compensation alone",
+        help="repeat stored cells: all methods; only ours; or only ours with one kind of compensation",
     )
-    commands.add_parser("page", help="write docs/quality.md from what is stored")
+    commands.add_parser("page", help="write docs/quality.md from the stored results")
     arguments = parser.parse_args()
     store = Store(RESULTS)
     if arguments.command == "run" and arguments.vgg and not arguments.vgg.is_file():
@@ -144,7 +145,7 @@ def main() -> None:
             return
         cases = [case for case in CASES if arguments.vgg or not case.brought]
         if len(cases) < len(CASES):
-            print("vgg16 is left out: no --vgg WEIGHTS", flush=True)
+            print("vgg16 is skipped: no --vgg WEIGHTS", flush=True)
         listed = {cell: case for case in cases for cell in list_cells(case, arguments.part, arguments.vgg)}
         chosen = select_cells(listed, arguments.only)
         missing = chosen if arguments.again else store.find_missing(chosen)
@@ -163,7 +164,7 @@ def main() -> None:
 
 
 def list_cells(case: Case, part: str, weights: Path | None = None) -> list[Cell]:
-    """Cells of the same network, seed and calibration images stand together."""
+    """Grouped by network, seed and calibration images."""
     budgets = [{"removed": share} for share in case.removed] + [{"macs": share} for share in case.macs]
     digest = {"weights": hashlib.sha256(weights.read_bytes()).hexdigest()} if case.brought and weights else {}
     cells = []
@@ -193,7 +194,7 @@ def list_cells(case: Case, part: str, weights: Path | None = None) -> list[Cell]
 
 
 def count_missing(names: Collection[str]) -> dict[str, int]:
-    """Cells on test images that are not among the names, by case."""
+    """The number of cells on test images that are not among the names, by case."""
     missing = {
         f"{case.data}/{case.network}": sum(cell.name not in names for cell in list_cells(case, "test"))
         for case in CASES
@@ -211,9 +212,9 @@ def run_cells(
     known: Store | None = None,
     searched: Sequence[str] = COMPENSATIONS,
 ) -> list[str]:
-    """Measure cells of a case and store each as it is done. Gives what failed, and why.
+    """Measure cells of a case and store each as it is done. Returns the failures, with reasons.
 
-    `known`: where results stand of which ours alone is measured again, with the compensations `searched`.
+    `known`: a store of results in which only ours is measured again, with the compensations `searched`.
     """
     failed: list[str] = []
     if not cells:
@@ -254,7 +255,7 @@ def load_images(case: Case, runs: Runs) -> Dataset:
 
 
 def load_network(case: Case, data: Dataset, runs: Runs, seed: int, weights: Path | None) -> nn.Module:
-    """Trained where it is not yet."""
+    """The network; trained if it is missing."""
     if case.brought:
         return load_model(case.network, weights)
     if case.network != PLAIN:
@@ -276,8 +277,8 @@ def build_subject(case: Case, model: nn.Module, training: Part, seed: int, size:
 
 
 def draw_calibration(training: Part, size: int, seed: int, *, correct_by: nn.Module | None = None) -> Part:
-    """As many of every class, drawn and shuffled by the seed; more of them hold the fewer. With `correct_by` only
-    those that this network classifies correctly."""
+    """A class-balanced calibration set, drawn and shuffled by the seed; for one seed, sets are nested. With
+    `correct_by` only images that this network classifies correctly."""
     classes = len(training.labels.unique())
     drawn = draw_batch(training, max(1, size // classes), seed=seed, correct_by=correct_by)
     return drawn.select(torch.randperm(len(drawn), generator=torch.Generator().manual_seed(seed)))
@@ -289,7 +290,7 @@ def choose_part(data: Dataset, settings: Mapping[str, Any]) -> Part:
 
 
 class Trial:
-    """A network and its calibration images: what does not depend on the size is computed once."""
+    """A network and its calibration images; what does not depend on the budget is computed once."""
 
     def __init__(self, case: Case, subject: Subject, seed: int) -> None:
         self._case, self._subject, self._seed = case, subject, seed
@@ -303,9 +304,9 @@ class Trial:
         known: Mapping[str, Any] | None = None,
         searched: Sequence[str] = COMPENSATIONS,
     ) -> dict[str, Any]:
-        """Accuracies by method and compensation; those of random removal are means over draws.
+        """Accuracies by method and compensation; for random removal, means over draws.
 
-        `known`: an earlier result, from which all is taken but ours with the compensations `searched`.
+        `known`: an earlier result, reused for everything but ours with the compensations `searched`.
         """
         subject = self._subject
         ((measure, share),) = budget.items()
@@ -355,7 +356,7 @@ class Trial:
     def _plan_others(
         self, wanted: Mapping[str, float], scores: cn.Scores, plan: cn.Plan
     ) -> Iterator[tuple[str, list[cn.Plan]]]:
-        """A plan of every method, and several random ones."""
+        """One plan per baseline, and several random ones."""
         drawn = [draw_random(self._subject, seed) for seed in range(self._case.draws)]
         given = {RANDOM: drawn, **{name: [self._prefer(name)] for name in self._methods}}
         if "units" in wanted:
@@ -376,7 +377,7 @@ class Trial:
 
 
 class Judge:
-    """Every distinct smaller network is made and measured once. `seconds` of making, by compensation, of the last."""
+    """Builds and measures every distinct smaller network once. `seconds`: of the last `prune`, by compensation."""
 
     def __init__(self, subject: Subject, part: Part) -> None:
         self._subject, self._part = subject, part
@@ -393,15 +394,15 @@ class Judge:
 
 
 def clock(work: Callable[[], Made]) -> tuple[Made, float]:
-    """What the work gives, and its seconds: by the clock, or of the processor where these are fewer, as they are when
-    the machine has other work. Neither is less than it would take alone."""
+    """The result, and its wall-clock or processor seconds, whichever is less: a machine with other load lengthens the
+    first. Neither is less than it would take alone."""
     started, used = time.perf_counter(), time.process_time()
     made = work()
     return made, round(min(time.perf_counter() - started, time.process_time() - used), 2)
 
 
 def find_uniform_share(subject: Subject, scores: cn.Scores, macs: float) -> float:
-    """The largest share of units, kept of every layer, whose multiply-adds are within the budget."""
+    """The largest share of units, the same for every layer, whose MACs are within the budget."""
     low, high = 1, SHARE_STEPS
     while high - low > 1:
         middle = (low + high) // 2
@@ -411,12 +412,12 @@ def find_uniform_share(subject: Subject, scores: cn.Scores, macs: float) -> floa
 
 
 def frame_values(scores: cn.Scores, values: Floats) -> cn.Scores:
-    """The same with other values, and no budget of their own."""
+    """The same scores with other values and without settings."""
     return replace(scores, values_by_layer=spread_scores(scores.structure, values), settings={})
 
 
 def _list_ours(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What a result says of ours, by compensation."""
+    """The entries of a result for ours, by compensation."""
     return {
         "accuracy": result["accuracy"][OURS],
         "macs": result["macs"][OURS],

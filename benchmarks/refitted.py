@@ -1,11 +1,11 @@
-"""A public ResNet-20 made smaller by several methods, each refitted alike on the same images: the README's picture.
+"""A public ResNet-20 pruned by several methods, all refitted on the same images: the README's figure.
 
-python benchmarks/refitted.py --data FOLDER --checkpoints FOLDER --cache FOLDER     what is not stored yet
+python benchmarks/refitted.py --data FOLDER --checkpoints FOLDER --cache FOLDER     everything not stored yet
 
-Methods of others give a number for every unit. They get both usual ways to divide the budget among layers: one
-ranking of all units, or one share of the units for all layers. Two methods merge units instead of refitting weights,
-with as many in each layer as the L2 norm keeps; their batch norms are re-estimated on the images. A line of
-benchmarks/results/refitted.jsonl is a method, a division and a share of the multiply-adds, on 10 000 test images.
+Other methods assign an importance to every unit, and are run with both usual ways to divide the budget among layers:
+a global ranking, or the same share of units in all layers. Two methods merge units instead of refitting weights, with
+as many units per layer as magnitude pruning (L2) keeps; their batch norms are re-estimated on the images. A line of
+benchmarks/results/refitted.jsonl is a method, a division and a share of the MACs, on 10 000 test images.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, type=Path, help="folder with cifar10")
     parser.add_argument("--checkpoints", required=True, type=Path, help="folder with the trained weights")
-    parser.add_argument("--cache", required=True, type=Path, help="folder that keeps decoded images")
+    parser.add_argument("--cache", required=True, type=Path, help="folder for decoded images")
     arguments = parser.parse_args()
     done = {name_cell(line) for line in read_lines()}
     missing = [cell for cell in list_cells() if name_cell(cell) not in done]
@@ -76,7 +76,7 @@ def list_cells() -> Iterator[dict[str, Any]]:
 
 
 def choose(subject: Subject, cell: dict[str, Any], known: dict[str, Floats]) -> cn.Plan:
-    """`known`: numbers of units by method, which are the same for all shares."""
+    """`known` caches importances by method; they do not depend on the share."""
     if cell["method"] == OURS:
         return cn.plan(cn.search(subject.model, subject.inputs, macs=cell["macs"], seed=DRAW))
     method = "L2" if cell["method"] in MERGERS else cell["method"]
@@ -91,7 +91,7 @@ def choose(subject: Subject, cell: dict[str, Any], known: dict[str, Floats]) -> 
 
 
 def carry_out(subject: Subject, method: str, plan: cn.Plan) -> nn.Module:
-    """The smaller network, refitted by least squares or merged as the method has it."""
+    """The smaller network, refitted by least squares, or merged if the method does that."""
     if method not in MERGERS:
         return cn.prune(subject.model, plan, subject.inputs, compensate="least_squares", seed=DRAW)
     merged, chosen = MERGERS[method](subject, plan, DRAW)

@@ -1,15 +1,15 @@
-"""Soak: many damaged files and many random networks, each of which must give what it should or one clear error.
+"""Soak test: many damaged files and random networks, each of which must give the right result or one clear error.
 
-python benchmarks/soak.py run --files 10000 --networks 2000     what is not stored yet; benchmarks/results/soak.jsonl
-python benchmarks/soak.py run --kind "file: npz" --files 20000   of one kind alone
-python benchmarks/soak.py again                                  seeds with violations, once more
+python benchmarks/soak.py run --files 10000 --networks 2000     everything not stored in benchmarks/results/soak.jsonl
+python benchmarks/soak.py run --kind "file: npz" --files 20000   one kind only
+python benchmarks/soak.py again                                  repeat seeds with violations
 python benchmarks/soak.py try --kind network --seed 17           one case, with its traceback
-python benchmarks/soak.py report                                 what is stored, and every violation
+python benchmarks/soak.py report                                 stored results and every violation
 python benchmarks/soak.py page                                   the same as docs/soak.md
 
-Every batch of seeds is one stored line with the commit it was run on, so that a run that was stopped goes on where it
-was. The same seed gives the same file or network, whatever ran before. Of every kind of file half are damaged by
-chance, and half changed by somebody who knows the format, with checksums that fit.
+Every batch of seeds is stored as one line with its commit, so that an interrupted run can be resumed. A seed
+determines its file or network. Of every kind of file, half are damaged at random, and half are forged: changed by
+someone who knows the format, with valid checksums.
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ RESULTS = ROOT / "benchmarks" / "results" / "soak.jsonl"
 PAGE = ROOT / "docs" / "soak.md"
 FILES_PER_LINE, NETWORKS_PER_LINE = 1000, 50
 MOST_SECONDS = {"file": 5.0, "network": 60.0}
-"""Of processor time for one case."""
+"""Limit of processor seconds per case."""
 
 MEMORY = 12 * 2**30
-"""Bytes of address space beyond which an allocation fails, so that a file that asks for more is noticed."""
+"""Limit of the address space in bytes, so that a file that makes the loader allocate more is noticed."""
 
 TEMPLATE = """# Soak
 
 Written by `python benchmarks/soak.py page` from `benchmarks/results/soak.jsonl`; `make soak` runs what is not stored
-there, and goes on where it was stopped. A case is known by its kind and its seed:
-`python benchmarks/soak.py try --kind network --seed 17` runs it alone, `python benchmarks/soak.py again` all those
+there, and can be resumed. A case is identified by its kind and seed:
+`python benchmarks/soak.py try --kind network --seed 17` runs one case, `python benchmarks/soak.py again` all those
 with violations.
 
-* **Files**: of every kind half are damaged by chance (bytes changed, inserted, cut, moved), half changed with
-  checksums that fit (values of other types and ranges, entries gone, twice or renamed). Each gives what the whole
-  file gives or one error of the package, within 5 s and 12 GB of addresses. `.safetensors`, ONNX and torch's old
-  format have no checksums: there what is read must be finite and of the right shapes.
-* **Networks**: drawn layers, norms, joins and reshapes, through `inspect`, `search`, `plan`, `prune`, `mask`, `save`,
-  `load`, every tenth through `export` to ONNX and back, every tenth to `torch.export`; those that have a program
-  through `score`, by all three formulations. Masked equals removed; saved equals loaded, bit by bit; no layer is
-  empty; the bound is below the objective; points of the box lie in the bounds; scores at 1 give the logits; small
-  programs have one optimum, eliminated or literal; the model is as it was.
+* **Files**: of every kind, half are damaged at random (bytes changed, inserted, cut, moved), half changed with valid
+  checksums (values of other types and ranges; entries missing, repeated or renamed). Each must load as the intact
+  file does or raise one error of the package, within 5 s and 12 GB of address space. `.safetensors`, ONNX and torch's
+  old format have no checksums: what is loaded must be finite and of the right shapes.
+* **Networks**: random layers, norms, joins and reshapes, through `inspect`, `search`, `plan`, `prune`, `mask`,
+  `save`, `load`, every tenth through `export` to ONNX and back, every tenth to `torch.export`; networks with a
+  program through `score`, with all three formulations. Masked equals removed; saved equals loaded, bit by bit; no
+  layer is empty; the bound is below the objective; points of the box lie in the bounds; scores at 1 give the logits;
+  small programs have the same optimum, eliminated or literal; the model is unchanged.
 
 Versions: {versions}; commit {commits}.
 
-"Mended" were violations that the run found; their seeds were run once more on the mended code.
+"Fixed" are violations that the run found; their seeds passed when repeated on the fixed code.
 
-| what | tried | how they went | mended | violations | processor seconds |
+| kind | cases | outcomes | fixed | violations | processor seconds |
 |---|---:|---|---:|---:|---:|
 {rows}
 """
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("action", choices=["run", "again", "try", "report", "page"])
     parser.add_argument("--files", type=int, default=10_000, help="damaged files of every kind")
     parser.add_argument("--networks", type=int, default=2_000)
-    parser.add_argument("--kind", help="the only kind that is run; the kind of the seed that is tried")
+    parser.add_argument("--kind", help="run only this kind; for try, the kind of the seed")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.RLIM_INFINITY))
@@ -107,7 +107,7 @@ def run(files: int, networks: int, only: str | None = None) -> None:
 
 
 def run_again() -> None:
-    """Of every kind the seeds whose violations are still open, on the code as it is now."""
+    """Repeat the seeds with open violations on the current code."""
     checks, commit = {kind: check for kind, check, *_ in list_kinds(1, 1)}, find_commit()
     for kind, (left, _) in find_violations(read_lines()).items():
         if left:
@@ -119,7 +119,7 @@ def run_again() -> None:
 
 
 def find_violations(lines: list[dict[str, Any]]) -> dict[str, tuple[dict[int, dict[str, Any]], int]]:
-    """By kind: what is still violated, by seed, and how many violations were mended, as a later run shows."""
+    """By kind: the open violations by seed, and the number of those that a later run shows to be fixed."""
     found: dict[str, tuple[dict[int, dict[str, Any]], int]] = {}
     for line in lines:
         left, mended = found.get(line["kind"], ({}, 0))
@@ -137,13 +137,13 @@ def list_kinds(files: int, networks: int) -> Iterator[tuple[str, Callable[[int],
 
 
 def attempt(check: Callable[[int], str], kind: str, seed: int, outcomes: Counter[str]) -> dict[str, Any] | None:
-    """What went wrong, if anything did."""
+    """The violation, or None."""
     began = time.process_time()
     try:
         outcomes[check(seed)] += 1
         seconds = time.process_time() - began
         assert seconds <= MOST_SECONDS[kind.partition(":")[0]], f"took {seconds:.1f} s"
-    except Exception as error:  # whatever it is, it is a violation
+    except Exception as error:  # any exception is a violation
         frame = traceback.extract_tb(error.__traceback__)[-1]
         return {"seed": seed, "error": f"{type(error).__name__}: {error}"[:300], "at": f"{frame.name}:{frame.lineno}"}
     return None
@@ -156,7 +156,8 @@ def write_whole(kind: str) -> tuple[Path, Callable[[], Any], bytes, Any]:
 
 
 def load_damaged(kind: str, seed: int) -> str:
-    """It gives what the whole file gives, or an error of the package. With checksums that fit it may give more."""
+    """The file must load as the intact one does, or raise an error of the package; a forged one may load
+    differently."""
     path, load, content, expected = write_whole(kind)
     change = (mutate, forge)[seed % 2]
     path.write_bytes(change(content, random.Random(f"{kind} {seed}")))
@@ -164,16 +165,16 @@ def load_damaged(kind: str, seed: int) -> str:
         found = load()
     except CriticalNeuronsError:
         return "refused"
-    assert change is forge or found == expected, "a changed file gives something else"
+    assert change is forge or found == expected, "a damaged file loads differently"
     return "as before" if found == expected else "read"
 
 
 def find_commit() -> str:
-    """Of the code that runs, which must be committed."""
+    """The commit of the running code, which must have no uncommitted changes."""
     git = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, check=True)
     changed = git(["git", "status", "--porcelain", "src", "tests", "benchmarks/*.py"]).stdout
     if changed:
-        raise SystemExit(f"Commit these first, so that the run can name what it was of:\n{changed}")
+        raise SystemExit(f"Commit these first, so that the results can name their commit:\n{changed}")
     return git(["git", "rev-parse", "--short=12", "HEAD"]).stdout.strip()
 
 
@@ -182,7 +183,7 @@ def read_lines() -> list[dict[str, Any]]:
 
 
 def list_rows(lines: list[dict[str, Any]]) -> Iterator[tuple[Any, ...]]:
-    """Kind, how many were tried, how they went, violations mended and left, processor seconds; and those left."""
+    """Kind, number of cases, outcomes, violations fixed and open, processor seconds; then the open violations."""
     violations = find_violations(lines)
     for kind in dict.fromkeys(line["kind"] for line in lines):
         own = [line for line in lines if line["kind"] == kind]

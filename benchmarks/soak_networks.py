@@ -1,4 +1,4 @@
-"""Soak, networks: a random network through every public call, and the laws that must hold on the way."""
+"""Soak test of networks: a random network through every public call, and the properties that must hold."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from tests.structure.drawn import draw_network
 
 CALIBRATION_ROWS = 24
 EXPORTED = 10
-"""One of this many networks is exported to ONNX, which takes longer than all the rest, and one to torch.export."""
+"""One in this many networks is exported to ONNX, which takes longer than everything else, and one to torch.export."""
 
 SAME_OPTIMUM = 1e-4
 MOST_UNITS = 24
-"""Of a network whose program is also solved literally."""
+"""Largest network whose literal program is solved, too."""
 
 
 def go_the_whole_way(seed: int) -> str:
-    """Inspect, search, plan, prune, mask, save, load, export; score, if there is a program. Says how far it went."""
+    """Inspect, search, plan, prune, mask, save, load, export; score, if there is a program. Returns the steps
+    done."""
     model, inputs = draw_model(seed)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     inspect_twice(model, inputs[:2], seeds=1)
@@ -42,7 +43,8 @@ def go_the_whole_way(seed: int) -> str:
 
 
 def draw_model(seed: int) -> tuple[nn.Module, torch.Tensor]:
-    """In double precision, with inputs. Every other one has ReLUs for functions that no program knows."""
+    """A network in double precision, and inputs. In every second one, ReLUs replace functions that have no
+    program."""
     model, example = draw_network(seed)
     if seed % 2:
         for name, module in list(model.named_modules()):
@@ -61,7 +63,7 @@ def _search(model: nn.Module, inputs: torch.Tensor, seed: int) -> str:
     try:
         scores = cn.search(model, inputs, **{measure: share}, effort="quick", compensate=compensate)
     except CriticalNeuronsError:
-        return ""  # nothing can be removed, or not as much
+        return ""  # too little can be removed
     plan = cn.plan(scores)
     assert all(len(kept) for kept in plan.kept.values()), "a layer is empty"
     smaller = cn.prune(model, plan, inputs)
@@ -79,7 +81,7 @@ def _search(model: nn.Module, inputs: torch.Tensor, seed: int) -> str:
             try:
                 cn.export(refitted.float(), folder / f"smaller.{ending}", inputs.float())
             except ExportError:
-                return f"searched, not for {ending}"  # the network goes by the number of its inputs
+                return f"searched, not for {ending}"  # the network depends on the batch size
             if ending == "onnx":
                 assert_same(refitted, cn.from_onnx(folder / "smaller.onnx"), inputs.float(), 1e-4)
             return f"searched, exported to {ending}"

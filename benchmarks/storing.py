@@ -1,4 +1,4 @@
-"""Storing: a result to one JSON line with the date, the seed, the machine and the versions."""
+"""Storing: append a result as one JSON line with the date, the seed, the machine and the versions."""
 
 from __future__ import annotations
 

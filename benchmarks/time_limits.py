@@ -1,11 +1,11 @@
-"""Time limits: how long calls take, from the call to its return, on networks that are large for the limit given.
+"""Time limits: how long calls with a time limit really take, on networks that are large for the limit.
 
-python benchmarks/time_limits.py run                    what is not stored yet; benchmarks/results/time_limits.jsonl
-python benchmarks/time_limits.py run --only lossless    the cases with this in their name
+python benchmarks/time_limits.py run                    everything not stored in benchmarks/results/time_limits.jsonl
+python benchmarks/time_limits.py run --only lossless    cases whose names contain this
 python benchmarks/time_limits.py page                   the newest line of every case as docs/time-limits.md
 
-Every case runs in a process of its own, after a small call of its kind, since a first call also imports packages.
-Networks have random weights, inputs are random.
+Every case runs in a separate process, after a small warm-up call of its kind, since a first call also imports
+packages. Weights and inputs are random.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ LIMITS = (0.1, 1.0, 10.0)
 TEMPLATE = """# Time limits
 
 Written by `python benchmarks/time_limits.py page` from `benchmarks/results/time_limits.jsonl`; `python
-benchmarks/time_limits.py run` measures what is not stored there. A call should return within its limit and 1 s, or
+benchmarks/time_limits.py run` measures what is not stored there. A call should exceed its limit by at most 1 s, or
 10 % if that is more; cells that do not are in bold. Reading, bounding, encoding, solving and building are included.
-What cannot be interrupted is one call of a layer, one addition of large sparse matrices, and one step of a solver or
-of distillation.
+Not interruptible are a call of a layer, an addition of large sparse matrices, and a step of a solver or of
+distillation.
 
-A model that is not read 0.7 s, or 7 %, after its limit is refused: "time_limit: 0.1 s were over before the model was
-read". A limit that is over before there is a program leaves every score at 1, with a note. A conic solver of CVXPY is
-not begun if ten of its steps would not fit into the time that is left, nor HiGHS if its presolve would not.
+If reading the model takes 0.7 s, or 7 %, longer than the limit, the call raises an error: "time_limit: 0.1 s were
+over before the model was read". If the limit is over before there is a program, every score is 1, with a note. A
+conic solver of CVXPY is not started if ten of its steps would not fit into the remaining time, nor HiGHS if its
+presolve would not.
 
-Seconds by the clock, and of the processor in parentheses, for limits of {limits} s; the load is the number of
-processes that wanted one of {cores} when the case began, which lengthens the first of the two. Networks
-have random weights; 10 random images of 32x32, for distillation 256. Versions: {versions}; {machine}; {date}.
+Wall-clock seconds, and processor seconds in parentheses, for limits of {limits} s; load is the load average on
+{cores} when the case began, which lengthens the wall-clock time. Networks have random weights; 10 random images of
+32x32, for distillation 256. Versions: {versions}; {machine}; {date}.
 
 | call | {heads} |
 |---|{rules}|
@@ -72,7 +73,7 @@ CASES: dict[str, dict[str, Any]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["run", "one", "page"])
-    parser.add_argument("--only", default="", help="cases with this in their name")
+    parser.add_argument("--only", default="", help="cases whose names contain this")
     parser.add_argument("--limit", type=float)
     given = parser.parse_args()
     chosen = [name for name in CASES if given.only in name]
@@ -159,7 +160,7 @@ def prepare_lossless(model: str) -> Callable[[float], str]:
 
 
 def prepare_distillation(model: str) -> Callable[[float], str]:
-    """Of a copy with other weights, as it is called by `prune`, whose other work has no limit."""
+    """Distillation of a copy with other weights, called as in `prune`, whose other steps have no time limit."""
     import copy
 
     import torch

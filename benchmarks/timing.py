@@ -1,4 +1,4 @@
-"""Timing: seconds by the clock and of the processor, where they go, and the memory that is needed."""
+"""Timing: wall-clock and processor seconds, by part of the package, and peak memory."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 OTHER = "other"
 
 Seam = tuple[Any, str]
-"""A module or class, and the name of a function of it."""
+"""A module or class, and the name of one of its functions."""
 
 
 class Parts:
-    """Processor seconds by part of the package, found by following calls across its seams. Those of a part that is
-    called by another count for itself alone; what belongs to none is `OTHER`."""
+    """A profile: processor seconds by part of the package, measured at the functions where parts call each other.
+    Times are exclusive of other parts called; the remainder is `OTHER`."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -33,7 +33,7 @@ class Parts:
         return {part: round(seconds, 3) for part, seconds in self._seconds.items()}
 
     def _enter(self, part: str) -> str:
-        """Gives the part that was left."""
+        """Switch to a part; returns the previous one."""
         before, now = self._now, time.process_time()
         self._seconds[before] = self._seconds.get(before, 0.0) + now - self._since
         self._now, self._since = part, now
@@ -53,7 +53,7 @@ class Parts:
 
 @contextmanager
 def follow_parts() -> Iterator[Parts]:
-    """Seconds of what is done inside, by part."""
+    """Profile the body of the `with` statement by part."""
     parts = Parts()
     replaced = [(owner, name, getattr(owner, name)) for seams in list_seams().values() for owner, name in seams]
     for part, seams in list_seams().items():
@@ -67,7 +67,7 @@ def follow_parts() -> Iterator[Parts]:
 
 
 def list_seams() -> dict[str, list[Seam]]:
-    """Solvers are entered first, and leave what rows and tangents take to these."""
+    """The profiled functions by part. Solvers call those of rows and tangents, which are counted apart."""
     from critical_neurons.api import score, score_task
     from critical_neurons.formulations.lazy_rows import ReluRows
     from critical_neurons.formulations.loss_term import LossTerm
@@ -89,8 +89,8 @@ def list_seams() -> dict[str, list[Seam]]:
 
 
 def measure(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-    """What the work gives; its seconds, by the clock and of the processor, and the most memory, in MB: what it adds
-    to the process, and the process in all. `load` is how many processes wanted to run when it began."""
+    """The result; its wall-clock and processor seconds, and the peak memory in MB: the increase, and the total of the
+    process. `load` is the load average at the start."""
     load, before = os.getloadavg()[0], read_peak()
     started, used = time.perf_counter(), time.process_time()
     with follow_parts() as parts:
@@ -106,7 +106,7 @@ def measure(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def read_peak() -> float:
-    """Of this process alone, where the system tells: getrusage counts what the parent had when it started this."""
+    """Peak memory of this process alone, if the system reports it; getrusage includes the parent's at the fork."""
     try:
         found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     except OSError:

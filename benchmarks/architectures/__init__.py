@@ -1,7 +1,7 @@
-"""Architectures: public networks written down from their descriptions, untrained, each with an example of its inputs.
+"""Architectures: public networks, re-implemented from their publications, untrained, each with example inputs.
 
-Sizes are those of the publication unless the class says otherwise; images for ImageNet networks are smaller, as the
-networks allow.
+Sizes are those of the publication unless the class says otherwise; images for ImageNet networks are smaller,
+where the network allows it.
 """
 
 from architectures import (

@@ -1,4 +1,4 @@
-"""Blocks: what several architectures are made of."""
+"""Building blocks shared by several architectures."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class SqueezeExcitation(nn.Module):
 
 
 class Concat(nn.Module):
-    """Branches of one input, side by side."""
+    """Parallel branches of one input, concatenated along the channels."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Concat(nn.Module):
 
 
 class Residual(nn.Module):
-    """The input added to what the layers make of it."""
+    """A residual connection around the layers."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNetTrunk(nn.Module):
-    """ResNet-18 without its head: the maps of its last three stages, of 128, 256 and 512 channels."""
+    """ResNet-18 without its head; returns the feature maps of its last three stages (128, 256, 512 channels)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class InvertedResidual(nn.Module):
 
 
 class Pooled(nn.Module):
-    """Global average pooling and a linear classifier behind features."""
+    """A feature extractor, global average pooling and a linear classifier."""
 
     def __init__(self, features: nn.Module, channels: int, classes: int = 1000, hidden: int | None = None) -> None:
         super().__init__()

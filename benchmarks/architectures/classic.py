@@ -15,7 +15,7 @@ FAMILY = "convolutional"
 
 
 class LeNet5(nn.Module):
-    """LeCun et al. 1998, with ReLU as it is taught today."""
+    """LeCun et al. 1998, with ReLU, as usual today."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class MnistNet(nn.Module):
 
 
 class CifarTutorialNet(nn.Module):
-    """The network of PyTorch's CIFAR-10 tutorial as it was first written: the flat size is a number in the code."""
+    """The network of PyTorch's CIFAR-10 tutorial in its first version, with a hard-coded flattened size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class CifarTutorialNet(nn.Module):
 
 
 class AlexNet(nn.Module):
-    """Krizhevsky 2014, on one device."""
+    """Krizhevsky 2014, the variant for one device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class VGG(nn.Module):
 
 
 class HardCodedVGG(VGG):
-    """The same with the number of features in the call."""
+    """VGG with a hard-coded number of features in `forward`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.features(x).view(-1, 512))
@@ -199,7 +199,7 @@ def googlenet() -> nn.Module:
 
 
 def inception_v3() -> nn.Module:
-    """Szegedy et al. 2016: 7x7 as 1x7 and 7x1, 3x3 as 1x3 beside 3x1; without the auxiliary head."""
+    """Szegedy et al. 2016: 7x7 factorised into 1x7 and 7x1, 3x3 into parallel 1x3 and 3x1; no auxiliary head."""
     average = partial(nn.AvgPool2d, 3, 1, 1)
     tight = partial(conv, padding=0)
 

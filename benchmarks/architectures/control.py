@@ -1,4 +1,4 @@
-"""Reinforcement learning: values, policies, both."""
+"""Reinforcement learning: value networks, policies, actor-critics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FAMILY = "reinforcement learning"
 
 
 class AtariFeatures(nn.Module):
-    """Mnih et al. 2015: four frames of 84x84 to 3136 numbers."""
+    """Mnih et al. 2015: four frames of 84x84 to 3136 features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class DQN(AtariFeatures):
 
 
 class DuelingDQN(nn.Module):
-    """Wang et al. 2016: a value plus advantages around their mean."""
+    """Wang et al. 2016: a value plus centred advantages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class DuelingDQN(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """PyTorch's example: one hidden layer, probabilities of actions and a value."""
+    """PyTorch's example: one hidden layer, action probabilities and a value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class AtariActorCritic(AtariFeatures):
 
 
 class PPO(nn.Module):
-    """Separate tanh networks; the logarithm of the standard deviation is a parameter of its own."""
+    """Separate tanh networks; the log standard deviation is a free parameter."""
 
     def __init__(self, state: int = 17, action: int = 6) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class TwinQ(nn.Module):
 
 
 class GaussianActor(nn.Module):
-    """Its policy: mean and bounded logarithm of the deviation, in evaluation the squashed mean."""
+    """The policy of SAC: mean and bounded log standard deviation; in evaluation mode the squashed mean."""
 
     def __init__(self, state: int = 17, action: int = 6) -> None:
         super().__init__()

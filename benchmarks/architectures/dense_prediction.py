@@ -20,7 +20,7 @@ def double(inputs: int, outputs: int, middle: int | None = None) -> nn.Module:
 
 
 class Up(nn.Module):
-    """Twice the size, padded to that of the skip connection where a pixel is missing."""
+    """Upsampling by two, padded to the size of the skip connection if that is odd."""
 
     def __init__(self, inputs: int, outputs: int, *, bilinear: bool) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class UNet(nn.Module):
 
 
 class SegNet(nn.Module):
-    """Badrinarayanan et al. 2017 with three levels: maxima go back to where they were found."""
+    """Badrinarayanan et al. 2017 with three levels: max unpooling with the indices of the encoder."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class FCN(nn.Module):
 
 
 class ASPP(nn.Module):
-    """Chen et al. 2017: dilated convolutions of several rates beside the mean of the whole image."""
+    """Chen et al. 2017: dilated convolutions of several rates and global average pooling, in parallel."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class ASPP(nn.Module):
 
 
 class DeepLab(nn.Module):
-    """DeepLab v3+ of Chen et al. 2018 on ResNet-18: the decoder sees an earlier stage too."""
+    """DeepLab v3+ of Chen et al. 2018 on ResNet-18: the decoder also reads an earlier stage."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class DeepLab(nn.Module):
 
 
 class DnCNN(nn.Module):
-    """Zhang et al. 2017: what it finds is the noise."""
+    """Zhang et al. 2017: residual learning, the layers predict the noise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class SRCNN(nn.Module):
 
 
 def fsrcnn() -> nn.Module:
-    """Dong et al. 2016: shrink, map, expand, enlarge by a transposed convolution; PReLU by channel."""
+    """Dong et al. 2016: shrink, map, expand, upsample by a transposed convolution; PReLU per channel."""
     layers: list[nn.Module] = [nn.Conv2d(1, 56, 5, padding=2), nn.PReLU(56), nn.Conv2d(56, 12, 1), nn.PReLU(12)]
     for _ in range(4):
         layers += [nn.Conv2d(12, 12, 3, padding=1), nn.PReLU(12)]
@@ -163,7 +163,7 @@ def fsrcnn() -> nn.Module:
 
 
 class ESPCN(nn.Module):
-    """Shi et al. 2016: channels become pixels."""
+    """Shi et al. 2016: upsampling by pixel shuffle."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class ScaledBlock(nn.Module):
 
 
 class EDSR(nn.Module):
-    """Lim et al. 2017, the baseline, four times as large; with channel attention the block of RCAN (2018)."""
+    """Lim et al. 2017, the baseline, 4x upsampling; with channel attention, the block of RCAN (2018)."""
 
     def __init__(self, blocks: int, *, excited: bool) -> None:
         super().__init__()

@@ -45,7 +45,7 @@ class TinyYOLO(nn.Module):
 
 
 class CSP(nn.Module):
-    """Wang et al. 2020: one part through residual blocks, one beside them."""
+    """Wang et al. 2020: one branch through residual blocks, one around them."""
 
     def __init__(self, inputs: int, outputs: int, repeats: int, *, shortcut: bool = True) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class CSP(nn.Module):
 
 
 class YOLOv5(nn.Module):
-    """The size n: CSP blocks, fast pyramid pooling, a path down and up again, three scales."""
+    """Size n: CSP blocks, fast pyramid pooling, a top-down and a bottom-up path, three scales."""
 
     def __init__(self, classes: int = 80) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class YOLOv5(nn.Module):
 
 
 class SSD(nn.Module):
-    """Liu et al. 2016 in small: boxes and classes from maps of falling size, in one row by name."""
+    """Liu et al. 2016, reduced: boxes and classes from feature maps of decreasing size, concatenated, as a dict."""
 
     def __init__(self, classes: int = 21, anchors: int = 4) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class SSD(nn.Module):
 
 
 class FPN(nn.Module):
-    """Lin et al. 2017: coarse maps enlarged and added to finer ones."""
+    """Lin et al. 2017: coarse feature maps upsampled and added to finer ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class RetinaNet(nn.Module):
 
 
 class CenterNet(nn.Module):
-    """Zhou et al. 2019: transposed convolutions to a quarter of the image, a head for every quantity."""
+    """Zhou et al. 2019: transposed convolutions to a quarter of the image, a head for every output."""
 
     def __init__(self, classes: int = 20) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class CenterNet(nn.Module):
 
 
 class RetinaFace(nn.Module):
-    """Deng et al. 2020 in small: context modules, and heads for classes, boxes and landmarks at each level."""
+    """Deng et al. 2020, reduced: context modules, and heads for classes, boxes and landmarks at each level."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class RetinaFace(nn.Module):
 
 
 class PNet(nn.Module):
-    """MTCNN of Zhang et al. 2016: PReLU by channel, everything convolutional."""
+    """MTCNN of Zhang et al. 2016: PReLU per channel, fully convolutional."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ class PNet(nn.Module):
 
 
 class RNet(nn.Module):
-    """Its second stage: rows and columns change places before the dense layer."""
+    """The second stage of MTCNN: height and width are transposed before the dense layer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ def conv_autoencoder() -> nn.Module:
 
 
 class TiedAutoencoder(nn.Module):
-    """Decoded by the transposed weights of the encoder."""
+    """The decoder uses the transposed weights of the encoder."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class TiedAutoencoder(nn.Module):
 
 
 class VAE(nn.Module):
-    """PyTorch's example of Kingma and Welling 2014; in evaluation the mean is decoded."""
+    """PyTorch's example of Kingma and Welling 2014; in evaluation mode the mean is decoded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class VAE(nn.Module):
 
 
 class ConvVAE(nn.Module):
-    """Four strided convolutions, a code of 128, and back; outputs are a list, as training loops want them."""
+    """Four strided convolutions, a latent code of 128, and a mirrored decoder; returns a list."""
 
     def __init__(self, widths: tuple[int, ...] = (32, 64, 128, 256)) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class ConvVAE(nn.Module):
 
 
 def dcgan_generator() -> nn.Module:
-    """Radford et al. 2016: 100 numbers to an image of 64x64."""
+    """Radford et al. 2016: a latent vector of 100 to an image of 64x64."""
     layers: list[nn.Module] = []
     inputs = 100
     for at, outputs in enumerate((512, 256, 128, 64)):
@@ -122,7 +122,7 @@ class SpectralDiscriminator(nn.Module):
 
 
 class ConditionalGenerator(nn.Module):
-    """Mirza and Osindero 2014: noise and the embedded label, side by side."""
+    """Mirza and Osindero 2014: noise and the embedded label, concatenated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class ConditionalGenerator(nn.Module):
 
 
 class SkipBlock(nn.Module):
-    """pix2pix (Isola et al. 2017): a U-Net made of one inside the other."""
+    """pix2pix (Isola et al. 2017): a U-Net of nested blocks."""
 
     def __init__(self, outer: int, inner: int, inside: nn.Module | None, inputs: int | None = None) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class SkipBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.outermost:
             return self.model(x)
-        # the first layer works in place: what is joined is already activated
+        # the first layer works in place, so x is already activated here
         return torch.cat([x, self.model(x)], 1)
 
 
@@ -169,7 +169,7 @@ def pix2pix_generator() -> nn.Module:
 
 
 def patch_discriminator() -> nn.Module:
-    """Of pix2pix, with instance normalisation: one judgement per patch."""
+    """The discriminator of pix2pix, with instance normalisation: one logit per patch."""
     layers: list[nn.Module] = [nn.Conv2d(6, 64, 4, 2, 1), nn.LeakyReLU(0.2, True)]
     for inputs, outputs, stride in ((64, 128, 2), (128, 256, 2), (256, 512, 1)):
         layers += [nn.Conv2d(inputs, outputs, 4, stride, 1), nn.InstanceNorm2d(outputs), nn.LeakyReLU(0.2, True)]
@@ -177,7 +177,7 @@ def patch_discriminator() -> nn.Module:
 
 
 class TimedBlock(nn.Module):
-    """A residual block with group norm and SiLU that is told the time step."""
+    """A residual block with group norm and SiLU, conditioned on the time step."""
 
     def __init__(self, inputs: int, outputs: int, time: int) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ class TimedBlock(nn.Module):
 
 
 class DiffusionUNet(nn.Module):
-    """Ho et al. 2020 in small: image and time step to noise."""
+    """Ho et al. 2020, reduced: image and time step to noise."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()

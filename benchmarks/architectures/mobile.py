@@ -103,7 +103,7 @@ def shuffle(x: Tensor, groups: int) -> Tensor:
 
 
 class ShuffleUnit(nn.Module):
-    """Zhang et al. 2018: grouped 1x1, shuffle, depthwise 3x3, grouped 1x1; a pooled copy beside where it strides."""
+    """Zhang et al. 2018: grouped 1x1, shuffle, depthwise 3x3, grouped 1x1; a pooled shortcut at strides."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ def shufflenet_v1() -> nn.Module:
 
 
 class ShuffleUnit2(nn.Module):
-    """Ma et al. 2018: half of the channels passes untouched."""
+    """Ma et al. 2018: half of the channels pass unchanged."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ def shufflenet_v2() -> nn.Module:
 
 
 class Ghost(nn.Module):
-    """Han et al. 2020: half of the maps by convolution, the others cheaply from them."""
+    """Han et al. 2020: half of the feature maps by convolution, the others by a depthwise one of those."""
 
     def __init__(self, inputs: int, outputs: int, act: Make | None = nn.ReLU) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ def ghostnet() -> nn.Module:
 
 
 class XceptionBlock(nn.Module):
-    """Chollet 2017: separable convolutions without a nonlinearity inside, ReLU in front."""
+    """Chollet 2017: separable convolutions without an inner nonlinearity, ReLU first."""
 
     def __init__(self, *widths: int, stride: int = 2) -> None:
         super().__init__()

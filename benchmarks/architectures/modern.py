@@ -15,7 +15,7 @@ FAMILY = "modern image classifiers"
 
 
 class RepVGGBlock(nn.Module):
-    """Ding et al. 2021, as it is trained: 3x3, 1x1 and identity, each normalised, summed."""
+    """Ding et al. 2021, the training-time form: the sum of 3x3, 1x1 and identity, each with batch norm."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ def repvgg_a0() -> nn.Module:
 
 
 class Tree(nn.Module):
-    """Yu et al. 2018, deep layer aggregation: both subtrees (and more below) meet in a 1x1 convolution."""
+    """Yu et al. 2018, deep layer aggregation: a 1x1 convolution joins both subtrees, recursively."""
 
     def __init__(self, inputs: int, outputs: int, level: int, stride: int) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Mixer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Queries, keys and values from one layer, by reshape and permute."""
+    """Self-attention with one layer for queries, keys and values, split by reshape and permute."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Attention(nn.Module):
 
 
 class ModuleAttention(nn.MultiheadAttention):
-    """torch's own, of one sequence with itself."""
+    """Self-attention by torch's module."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__(width, heads, batch_first=True)

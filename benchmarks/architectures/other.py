@@ -1,4 +1,4 @@
-"""Sets, graphs, pairs and fields, and fully connected networks of their own kind."""
+"""Sets, graphs, pairs and fields, and unusual fully connected networks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GEOMETRY, DENSE = "sets, graphs, pairs", "fully connected"
 
 
 class TNet(nn.Module):
-    """Qi et al. 2017: a matrix for every cloud of points."""
+    """Qi et al. 2017: predicts a transformation matrix for every point cloud."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class PointNet(nn.Module):
 
 
 class Siamese(nn.Module):
-    """Koch et al. 2015: one encoder for both images, the distance between them judged."""
+    """Koch et al. 2015: one encoder for both images, a classifier of the distance between their codes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Siamese(nn.Module):
 
 
 class DeepSets(nn.Module):
-    """Zaheer et al. 2017: a sum over the members."""
+    """Zaheer et al. 2017: a sum over the set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class GCN(nn.Module):
 
 
 class GAT(nn.Module):
-    """Veličković et al. 2018 with a dense adjacency: neighbours weighed by attention, several heads."""
+    """Veličković et al. 2018 with a dense adjacency: neighbours weighted by attention, several heads."""
 
     def __init__(self, features: int = 100, hidden: int = 16, heads: int = 4, classes: int = 7) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Highway(nn.Module):
 
 
 class Maxout(nn.Module):
-    """Goodfellow et al. 2013: the largest of several linear pieces."""
+    """Goodfellow et al. 2013: the maximum of several linear functions."""
 
     def __init__(self, pieces: int = 5) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class Maxout(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """Shazeer 2020: one layer makes both halves of a gated unit."""
+    """Shazeer 2020: one linear layer for both halves of the gated unit."""
 
     def __init__(self, width: int = 64, depth: int = 3) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class SwiGLU(nn.Module):
 
 
 def glu_mlp() -> nn.Module:
-    """Dauphin et al. 2017: nn.GLU halves what it is given."""
+    """Dauphin et al. 2017: nn.GLU halves the number of features."""
     return nn.Sequential(nn.Linear(20, 256), nn.GLU(), nn.Linear(128, 256), nn.GLU(dim=-1), nn.Linear(128, 3))
 
 
@@ -179,7 +179,7 @@ def weight_norm_mlp() -> nn.Module:
 
 
 class NeRF(nn.Module):
-    """Mildenhall et al. 2020: frequencies of position and direction, the position again half way."""
+    """Mildenhall et al. 2020: Fourier features of position and direction; the position again half way."""
 
     def __init__(self, width: int = 256) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class NeRF(nn.Module):
 
 
 class Siren(nn.Module):
-    """Sitzmann et al. 2020: sines."""
+    """Sitzmann et al. 2020: sine activations."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Registry: what is known of an architecture, and how it is built and called."""
+"""Registry: the description of an architecture, and how it is built and called."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Inputs: TypeAlias = Tensor | tuple[Any, ...] | dict[str, Any]
 
 @dataclass(frozen=True)
 class Architecture:
-    """`outputs` names the layers (or parameters) whose outputs are the model's and so must keep their size; `heads`
-    the layers that make queries, keys and values, with their number of attention heads."""
+    """`outputs` names the layers (or parameters) that compute the model's outputs and must keep their size; `heads`
+    the layers that compute queries, keys and values, with their number of attention heads."""
 
     name: str
     family: str
@@ -31,8 +31,8 @@ class Architecture:
     def builder(self) -> nn.Module:
         """An untrained model in evaluation mode, the same every time.
 
-        Normalisation layers get statistics and scales as training would leave them, unequal and not zero: with those
-        of a new layer, a mistake in slicing them would not be seen.
+        Normalisation layers get random statistics and scales, as after training: with the initial, equal values, a
+        mistake in slicing them would go unnoticed.
         """
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(SEED)

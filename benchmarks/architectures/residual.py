@@ -15,7 +15,7 @@ FAMILY = "residual"
 
 
 class ShortcutA(nn.Module):
-    """He et al. 2016, option A: every second pixel, and channels of zeros around."""
+    """He et al. 2016, option A: subsampling by two, zero padding of channels."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class CifarBlock(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """6n + 2 layers of 16, 32 and 64 maps."""
+    """6n + 2 layers with 16, 32 and 64 feature maps."""
 
     def __init__(self, n: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class CifarResNet(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 (grouped in ResNeXt and RegNet), 1x1; squeeze-excitation where asked for."""
+    """1x1, 3x3 (grouped in ResNeXt and RegNet), 1x1; optional squeeze-excitation."""
 
     def __init__(
         self, inputs: int, width: int, outputs: int, stride: int = 1, groups: int = 1, squeezed: int = 0
@@ -86,7 +86,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Stem of 7x7 and max pooling, four stages, average pooling."""
+    """A stem (7x7 and max pooling), four stages, average pooling."""
 
     def __init__(self, stages: list[list[nn.Module]], outputs: int, norm: Make = nn.BatchNorm2d) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def basic_resnet(depths: tuple[int, ...], norm: Make = nn.BatchNorm2d) -> nn.Mod
 
 
 def bottleneck_resnet(depths: tuple[int, ...], groups: int = 1, width: int = 64, squeeze: int = 0) -> nn.Module:
-    """ResNet-50 and its kin: `width` is that of the first stage's 3x3, `squeeze` divides what excitation squeezes."""
+    """ResNet-50 and variants: `width` of the first stage's 3x3; `squeeze`: reduction ratio of squeeze-excitation."""
     stages, inputs = [], 64
     for at, depth in enumerate(depths):
         outputs, stage = 256 * 2**at, []
@@ -128,7 +128,7 @@ def bottleneck_resnet(depths: tuple[int, ...], groups: int = 1, width: int = 64,
 
 
 class PreActBlock(nn.Module):
-    """Normalisation and ReLU in front of convolutions; the projection reads what they give."""
+    """Pre-activation: normalisation and ReLU before each convolution, and before the projection."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class PreActBlock(nn.Module):
 
 
 class PreActResNet(nn.Module):
-    """Of He et al. 2016 (18 layers), and Wide ResNet of Zagoruyko and Komodakis 2016, for CIFAR."""
+    """He et al. 2016 (18 layers), and Wide ResNet of Zagoruyko and Komodakis 2016, for CIFAR."""
 
     def __init__(self, stem: int, widths: tuple[int, ...], depth: int) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class PreActResNet(nn.Module):
 
 
 class RegNet(nn.Module):
-    """Radosavovic et al. 2020; Y has squeeze-excitation, of a quarter of the block's input."""
+    """Radosavovic et al. 2020; Y has squeeze-excitation, squeezed to a quarter of the block's input."""
 
     def __init__(self, widths: tuple[int, ...], depths: tuple[int, ...], group: int, excited: bool) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class RegNet(nn.Module):
 
 
 class Res2Block(nn.Module):
-    """Gao et al. 2019: parts of the channels, each filtered with what the part before gave."""
+    """Gao et al. 2019: channels in groups; each convolution also reads the output of the previous group."""
 
     def __init__(self, channels: int, width: int, parts: int) -> None:
         super().__init__()

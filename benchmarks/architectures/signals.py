@@ -14,7 +14,7 @@ FAMILY = "signals and video"
 
 
 class Block1d(nn.Module):
-    """Hannun et al. 2019, ECG: kernels of 15, the shortcut pooled and padded with channels of zeros."""
+    """Hannun et al. 2019, ECG: kernels of 15, the shortcut is pooled and zero-padded in channels."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class M5(nn.Module):
 
 
 class TemporalBlock(nn.Module):
-    """Bai et al. 2018: dilated convolutions with weight norm, padded on both sides and cut on the right."""
+    """Bai et al. 2018: dilated convolutions with weight norm, made causal by padding and cropping on the right."""
 
     def __init__(self, inputs: int, outputs: int, dilation: int) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class TCN(nn.Module):
 
 
 class WaveNet(nn.Module):
-    """Van den Oord et al. 2016: tanh times sigmoid, one sum of skips beside the residual one."""
+    """Van den Oord et al. 2016: gated activations (tanh times sigmoid), residual and skip connections."""
 
     def __init__(self, width: int = 64, layers: int = 10) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class WaveNet(nn.Module):
 
 
 class DSCNN(nn.Module):
-    """Zhang et al. 2018, keywords: a wide first kernel, depthwise separable layers."""
+    """Zhang et al. 2018, keyword spotting: a wide first kernel, depthwise separable layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class DSCNN(nn.Module):
 
 
 class CRNN(nn.Module):
-    """Shi et al. 2017, words in images: columns become time steps of a two-way LSTM."""
+    """Shi et al. 2017, text recognition: columns are the time steps of a bidirectional LSTM."""
 
     def __init__(self, classes: int = 37) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class CRNN(nn.Module):
 
 
 class EEGNet(nn.Module):
-    """Lawhern et al. 2018: in time, across electrodes depthwise, in time again; ELU."""
+    """Lawhern et al. 2018: temporal, depthwise spatial (electrodes) and separable temporal convolutions; ELU."""
 
     def __init__(self, electrodes: int = 22) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class EEGNet(nn.Module):
 
 
 class DeepConvLSTM(nn.Module):
-    """Ordóñez and Roggen 2016, worn sensors: convolutions in time, two LSTM layers, the last step classified."""
+    """Ordóñez and Roggen 2016, wearable sensors: temporal convolutions, two LSTM layers, last step classified."""
 
     def __init__(self, sensors: int = 9) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class DeepConvLSTM(nn.Module):
 
 
 class C3D(nn.Module):
-    """Tran et al. 2015 for clips of 16 frames of 32x32, with a quarter of the widths."""
+    """Tran et al. 2015 for clips of 16 frames of 32x32, at a quarter of the width."""
 
     def __init__(self) -> None:
         super().__init__()

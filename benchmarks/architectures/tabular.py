@@ -1,4 +1,4 @@
-"""Tables: measurements, categories, users and items."""
+"""Tabular data and recommendation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tabular_resnet() -> nn.Module:
 
 
 class EntityMLP(nn.Module):
-    """Guo and Berkhahn 2016: categories embedded beside numbers, batch norm and dropout."""
+    """Guo and Berkhahn 2016: embedded categories and numbers concatenated; batch norm and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class EntityMLP(nn.Module):
 
 
 class SharedBottom(nn.Module):
-    """Caruana 1997: three tasks on one trunk, by name."""
+    """Caruana 1997, multi-task: a shared trunk, three heads, as a dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class SharedBottom(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """Ma et al. 2018: every expert computed, weighed by a gate."""
+    """Ma et al. 2018: all experts are computed and weighted by a gate."""
 
     def __init__(self, experts: int = 4) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class MixtureOfExperts(nn.Module):
 
 
 class WideAndDeep(nn.Module):
-    """Cheng et al. 2016; one dict of features."""
+    """Cheng et al. 2016; the input is a dict of features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class MatrixFactorisation(nn.Module):
 
 
 class NeuralCF(nn.Module):
-    """He et al. 2017: factorisation and an MLP of two embeddings, joined."""
+    """He et al. 2017: matrix factorisation and an MLP, each with its own embeddings, concatenated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class NeuralCF(nn.Module):
 
 
 class DeepFM(nn.Module):
-    """Guo et al. 2017: pairwise products of field embeddings by the square of their sum, beside an MLP of them."""
+    """Guo et al. 2017: a factorisation machine and an MLP on the same field embeddings."""
 
     def __init__(self, fields: int = 10, values: int = 100, width: int = 16) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ class CausalAttention(nn.Module):
 
 
 class GPT(nn.Module):
-    """Radford et al. 2019 in small: learned positions, layer norm first, the embedding is the last layer too."""
+    """Radford et al. 2019, reduced: learned positions, pre-norm, last layer tied to the embedding."""
 
     def __init__(self, width: int = 192, depth: int = 6, heads: int = 6, length: int = 64) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class RootMeanSquareNorm(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """Touvron et al. 2023: root mean square norm, rotary positions, SwiGLU; keys shared by several heads."""
+    """Touvron et al. 2023: root mean square norm, rotary positions, SwiGLU, grouped-query attention."""
 
     def __init__(self, width: int, heads: int, shared: int, hidden: int) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class Bert(nn.Module):
 
 
 class LSTMClassifier(nn.Module):
-    """The last states of both directions are classified."""
+    """Bidirectional; the last states of both directions are classified."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class LSTMClassifier(nn.Module):
 
 
 class GRUClassifier(nn.Module):
-    """The mean of all outputs, through a hidden layer."""
+    """The mean of all outputs is classified, through a hidden layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class GRUClassifier(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """PyTorch's word language model: states go in and come out."""
+    """PyTorch's word language model; takes and returns the recurrent state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class LanguageModel(nn.Module):
 
 
 class TextCNN(nn.Module):
-    """Kim 2014: kernels as wide as the embedding, the maximum over time of each."""
+    """Kim 2014: kernels as wide as the embedding, max pooling over time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class CharCNN(nn.Module):
 
 
 class FastText(nn.Module):
-    """Joulin et al. 2017: a bag of embeddings; texts of any length in one row, with offsets."""
+    """Joulin et al. 2017: an embedding bag; texts of any length concatenated, with offsets."""
 
     def __init__(self) -> None:
         super().__init__()

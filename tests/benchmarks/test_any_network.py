@@ -146,5 +146,5 @@ def test_page_shows_both_methods(tmp_path):
     assert "| vgg11 | 100 | 200 | 5 | 6 of 9 | 50% / 40% | 50% / 40% ≠ | 50% / 40% | 2e-07 |" in text
     assert "| resnet18 ° | 100 | 200 | 5 | 6 of 9 | 50% / 40% |  |  |  |" in text
     assert "compared with the smaller network: 2 of 2" in text
-    assert "Of 1 by Torch-Pruning, 0 compute what the masked one does; not vgg11." in text
+    assert "Of 1 pruned by Torch-Pruning, 0 equal the masked network; not vgg11." in text
     assert "* lenet5: `does not run`" in text

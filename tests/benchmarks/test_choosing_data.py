@@ -232,7 +232,7 @@ def make_records(lost: dict[Choice, tuple[float, ...]]) -> tuple[list[Record], l
 
 @pytest.mark.parametrize(
     ("other", "verdict"),
-    [((3.0, 3.1, 3.2), "worse"), ((1.0, 1.2, 1.1), "better"), ((2.3, 1.8, 2.1), "cannot be told")],
+    [((3.0, 3.1, 3.2), "worse"), ((1.0, 1.2, 1.1), "better"), ((2.3, 1.8, 2.1), "inconclusive")],
 )
 def test_verdicts_are_those_of_a_paired_test(other, verdict):
     default = (2.0, 2.1, 2.0)
@@ -246,15 +246,15 @@ def test_verdicts_are_those_of_a_paired_test(other, verdict):
 
 
 def test_a_single_pair_tells_nothing():
-    assert Difference((5.0,)).verdict == "cannot be told"
+    assert Difference((5.0,)).verdict == "inconclusive"
 
 
 @pytest.mark.parametrize(
     ("by_class", "state"),
     [
-        ((3.0, 3.1, 3.1), "**backed**. Worse: by class without compensation (+1.03"),
-        ((1.0, 1.2, 1.1), "**not backed**. Better: by class without compensation (-0.93"),
-        ((2.3, 1.8, 2.1), "**neither backed nor contradicted**. Cannot be told from it: by class without"),
+        ((3.0, 3.1, 3.1), "**supported**. Worse: by class without compensation (+1.03"),
+        ((1.0, 1.2, 1.1), "**not supported**. Better: by class without compensation (-0.93"),
+        ((2.3, 1.8, 2.1), "**neither supported nor contradicted**. Inconclusive: by class without"),
     ],
 )
 def test_defaults_are_judged(by_class, state):
@@ -264,7 +264,7 @@ def test_defaults_are_judged(by_class, state):
 
 def test_nothing_is_judged_before_it_is_whole():
     records, cells = make_records({Choice(): (2.0, 2.1, 2.0), Choice(by_class=True): (1.0, 1.2, 1.1)})
-    assert judge(collect(records[:-1], cells), BY_CLASS) == "the default is *at once*. Not measured whole yet."
+    assert judge(collect(records[:-1], cells), BY_CLASS) == "the default is *at once*. Not fully measured yet."
 
 
 def test_differences_are_paired_over_seeds_that_have_both():
@@ -275,8 +275,8 @@ def test_differences_are_paired_over_seeds_that_have_both():
     difference = study.compare(study.cases, Choice(kind="sure"), Choice(), "none")
     assert difference.pairs == pytest.approx((1.0, 4.0))
     page = build_page(left, cells)
-    assert "| most sure | 4.00 ± 3.61 | +2.50 ± 1.50 | 2.0 |" in page
-    assert "| as many of every class | 3.00 ± 1.41 (2 of 3 seeds) | default | 2.0 |" in page
+    assert "| largest margin | 4.00 ± 3.61 | +2.50 ± 1.50 | 2.0 |" in page
+    assert "| class-balanced | 3.00 ± 1.41 (2 of 3 seeds) | default | 2.0 |" in page
 
 
 def test_results_of_other_settings_do_not_count():

@@ -39,7 +39,7 @@ def reproduce(
         int | None, typer.Option(help="Number of random seeds, from 0 on. Default: 3, quick: 1.")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Cells whose names contain this, such as fashion/lenet5; repeatable.")
+        list[str] | None, typer.Option(help="Cells with these parts in their names, as fashion/lenet5; repeatable.")
     ] = None,
     data: Annotated[
         Path | None,
