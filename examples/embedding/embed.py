@@ -1,7 +1,7 @@
-"""A network inside an optimisation problem, before and after it was made smaller: seconds, nodes, optimum.
+"""A network embedded in an optimisation problem, before and after pruning: seconds, nodes, optimum.
 
-A regression network stands for a process whose cost is only known from measurements; SCIP looks for the cheapest
-settings, through PySCIPOpt-ML, which writes every ReLU into the program.
+A regression network is the surrogate of a process whose cost is only known from measurements. SCIP minimises the cost
+over the settings; PySCIPOpt-ML adds the constraints of every ReLU to the program.
 
 pip install 'critical_neurons[embedding]'
 python examples/embedding/embed.py [--width 24] [--seeds 0 1 2] [--networks lossless] [--seconds 300] [--store FILE]
@@ -26,7 +26,7 @@ from critical_neurons.core.markdown import format_table, replace_table
 
 INPUTS = 5
 SETTINGS_AT_MOST = 2.0
-"""The sum of all settings, each in [0, 1]."""
+"""Upper bound on the sum of all settings, each in [0, 1]."""
 PENALTY = 2e-5
 PAGE = Path(__file__).parents[2] / "docs" / "embedding.md"
 HEADER = (
@@ -37,7 +37,7 @@ NETWORKS = ("as trained", "lossless", "half the units", "half the units, lossles
 
 
 def measure(settings: Tensor) -> Tensor:
-    """The process itself, which nobody could write into a program."""
+    """The true process, which in practice has no formula to put into a program."""
     return (torch.sin(7 * settings).sum(1) + (settings[:, :-1] * settings[:, 1:]).sum(1))[:, None]
 
 
@@ -59,7 +59,7 @@ def train(width: int, steps: int = 4000) -> nn.Sequential:
 
 
 def make_smaller(model: nn.Sequential) -> dict[str, nn.Sequential]:
-    """Without loss on [0, 1]^n; half the units; half the units, then without loss; a quarter of the units."""
+    """The networks by name; lossless ones compute the same function on [0, 1]^n."""
     box = np.zeros(INPUTS), np.ones(INPUTS)
     points = torch.rand(2000, INPUTS, generator=torch.Generator().manual_seed(1))
     half, quarter = (cn.compress(model, points, units=share, onnx=False).model for share in (0.5, 0.25))
@@ -68,25 +68,25 @@ def make_smaller(model: nn.Sequential) -> dict[str, nn.Sequential]:
 
 
 def draw_prices(seed: int) -> Tensor:
-    """What a unit of every setting costs besides: another problem for every seed, nothing for seed 0."""
+    """Additional linear costs of the settings: a different problem for every seed, zero for seed 0."""
     drawn = torch.rand(INPUTS, generator=torch.Generator().manual_seed(seed)) - 0.5
     return drawn if seed else torch.zeros(INPUTS)
 
 
 def drop_identities(model: nn.Module) -> nn.Sequential:
-    """What is left of layers that became one."""
+    """Remove the nn.Identity layers that merged layers leave behind."""
     return nn.Sequential(*(layer for layer in model.children() if not isinstance(layer, nn.Identity)))
 
 
 def optimise(model: nn.Sequential, prices: Tensor, seconds: float) -> dict[str, Any]:
-    """The settings that cost least by the network, found by SCIP on one thread."""
+    """Minimise the network's cost with SCIP, on one thread."""
     from pyscipopt import Model, quicksum
     from pyscipopt_ml.add_predictor import add_predictor_constr
 
     program = Model()
     program.hideOutput()
     program.setParam("limits/time", seconds)
-    program.setParam("timing/clocktype", 1)  # of the processor: other work may run beside
+    program.setParam("timing/clocktype", 1)  # processor time, not wall clock, as other work may be running
     settings = np.array([[program.addVar(f"setting_{at}", lb=0.0, ub=1.0) for at in range(INPUTS)]])
     cost = np.array([[program.addVar("cost", lb=None, ub=None)]])
     program.addCons(quicksum(settings[0]) <= SETTINGS_AT_MOST)
@@ -142,7 +142,7 @@ def write_page(results: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=24, help="units of both hidden layers")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the prices: one problem for each")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of the prices, one problem each")
     parser.add_argument("--networks", nargs="+", default=NETWORKS, choices=NETWORKS)
     parser.add_argument("--seconds", type=float, default=300.0, help="time limit of SCIP for every network")
     parser.add_argument("--store", type=Path, help="append a JSON line for every network")

@@ -33,7 +33,7 @@ def test_all_of_it_as_json():
         "note": "",
     }
     assert data["course"]["history"][0]["bound"] is None  # not known yet: minus infinity
-    assert data["facts"]["Settings"] == {"method": "drawn", "labels": "40 of them", "compensate": "none"}
+    assert data["facts"]["Settings"] == {"method": "drawn", "labels": "40 values", "compensate": "none"}
     assert data["call"] == "again"
     answered = data["answered"]
     assert len(answered["changes"]) == round((1 - comparison.agreement) * comparison.inputs)
@@ -168,7 +168,7 @@ def test_what_there_is_not_is_left_out():
 
 
 def test_bad_input():
-    with pytest.raises(InvalidSettingError, match="nothing to tell of"):
+    with pytest.raises(InvalidSettingError, match="nothing to report"):
         assemble()
     _, plan, _ = make_results()
     other = draw_scores(CORE[0])

@@ -1,4 +1,4 @@
-"""Content: what a report says, as plain data. How it is shown is decided elsewhere."""
+"""Content: the content of a report as plain data, independent of its presentation."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ FORMAT = "critical_neurons report"
 FORMAT_VERSION = 1
 
 Kind: TypeAlias = Literal["share", "count", "bytes", "seconds"]
-"""How a quantity is written."""
+"""How a quantity is formatted."""
 
 
 CHANCE = 0.05
-"""Times that differ by less are taken for the same."""
+"""Relative differences of times below this count as noise."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """A quantity before and after. None before: it is of both networks together, such as a difference, and `note`
-    says what it is."""
+    """A quantity before and after pruning. `before` is None for a quantity of both networks together, such as a
+    difference; `note` then describes it."""
 
     name: str
     kind: Kind
@@ -34,7 +34,7 @@ class Gain:
 
     @property
     def worse(self) -> bool:
-        """Less accurate, or more of anything else; of times as much more as is not chance."""
+        """A lower accuracy, or more of anything else; times only beyond noise."""
         if self.before is None:
             return False
         if self.kind == "share":
@@ -44,7 +44,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class LayerWidth:
-    """A layer and how many channels it has. With a `kept_because` none can be removed."""
+    """A layer and its number of channels. `kept_because` is the reason if none can be removed, else empty."""
 
     name: str
     kind: str
@@ -55,8 +55,9 @@ class LayerWidth:
 
 @dataclass(frozen=True)
 class Rail:
-    """Channels that several layers write and that are removed together, or that not only the next layer reads: skip
-    connections. Layers by their place; `lane` keeps rails that overlap apart. `kept`: all of them must stay."""
+    """Channels that several layers write, and that are removed together, or that other layers than the next read:
+    skip connections. Layers are given by index; overlapping rails have different lanes. `kept`: none can be
+    removed."""
 
     name: str
     lane: int
@@ -67,8 +68,8 @@ class Rail:
 
 @dataclass(frozen=True)
 class Strip:
-    """The units that one layer has, or several share: scores, and which stay. None where not known. Of a very large
-    network only every `stride`-th unit is listed."""
+    """The units of one layer, or shared by several: their scores, and whether they stay; None if unknown. For very
+    large networks only every `stride`-th unit is listed."""
 
     layers: tuple[str, ...]
     units: int
@@ -84,7 +85,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class Solved:
-    """A program: how it ended, and what was proved."""
+    """The outcome of one program: status, objective, bound and gap."""
 
     name: str
     status: str
@@ -96,8 +97,8 @@ class Solved:
 
 @dataclass(frozen=True)
 class ChoiceError:
-    """Of the units of some layers, the least-squares error of the choice and the bound below which no other falls;
-    and what it would have cost to remove fewer or more of them."""
+    """The choice of units in one or more layers: its least-squares error, a lower bound for any choice of as many,
+    and the cost of removing fewer or more."""
 
     layers: tuple[str, ...]
     cost: RemovalCost | None
@@ -108,8 +109,8 @@ class ChoiceError:
 
 @dataclass(frozen=True)
 class Trials:
-    """Smaller networks judged on the way: the share kept and what `evaluate` says of each, beside what it says of the
-    network `before` and how much may be lost."""
+    """Candidate networks: the share kept and the value of `evaluate` for each; `before` is the value for the original
+    network, `max_drop` the largest drop allowed."""
 
     before: float
     max_drop: float
@@ -118,7 +119,7 @@ class Trials:
 
 @dataclass(frozen=True)
 class Course:
-    """How the units were found: a sentence, and what there is of steps, stages, programs, choices and trials."""
+    """How the units were found: a summary, and the solver's history, search, programs, choices and trials, if any."""
 
     summary: str
     history: tuple[Step, ...] = ()
@@ -131,8 +132,8 @@ class Course:
 
 @dataclass(frozen=True)
 class CurveDot:
-    """A network of a sweep: how its units were chosen, what is left of multiply-adds, parameters and time as shares,
-    and what it is worth."""
+    """A network of a sweep: the method of choosing units, the shares of MACs, parameters and time that remain, and
+    its quality (`worth`)."""
 
     method: str
     share: float
@@ -144,7 +145,7 @@ class CurveDot:
 
 @dataclass(frozen=True)
 class TradeOff:
-    """What a sweep found, and what the network `before` is worth."""
+    """The networks of a sweep, and the quality of the original (`before`)."""
 
     measure: str
     worth: str
@@ -154,8 +155,8 @@ class TradeOff:
 
 @dataclass(frozen=True)
 class Answered:
-    """The classes that both networks name for a number of `inputs`. If there are very many `classes`, those that
-    changed most are listed; of very many `changes`, the first. `fates` counts all changes by their kind."""
+    """The predictions of both networks on `inputs` inputs. Of very many `classes` those that changed most are listed,
+    of very many `changes` the first. `fates` counts all changes by kind."""
 
     inputs: int
     data: str
@@ -171,8 +172,8 @@ class Answered:
 
 @dataclass(frozen=True)
 class Content:
-    """Everything on the page but pictures. `facts` are settings, versions and digests by heading; `call` is what to
-    run to get it again."""
+    """Everything on the page but images. `facts` are settings, versions and digests by heading; `call` is the command
+    that reproduces the report."""
 
     title: str
     rule: str

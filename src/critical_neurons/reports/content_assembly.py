@@ -23,7 +23,7 @@ from critical_neurons.reports.provenance import list_facts
 TITLE, SWEPT_TITLE = "A smaller network", "How small can it go"
 
 MOST_CLASSES, MOST_CHANGES = 1000, 10_000
-"""Listed in a page at most, so that it stays small."""
+"""Largest numbers listed on a page, to limit its size."""
 
 COUNTED: Mapping[str, Measure] = {"Multiply-adds": "macs", "Parameters": "params", "Units": "units"}
 
@@ -39,9 +39,9 @@ def assemble(
     files: Mapping[str, str] | None = None,
     call: str = "",
 ) -> Content:
-    """`files` are digests of files by their names, `call` what to run to get the same again."""
+    """`files` are digests of files by name, `call` is the command that reproduces the report."""
     if comparison is None and plan is None and scores is None and curve is None:
-        raise InvalidSettingError("report: nothing to tell of. Give a comparison, a plan, scores or a curve.")
+        raise InvalidSettingError("report: nothing to report. Give a comparison, a plan, scores or a curve.")
     if plan is not None and scores is not None and plan.architecture != scores.fingerprint.architecture:
         raise PlanMismatchError(
             "report: the plan and the scores are of different networks. Give those that belong together."
@@ -66,7 +66,7 @@ def assemble(
 
 
 def list_gains(comparison: Comparison) -> tuple[Gain, ...]:
-    """What matters most, in that order. What could not be measured is left out."""
+    """The main quantities, the most important first. Those that could not be measured are left out."""
     before, after = comparison.before, comparison.after
     gains = [
         Gain(f"Accuracy, {comparison.data} data", "share", before.accuracy, after.accuracy)
@@ -98,7 +98,7 @@ def list_answers(comparison: Comparison) -> Answered | None:
 
 
 def _relate(comparison: Comparison) -> Gain | None:
-    """Without accuracies, how near the outputs are."""
+    """If there are no accuracies: the agreement or the difference of the outputs."""
     if comparison.agreement is not None:
         return Gain("Same predictions", "share", None, comparison.agreement, "of the inputs get the same class")
     if comparison.difference is None:
@@ -108,7 +108,7 @@ def _relate(comparison: Comparison) -> Gain | None:
 
 
 def _find_latency(before: Measurement, after: Measurement) -> Gain | None:
-    """The first that was measured of both."""
+    """The first latency measured for both networks."""
     for first in before.latencies:
         second = after.latency(first.runtime, first.batch_size)
         if second is not None:
@@ -118,7 +118,7 @@ def _find_latency(before: Measurement, after: Measurement) -> Gain | None:
 
 
 def _count_gains(plan: Plan | None) -> tuple[Gain, ...]:
-    """Without a comparison, what the plan leaves, as the structure counts it."""
+    """Without a comparison: the sizes after the plan, counted from the structure."""
     if plan is None:
         return ()
     kept = plan.stays.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Course: how the units were found, by programs, with bound and incumbent over time, or by a search."""
+"""Course: how the units were found, by programs (bound and incumbent over time) or by a search."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from critical_neurons.core.solution import Step
 from critical_neurons.reports.content import ChoiceError, Course, CurveDot, Solved, TradeOff, Trials
 
 MOST_STEPS = 400
-"""Steps of a history that are shown; a longer one is thinned out evenly, up to its last step."""
+"""Largest number of history steps shown; longer histories are thinned out evenly and keep the last step."""
 
 
 def describe_course(scores: Scores | None, plan: Plan | None) -> Course | None:
@@ -26,7 +26,7 @@ def describe_course(scores: Scores | None, plan: Plan | None) -> Course | None:
     return Course(
         _summarise(scores),
         history=_thin(scores.history),
-        search=None if search is None else replace(search, costs=()),  # these are among the choices
+        search=None if search is None else replace(search, costs=()),  # shown with the choices
         programs=_list_programs(scores),
         choices=tuple(
             ChoiceError(each.layers, costs.get(each.layers), each.error, each.bound, each.gap)
@@ -38,7 +38,7 @@ def describe_course(scores: Scores | None, plan: Plan | None) -> Course | None:
 
 
 def trade_off(curve: Curve) -> TradeOff:
-    """From a sweep that has points."""
+    """The trade-off curve of a sweep with at least one point."""
     dots = []
     for point in curve.points:
         before, after, timed = point.comparison.before, point.comparison.after, point.seconds_per_input
@@ -74,7 +74,7 @@ def _list_programs(scores: Scores) -> tuple[Solved, ...]:
 
 
 def _list_notes(scores: Scores) -> tuple[str, ...]:
-    """Those that the page does not show in another way."""
+    """The notes whose content the page does not show elsewhere."""
     shown = {str(each) for each in scores.layer_choices}
     told = [note for note in scores.notes if note not in shown]
     told += [str(each) for each in (scores.incumbent, scores.dual) if each is not None]

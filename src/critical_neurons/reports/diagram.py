@@ -12,10 +12,10 @@ from critical_neurons.core.structure import Bools, Floats, Structure
 from critical_neurons.reports.content import LayerWidth, Rail, Strip
 
 MOST_UNITS = 60_000
-"""Units listed at most; of a larger network every n-th is, so that a page stays small."""
+"""Largest number of units listed; of larger networks every n-th unit is, to limit the size of a page."""
 
 DIGITS = 4
-"""Decimals of scores."""
+"""Scores are rounded to this number of decimals."""
 
 
 def list_layers(structure: Structure, plan: Plan | None) -> tuple[LayerWidth, ...]:
@@ -27,7 +27,7 @@ def list_layers(structure: Structure, plan: Plan | None) -> tuple[LayerWidth, ..
 
 
 def find_rails(structure: Structure) -> tuple[Rail, ...]:
-    """One for every group of channels that several layers write, or that is read not only by the next layer."""
+    """A rail for every group of channels that several layers write, or that other layers than the next read."""
     places = {layer.name: place for place, layer in enumerate(structure.layers)}
     streams = [(group.layers, structure.find_readers(group.units), False) for group in structure.groups]
     streams += [(each.writers, each.readers, True) for each in structure.kept_streams]
@@ -42,8 +42,8 @@ def find_rails(structure: Structure) -> tuple[Rail, ...]:
 
 
 def _deal(rails: list[Rail]) -> tuple[Rail, ...]:
-    """Each on the first lane that is free from its first layer to its last."""
-    free: list[int] = []  # where every lane is free again
+    """Assign each rail to the first lane that is free between its first and last layer."""
+    free: list[int] = []  # the last layer of every lane so far
     dealt = []
     for rail in sorted(rails, key=lambda each: min(each.writers + each.readers)):
         ends = rail.writers + rail.readers
@@ -54,7 +54,7 @@ def _deal(rails: list[Rail]) -> tuple[Rail, ...]:
 
 
 def list_strips(structure: Structure, scores: Scores | None, plan: Plan | None) -> tuple[Strip, ...]:
-    """Scores and plan go by channels of layers: their structures may number units differently."""
+    """Scores and plan are matched by layer and channel, as their structures may number units differently."""
     values = None if scores is None else score_units(structure, scores)
     stays = None if plan is None else _find_staying(structure, plan)
     stride = max(1, -(-structure.unit_count // MOST_UNITS))
@@ -72,7 +72,7 @@ def list_strips(structure: Structure, scores: Scores | None, plan: Plan | None) 
 
 
 def score_units(structure: Structure, scores: Scores) -> Floats:
-    """One score per unit; 1 where a layer has none, as it then loses none."""
+    """One score per unit; 1 for layers without scores, which lose no units."""
     values = np.ones(structure.unit_count + 1)
     for layer in structure.removable:
         if layer.name in scores:

@@ -1,4 +1,4 @@
-"""Drawing: the content as paths and positions in plain numbers, which templates draw."""
+"""Drawing: SVG paths and positions for the templates."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ SHADES = 8
 """Number of shades for scores from 0 to 1."""
 
 HEIGHT, REMOVED_HEIGHT = 10, 4
-"""Heights of units in a strip: those that stay are drawn higher."""
+"""Heights of kept and removed units in a strip."""
 
 FINE = 300
-"""Units beyond which each is narrower than a pixel of a small screen: edges are then smoothed."""
+"""With more units than this, each is narrower than a pixel of a small screen, and edges are smoothed."""
 
 ROW, DENSE_ROW, MANY_LAYERS = 26, 19, 40
-"""Height of a layer in pixels, and where there are many."""
+"""Height of a layer in pixels; the second for more than `MANY_LAYERS` layers."""
 
 ON_A_SHEET = 24
-"""Layers that are kept together when a page is printed."""
+"""Number of layers kept together in print."""
 
 WIDEST_LANE, WIDEST_LANES = 12.0, 96.0
-"""Pixels between rails, and for all rails together."""
+"""Largest distance between rails, and largest width of all rails, in pixels."""
 
 
 @dataclass(frozen=True)
 class RailLine:
-    """A rail in pixels, with the height of every layer that writes or reads it."""
+    """A rail in pixels, with the vertical position of every layer that writes or reads it."""
 
     name: str
     x: float
@@ -45,7 +45,7 @@ class RailLine:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Some layers, one below the other, and the rails that pass them: what is printed on one sheet."""
+    """Consecutive layers and the rails that pass them: one sheet in print."""
 
     top: float
     height: float
@@ -55,7 +55,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Track:
-    """The layers, each of which is a `row` high, and the rails beside them."""
+    """The layers, each of height `row`, and the rails next to them."""
 
     width: float
     row: int
@@ -84,7 +84,7 @@ def _draw_rail(rail: Rail, step: float, row: int) -> RailLine:
 
 
 def draw_units(strip: Strip, *, by_score: bool) -> dict[str, str]:
-    """Paths by class: `stays` or `goes` and the shade. Neighbours that look the same are one shape."""
+    """SVG paths by CSS class: `stays` or `goes`, and the shade. Equal neighbours are merged to one shape."""
     places: Sequence[int] = range(len(strip.scores or strip.stays or ()))
     scores, stays = strip.scores, strip.stays
     if by_score and scores is not None:
@@ -105,7 +105,7 @@ def draw_units(strip: Strip, *, by_score: bool) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class CostCurve:
-    """What removing units costs, in a field of 100 x 20 from the upper left, and the place of the choice."""
+    """The cost of removing units as a path in a box of 100 x 20, origin at the upper left, and the chosen point."""
 
     path: str
     x: float
@@ -124,7 +124,7 @@ def draw_cost(cost: RemovalCost) -> CostCurve:
 
 
 def place_stages(stages: Sequence[SearchStage]) -> list[tuple[SearchStage, float, float]]:
-    """Each with where it begins and how long it is, as percentages of all of them."""
+    """Each stage with its start and duration, as percentages of the total."""
     total, began, placed = sum(each.seconds for each in stages) or 1.0, 0.0, []
     for each in stages:
         placed.append((each, round(100 * began / total, 2), round(100 * each.seconds / total, 2)))
@@ -133,6 +133,6 @@ def place_stages(stages: Sequence[SearchStage]) -> list[tuple[SearchStage, float
 
 
 def find_lowest_percent(classes: Sequence[ClassCount]) -> int:
-    """Where the axis of shares begins: a multiple of ten below all of them."""
+    """The start of the percentage axis: a multiple of ten below all values."""
     lowest = min((min(each.before, each.after) / each.inputs for each in classes), default=0.0)
     return max(0, min(90, 10 * int(10 * lowest - 1e-9)))

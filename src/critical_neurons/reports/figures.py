@@ -1,4 +1,4 @@
-"""Figures: matplotlib pictures of scores, plans, comparisons, curves and histories."""
+"""Figures: matplotlib plots of scores, plans, comparisons, curves and histories."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ ON_THE_PAGE = {
     INK: "var(--ink)",
     MUTED: "var(--muted)",
 }
-"""On a page colours follow the reader's choice of light or dark."""
+"""Colours on a page: CSS variables, which follow the light or dark theme."""
 
 ON_DARK = {KEPT: "#6ea8e8", REMOVED: "#e39a62", WHOLE: "#37424e", INK: "#e4e9ee", MUTED: "#98a4b0"}
-"""With a style of matplotlib that has a dark background."""
+"""Colours for matplotlib styles with a dark background."""
 
 STYLE = {
     "axes.spines.right": False,
@@ -50,10 +50,10 @@ COLOURED = {
 }
 
 WIDTH, CHART = 6.0, (4.4, 2.5)
-"""Inches: the width of a picture, and the size of a chart in a page, whose text must be readable on a phone."""
+"""In inches: the width of a figure, and the size of a chart on a page, readable on a phone."""
 
 ROWS_FULL_SIZE, CHART_ROWS = 60, 10
-"""With more rows than this a picture does not grow any higher; and the height of a chart, in rows."""
+"""The number of rows up to which a figure grows, and the height of a chart in rows."""
 
 
 ACROSS = {
@@ -61,7 +61,7 @@ ACROSS = {
     "params": ("parameters", "parameters"),
     "time": ("time", "measured time"),
 }
-"""By what a curve can be drawn: the field of its points, and how it is called."""
+"""Horizontal axes of a curve: field of its points, and label."""
 
 DARK = 1.5
 """Sum of red, green and blue below which a background is dark."""
@@ -69,19 +69,19 @@ DARK = 1.5
 
 @singledispatch
 def plot(shown: Any, axes: Any = None) -> Any:
-    """Draw scores, a plan, a comparison or a curve; gives the axes of matplotlib."""
-    raise TypeError(f"{type(shown).__name__} has no picture.")
+    """Plot scores, a plan, a comparison or a curve; returns the matplotlib axes."""
+    raise TypeError(f"{type(shown).__name__} cannot be plotted.")
 
 
 @plot.register
 def _(scores: Scores, axes: Any = None) -> Any:
-    """A row for every group of units, its units from the highest score to the lowest."""
+    """A row per group, its units sorted by decreasing score."""
     strips = list_strips(scores.structure, scores, None)
     with _drawing(axes, len(strips)) as (found, paint):
         longest = max(len(strip.scores or ()) for strip in strips)
         rows = [sorted(strip.scores or (), reverse=True) for strip in strips]
         filled = [row + [float("nan")] * (longest - len(row)) for row in rows]
-        shades = "Blues" if paint(INK) == INK else "Blues_r"  # low scores have the shade of the background
+        shades = "Blues" if paint(INK) == INK else "Blues_r"  # low scores blend into the background
         image = found.imshow(filled, aspect="auto", interpolation="nearest", cmap=shades, vmin=0, vmax=1)
         _name_rows(found, [strip.layers[0] for strip in strips])
         found.set_xlabel("units, from the highest score to the lowest")
@@ -91,7 +91,7 @@ def _(scores: Scores, axes: Any = None) -> Any:
 
 @plot.register
 def _(plan: Plan, axes: Any = None) -> Any:
-    """How many channels every layer had, and has."""
+    """The number of channels of every layer, before and after."""
     layers = list_layers(plan.structure, plan)
     with _drawing(axes, len(layers)) as (found, paint):
         before, after = [each.before for each in layers], [each.after for each in layers]
@@ -105,7 +105,7 @@ def _(plan: Plan, axes: Any = None) -> Any:
 
 @plot.register
 def _(comparison: Comparison, axes: Any = None) -> Any:
-    """What is left of every quantity, as a share of what there was."""
+    """Every quantity after pruning, as a share of its value before."""
     gains = [(gain, gain.after / gain.before) for gain in list_gains(comparison) if gain.before]
     most = max(1.0, *(share for _, share in gains))
     with _drawing(axes, len(gains)) as (found, paint):
@@ -123,7 +123,7 @@ def _(comparison: Comparison, axes: Any = None) -> Any:
 
 @plot.register
 def _(curve: Curve, axes: Any = None, *, by: str = "macs") -> Any:
-    """What every network of a sweep is worth, by what is left of it."""
+    """The quality of every network of a sweep, by its size."""
     if by not in ACROSS:
         raise InvalidSettingError(f"by: found {by!r}. Accepted: {', '.join(ACROSS)}.")
     with _drawing(axes, CHART_ROWS) as (found, paint):
@@ -175,7 +175,7 @@ def draw_history(history: Sequence[Step]) -> str:
 
 
 def draw_drafts(history: SearchHistory) -> str:
-    """How far the outputs of every network that was tried are from the model's."""
+    """The distance between the outputs of every candidate network and the model's."""
 
     def draw(axes: Any) -> None:
         losses = [math.nan if each.loss is None else each.loss for each in history.drafts]  # a gap in the line
@@ -191,21 +191,21 @@ def draw_drafts(history: SearchHistory) -> str:
 
 
 def draw_trials(trials: Trials) -> str:
-    """What smaller networks are worth, by the share kept."""
+    """The quality of candidate networks, by the share kept."""
 
     def draw(axes: Any) -> None:
         axes.axhline(trials.before, color=MUTED, linewidth=1, label="before")
         axes.axhline(trials.before - trials.max_drop, color=REMOVED, linewidth=1, linestyle="--", label="allowed")
         allowed = trials.before - trials.max_drop
         for colour, label, chosen in (
-            (KEPT, "kept enough", [point for point in trials.points if point[1] >= allowed]),
-            (REMOVED, "lost too much", [point for point in trials.points if point[1] < allowed]),
+            (KEPT, "within max_drop", [point for point in trials.points if point[1] >= allowed]),
+            (REMOVED, "beyond max_drop", [point for point in trials.points if point[1] < allowed]),
         ):
             if chosen:
                 axes.plot(*zip(*chosen, strict=True), "o", color=colour, markersize=5, label=label)
         _show_percent(axes.xaxis)
         axes.set_xlabel("share kept at most")
-        axes.set_ylabel("accuracy, as judged")
+        axes.set_ylabel("accuracy")
         axes.legend(loc="best")
 
     return _write_svg(draw)
@@ -221,13 +221,13 @@ def _styled(paint: Callable[[str], str] = str) -> Iterator[None]:
 
 @contextmanager
 def _drawing(axes: Any, rows: int) -> Iterator[tuple[Any, Callable[[str], str]]]:
-    """The axes given, or those of a new figure of pyplot, which notebooks show by themselves; and what makes of a
-    colour the one for their background."""
+    """The given axes, or those of a new pyplot figure, which notebooks show; and a function that maps colours to
+    those for the background."""
     _require_matplotlib()
     from matplotlib import colors, pyplot
 
     figure = None
-    if axes is None:  # outside of the style: a backend that is loaded now makes settings, which must stay
+    if axes is None:  # not inside the style context: loading a backend changes settings that must persist
         size = (WIDTH, 0.8 + 0.24 * min(rows, ROWS_FULL_SIZE))
         figure = pyplot.figure(figsize=size, layout="constrained")
     behind = [figure] if figure is not None else [axes, axes.figure]
@@ -245,7 +245,7 @@ def _require_matplotlib() -> None:
 
 
 def _write_svg(draw: Callable[[Any], None]) -> str:
-    """SVG to put into a page: with the page's colours, without a header, the same text every time, without pyplot."""
+    """SVG to embed in a page: its colours, no XML header, deterministic, without pyplot."""
     _require_matplotlib()
     with _styled():
         from matplotlib.figure import Figure
@@ -267,7 +267,7 @@ def _show_percent(axis: Any) -> None:
 
 
 def _name_rows(axes: Any, names: Sequence[str]) -> None:
-    """From the top down."""
+    """Label the rows, from the top down."""
     size = 8 if len(names) <= ROWS_FULL_SIZE else 8 * ROWS_FULL_SIZE / len(names)
     axes.set_yticks(range(len(names)), [name.replace("$", r"\$") for name in names], fontsize=size)
     axes.set_ylim(len(names) - 0.5, -0.5)

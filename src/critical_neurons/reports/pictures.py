@@ -1,4 +1,4 @@
-"""Pictures: input images as small pictures inside the page."""
+"""Pictures: input images as thumbnails embedded in the page."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 from critical_neurons.core.structure import Floats
 
 SIDE = 64
-"""Pixels of a picture at most."""
+"""Largest height and width of a thumbnail, in pixels."""
 
 MOST_PICTURES = 60
 
 
 def draw_pictures(images: Floats) -> list[str]:
-    """Images (count, 1 or 3 channels, height, width) of any range of values as `data:` addresses of PNG files.
+    """Images (count, 1 or 3 channels, height, width) with any range of values as `data:` URLs of PNG files.
 
-    One scale for all of them, from their lowest value to their highest: this nearly undoes a normalisation.
+    All are scaled together, from their lowest value to their highest: this nearly undoes a normalisation.
     """
     if not images.size:
         return []
@@ -31,7 +31,7 @@ def draw_pictures(images: Floats) -> list[str]:
 
 
 def _shrink(images: Floats, factor: int) -> Floats:
-    """Means of squares of `factor` by `factor` pixels; incomplete squares at the edges are left out."""
+    """Average pooling by `factor`; incomplete windows at the edges are dropped."""
     count, channels, height, width = images.shape
     height, width = (max(1, side // factor) for side in (height, width))
     cut = images[:, :, : height * factor, : width * factor]

@@ -17,7 +17,7 @@ APART = ("inputs", "versions")
 """Settings that are shown elsewhere on the page."""
 
 DIGESTED = {"weights": "weights", "inputs": "inputs seen", "test": "inputs measured on"}
-"""Settings of a curve that are digests, and of what."""
+"""Settings of a curve that are digests, and what they are digests of."""
 
 LISTED = 12
 """A setting with more values than this, such as labels, is shown as their number."""
@@ -31,7 +31,7 @@ def list_facts(
     curve: Curve | None,
     files: Mapping[str, str],
 ) -> dict[str, dict[str, str]]:
-    """`files`: digests of files, by their names."""
+    """Settings, versions, machine and digests by heading. `files`: digests of files, by name."""
     settings: Mapping[str, Any] = {}
     if scores is not None:
         asked = {} if scores.budget is None else {"budget": scores.budget.to_dict()}
@@ -69,4 +69,4 @@ def _flatten(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
 def _show(value: Any) -> str:
     if not isinstance(value, list | tuple):
         return str(value)
-    return ", ".join(map(str, value)) if len(value) <= LISTED else f"{len(value)} of them"
+    return ", ".join(map(str, value)) if len(value) <= LISTED else f"{len(value)} values"

@@ -1,4 +1,4 @@
-"""Render: content to HTML, as a self-contained page or as the view in a notebook."""
+"""Render: content as HTML, a self-contained page or a notebook view."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from critical_neurons.reports.wording import show_change, show_number, show_quan
 TEMPLATES = Path(__file__).parent / "templates"
 
 ROWS_SHOWN = 24
-"""Rows of a long table that are shown; the others are folded."""
+"""Tables with more rows than this are folded."""
 
 FEWEST_DRAWN = 6
-"""Networks that a search tried of which there is a picture; fewer are a table."""
+"""Smallest number of candidate networks for a chart; fewer are shown as a table."""
 
-NO_PLOTS = "Drawn where matplotlib is installed: pip install 'critical_neurons[plot]'."
+NO_PLOTS = "This chart needs matplotlib: pip install 'critical_neurons[plot]'."
 
 
 def render_page(content: Content, pictures: Mapping[int, str] | None = None) -> str:
-    """`pictures` of inputs by their row, as `data:` addresses."""
+    """The report as an HTML page. `pictures`: thumbnails of inputs by row, as `data:` URLs."""
     packed = json.dumps(content.to_dict(), allow_nan=False, separators=(",", ":")).encode()
     return _fill(
         "page.html",
@@ -58,8 +58,8 @@ def render_page(content: Content, pictures: Mapping[int, str] | None = None) -> 
 
 @singledispatch
 def render_html(shown: Any) -> str:
-    """What a notebook shows of scores, a plan, a comparison or a curve."""
-    raise TypeError(f"{type(shown).__name__} has no HTML.")
+    """The notebook view of scores, a plan, a comparison or a curve."""
+    raise TypeError(f"{type(shown).__name__} has no HTML view.")
 
 
 @render_html.register
@@ -100,7 +100,7 @@ def _draw_charts(content: Content) -> dict[str, Markup | str]:
 
 
 def _draw(draw: Callable[[], str]) -> Markup | str:
-    """By matplotlib, which escapes what it writes; without it a line that says so."""
+    """A chart by matplotlib, which escapes its text; without matplotlib, a hint."""
     try:
         return Markup(draw())
     except MissingExtraError:

@@ -1,11 +1,11 @@
-"""Wording: quantities and changes as short texts."""
+"""Wording: quantities and changes as short text."""
 
 from __future__ import annotations
 
 from critical_neurons.reports.content import CHANCE, Gain, Kind
 
 SHORT = 1e-4
-"""Seconds below which times are in microseconds."""
+"""Times below this, in seconds, are shown in microseconds."""
 
 THOUSANDS = ("", "k", "M", "G", "T")
 
@@ -26,8 +26,8 @@ def show_quantity(value: float, kind: Kind) -> str:
 
 
 def show_change(gain: Gain) -> str:
-    """The change: points for a share, times as fast for seconds, the remaining part for everything else; times as
-    much of what has grown."""
+    """The change: points for a share, the speed-up for seconds, the share that remains for everything else; a factor
+    if the quantity has grown."""
     if gain.before is None:
         return gain.note
     if gain.before == gain.after:
@@ -61,5 +61,5 @@ def _scale(value: float, units: tuple[str, ...]) -> str:
 
 
 def _round(value: float) -> str:
-    """Three digits."""
+    """Three significant digits."""
     return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"

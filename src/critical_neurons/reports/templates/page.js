@@ -18,7 +18,7 @@
       list.classList.toggle("sorted", event.target.value === "by-score");
     });
 
-    // The data is in the link that downloads it: there is one copy.
+    // The page has one copy of its data, in the download link.
     const bytes = Uint8Array.from(atob(find("data").href.split(",")[1]), (each) => each.charCodeAt(0));
     const strips = JSON.parse(new TextDecoder().decode(bytes)).strips;
     const orders = new Map();
