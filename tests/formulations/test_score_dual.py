@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -10,7 +11,10 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
-from critical_neurons.formulations.score_dual import Multipliers
+from critical_neurons.formulations.score_dual import FIXED
+from critical_neurons.formulations.score_dual_data import Multipliers, Nodes
+from critical_neurons.formulations.score_dual_probe import probe
+from critical_neurons.formulations.score_dual_steps import SAME_CASES
 from critical_neurons.formulations.unit_counts import Box, UnitCounts
 from tests.zoo import share_case
 
@@ -69,12 +73,17 @@ def test_bounds_hold_for_any_multipliers(budget):
         lower, upper = draw_node(generator)
         multipliers = draw_multipliers(nodes._dual, generator).join()
         inside = np.all((lower <= MASKS) & (upper >= MASKS), axis=1)
-        bound, _ = nodes.raise_bounds(lower, upper, multipliers, cutoff=1e3, steps=2, check=lambda: None)
-        assert bound[0] <= values[inside].min() + ROUNDING
-        for value, probed in enumerate(nodes.probe(lower, upper, multipliers)):
-            for column in np.flatnonzero(lower[0] < upper[0]):
-                there = inside & (MASKS[:, column] == value)
-                assert probed[0, column] <= values[there].min() + ROUNDING
+        best = values[inside].min()
+        found = nodes.raise_bounds(lower, upper, multipliers, cutoff=1e3, steps=2, check=lambda: None)
+        assert found.bounds[0] <= best + ROUNDING
+        assert np.all(found.masks[0] >= lower[0])
+        assert np.all(found.masks[0] <= upper[0])
+        assert found.values[0] == pytest.approx(values[np.all(found.masks[0] == MASKS, axis=1)][0])
+        # Columns are fixed only where no mask below the cutoff is lost.
+        cutoff = float(np.nextafter(best, -np.inf) if np.isfinite(best) else 1e3) - generator.choice([0.0, 0.1, 1.0])
+        fixed = nodes.raise_bounds(lower, upper, multipliers, cutoff=cutoff, steps=2, check=lambda: None)
+        left = np.all((fixed.lower <= MASKS) & (fixed.upper >= MASKS), axis=1)
+        assert np.all(values[inside & ~left] >= cutoff - ROUNDING)
 
 
 def test_probing_is_evaluating_with_one_more_score_fixed():
@@ -84,15 +93,22 @@ def test_probing_is_evaluating_with_one_more_score_fixed():
     multipliers = draw_multipliers(dual, generator)
     split = lambda ends: tuple(Box(*parts) for parts in zip(*(np.split(end, [WIDTHS[0]], 1) for end in ends)))  # noqa: E731, B905
     boxes = split((lower, upper))
-    limits = dual.bound_elements(boxes[0])
-    probes = dual.probe(dual.evaluate(multipliers, boxes, limits), multipliers, boxes)
+    elements = dual.bound_elements(boxes[0])
+    nodes = Nodes(dual.counts, boxes, elements)
+    dual.restrict(multipliers, nodes)
+    found = dual.evaluate(multipliers, nodes)
+    probes = probe(dual, found, multipliers.prices, nodes, cutoff=-np.inf)
     for column in np.flatnonzero(lower[0] < upper[0]):
-        layer, place = (0, column) if column < WIDTHS[0] else (1, column - WIDTHS[0])
         for value in (0, 1):
             ends = lower.copy(), upper.copy()
             ends[0][0, column] = ends[1][0, column] = value
-            fixed = dual.evaluate(multipliers, split(ends), limits).bound[0]
-            assert probes[layer][value][0, place] == pytest.approx(fixed, abs=ROUNDING)
+            there = split(ends)
+            offsets = dual.bound_elements(there[0]).offsets
+            fixed = Nodes(dual.counts, there, replace(elements, offsets=offsets))
+            prices = multipliers.prices.copy()
+            prices[:, fixed.free[:, 0] == 0] = FIXED
+            again = dual.evaluate(replace(multipliers, prices=prices), fixed, found.cases)
+            assert probes[value][0, column] == pytest.approx(again.bound[0], abs=ROUNDING)
 
 
 def test_masks_have_the_value_of_their_forward_pass():
@@ -106,11 +122,13 @@ def test_steps_raise_the_bound_and_end_at_the_cutoff():
     ends = np.zeros((1, sum(WIDTHS))), np.ones((1, sum(WIDTHS)))
     calls = []
     bounds = [
-        nodes.raise_bounds(*ends, nodes.start()[None], cutoff=cutoff, steps=steps, check=lambda: calls.append(1))[0]
+        nodes.raise_bounds(
+            *ends, nodes.start()[None], cutoff=cutoff, steps=steps, check=lambda: calls.append(1)
+        ).bounds
         for cutoff, steps in ((10.0, 1), (10.0, 200), (-100.0, 200))
     ]
     assert bounds[1] > bounds[0]
-    assert len(calls) == 1 + 200 + 1
+    assert len(calls) == 1 + 200 + SAME_CASES
 
 
 def test_nodes_together_get_the_bounds_of_each_alone():
@@ -119,11 +137,11 @@ def test_nodes_together_get_the_bounds_of_each_alone():
     lower, upper = (np.concatenate(ends) for ends in zip(*(draw_node(generator) for _ in range(12)), strict=True))
     starts = np.repeat(nodes.start()[None], len(lower), 0)
     settings = {"steps": 30, "check": lambda: None}
-    free, _ = nodes.raise_bounds(lower, upper, starts, cutoff=1e3, **settings)
+    free = nodes.raise_bounds(lower, upper, starts, cutoff=1e3, **settings).bounds
     cutoff = float(np.median(free))
-    together, _ = nodes.raise_bounds(lower, upper, starts, cutoff=cutoff, **settings)
+    together = nodes.raise_bounds(lower, upper, starts, cutoff=cutoff, **settings).bounds
     alone = [
-        nodes.raise_bounds(lower[[at]], upper[[at]], starts[[at]], cutoff=cutoff, **settings)[0][0]
+        nodes.raise_bounds(lower[[at]], upper[[at]], starts[[at]], cutoff=cutoff, **settings).bounds[0]
         for at in range(len(lower))
     ]
     assert (together >= cutoff).any()
@@ -143,7 +161,9 @@ def test_counts_are_minimised_exactly():
         inside = np.all((lower <= MASKS) & (upper >= MASKS), axis=1)
         expected = (prices + MASKS @ costs[0])[inside].min()
         boxes = tuple(Box(*ends) for ends in zip(np.split(lower, [5], 1), np.split(upper, [5], 1), strict=True))
-        value, scores = counts.minimise(tuple(np.split(costs, [5], axis=1)), boxes)
+        value, scores, _ = counts.within(boxes).minimise(
+            tuple(np.ascontiguousarray(part) for part in np.split(costs, [5], axis=1))
+        )
         if np.isfinite(expected):
             assert value[0] == pytest.approx(expected)
             assert counts.price(scores)[0] + np.concatenate(scores, 1)[0] @ costs[0] == pytest.approx(expected)

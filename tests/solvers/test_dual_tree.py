@@ -72,7 +72,7 @@ def test_fixed_scores_that_the_budget_excludes_lower_no_bound(budget):
     program = encode_two_layers(budget)
     broken = replace(program, complete=lambda point: np.ones(program.column_count))
     loop = dual_tree.DualLoop(HighsEngine, broken, Limits(), lambda step: None)
-    loop._end(np.ones(sum(WIDTHS)), program.branching.nodes.start(), -1.0)
+    loop._end(np.ones(sum(WIDTHS)), -1.0)
     assert loop._closed_at == (-1.0 if budget is None else np.inf)
 
 

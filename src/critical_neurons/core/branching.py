@@ -12,6 +12,25 @@ if TYPE_CHECKING:
     from critical_neurons.core.program import Separator
 
 
+@dataclass(frozen=True)
+class BoundedNodes:
+    """The bounds found for some nodes, with their multipliers; values of 0 and 1 that attain the bounds, and their
+    objectives, infinite if they are infeasible.
+
+    `probes`: estimates, from above, of the bounds with each single column fixed at 0, and at 1, (nodes, columns); of
+    use for free columns, and minus infinity for nodes that reach the cutoff. Where such a bound itself reaches the
+    cutoff, the column has the other value in `lower` and `upper`; lower is above upper if neither is left.
+    """
+
+    bounds: Floats
+    multipliers: Floats
+    masks: Floats
+    values: Floats
+    lower: Floats
+    upper: Floats
+    probes: tuple[Floats, Floats]
+
+
 class NodeBounds(Protocol):
     """Lower bounds of many nodes at once. A node fixes some of the columns to branch on at 0 or 1: lower and upper
     are (nodes, columns). Its bound has multipliers, (nodes, numbers); any are valid, good ones are found by steps."""
@@ -32,15 +51,12 @@ class NodeBounds(Protocol):
         cutoff: float,
         steps: int,
         check: Callable[[], object],
-    ) -> tuple[Floats, Floats]:
-        """The best bounds found and their multipliers. Ends early if all bounds reach the cutoff. `check` is called
-        at every step, and may raise."""
+    ) -> BoundedNodes:
+        """Bounds by steps from these multipliers. Ends early if all bounds reach the cutoff. `check` is called at
+        every step, and may raise."""
 
-    def find_masks(self, lower: Floats, upper: Floats, multipliers: Floats) -> tuple[Floats, Floats]:
-        """Values of 0 and 1 that attain the bounds, and their objectives, infinite if they are infeasible."""
-
-    def probe(self, lower: Floats, upper: Floats, multipliers: Floats) -> tuple[Floats, Floats]:
-        """The bounds with each single column fixed at 0, and at 1: (nodes, columns). Of use for free columns only."""
+    def find_values(self, masks: Floats) -> Floats:
+        """The objectives of values of 0 and 1, (nodes, columns); infinite if they are infeasible."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -27,7 +28,7 @@ class Box:
     def take(self, nodes: Ints) -> Box:
         return Box(self.lower[nodes], self.upper[nodes])
 
-    @property
+    @cached_property
     def free(self) -> Floats:
         return self.upper - self.lower
 
@@ -35,7 +36,7 @@ class Box:
 @dataclass(frozen=True, eq=False)
 class UnitCounts:
     """Keeping at most `most[0]` and `most[1]` units of two layers costs `cost`; pairs that others make useless are
-    left out. Methods take linear costs of the scores, (nodes, units), by layer."""
+    left out."""
 
     cost: Floats
     most: tuple[Ints, Ints]
@@ -48,71 +49,120 @@ class UnitCounts:
         enough = [most >= mask.sum(axis=1)[:, None] for most, mask in zip(self.most, kept, strict=True)]
         return np.asarray(np.where(enough[0] & enough[1], self.cost, np.inf).min(axis=1))
 
-    def minimise(self, costs: tuple[Floats, Floats], boxes: tuple[Box, Box]) -> tuple[Floats, tuple[Floats, Floats]]:
-        """The least total cost and the scores that attain it."""
-        first, second = (_Layer(*parts) for parts in zip(costs, boxes, self.most, strict=True))
-        totals = self.cost + first.least + second.least
-        best = totals.argmin(axis=1)
-        return totals[np.arange(len(best)), best], (first.choose(best), second.choose(best))
+    def within(self, boxes: tuple[Box, Box]) -> CountsWithin:
+        return CountsWithin(self, boxes)
+
+
+class CountsWithin:
+    """The counts of nodes with these boxes. Methods take linear costs of the scores, (nodes, units), by layer."""
+
+    def __init__(self, counts: UnitCounts, boxes: tuple[Box, Box]) -> None:
+        self._cost, self._most, self._boxes = counts.cost, counts.most, boxes
+        self._layers = _Layer(boxes[0], counts.most[0]), _Layer(boxes[1], counts.most[1])
+
+    def minimise(self, costs: tuple[Floats, Floats]) -> tuple[Floats, tuple[Floats, Floats], Ints]:
+        """The least total cost, the scores that attain it, and their pair of counts; of equal costs at the limit all
+        are chosen."""
+        first, second = self._layers[0].sort(costs[0]), self._layers[1].sort(costs[1])
+        totals = first.least
+        totals += self._cost
+        totals += second.least
+        pairs = totals.argmin(axis=1)
+        chosen = self._layers[0].choose(first, pairs), self._layers[1].choose(second, pairs)
+        return totals[np.arange(len(pairs)), pairs], chosen, pairs
 
     def probe_first(
-        self, costs: Floats, changed: tuple[Floats, Floats], boxes: tuple[Box, Box]
+        self, costs: tuple[Floats, Floats], changed: tuple[Floats, Floats], limits: tuple[Floats, Floats]
     ) -> tuple[Floats, Floats]:
-        """The least total cost with each score of the first layer fixed at 0 and at 1, (nodes, units). `changed`:
-        what the second layer's scores then cost, (nodes, units, units of the second)."""
-        other = Box(boxes[1].lower[:, None], boxes[1].upper[:, None])
-        fixed = _Layer(costs, boxes[0], self.most[0]).fix_each()
-        zero, one = (
-            (self.cost + each + _Layer(then, other, self.most[1]).least).min(axis=2)
-            for each, then in zip(fixed, changed, strict=True)
-        )
-        return zero, one
+        """The least total cost with each free score of the first layer fixed at 0 and at 1, (nodes, units), where it
+        reaches the limit; elsewhere a value between it and the limit. `changed`: what the second layer's scores then
+        cost, (nodes, units, units of the second)."""
+        _, (_, second), pairs = self.minimise(costs)
+        layer, found = self._layers[0], self._layers[0].sort(costs[0])
+        nodes, units = costs[0].shape
+        every = np.repeat(np.arange(nodes), units), np.tile(np.arange(units), nodes)
+        probed = []
+        for value, (then, limit) in enumerate(zip(changed, limits, strict=True)):
+            # With the second layer's scores as they are, and these counts, the cost is no less.
+            kept = self._cost[pairs][:, None] + np.einsum("nus,ns->nu", then, second)
+            kept += layer.fix(found, every, layer.room[every[0], pairs[every[0]]][:, None], value).reshape(nodes, -1)
+            rows, columns = np.nonzero((kept >= limit) & (self._boxes[0].free > 0))
+            if len(rows):
+                least = _Layer(self._boxes[1].take(rows), self._most[1]).sort(then[rows, columns]).least
+                least += layer.fix(found, (rows, columns), layer.room[rows], value)
+                kept[rows, columns] = (least + self._cost).min(axis=1)
+            probed.append(kept)
+        return probed[0], probed[1]
 
-    def probe_second(self, costs: tuple[Floats, Floats], boxes: tuple[Box, Box]) -> tuple[Floats, Floats]:
+    def probe_second(self, costs: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
         """The least total cost with each score of the second layer fixed at 0 and at 1, (nodes, units)."""
-        other = _Layer(costs[0], boxes[0], self.most[0]).least[:, None]
-        zero, one = _Layer(costs[1], boxes[1], self.most[1]).fix_each()
-        return (self.cost + other + zero).min(axis=2), (self.cost + other + one).min(axis=2)
+        nodes, units = costs[1].shape
+        every = np.repeat(np.arange(nodes), units), np.tile(np.arange(units), nodes)
+        other = (self._layers[0].sort(costs[0]).least + self._cost)[every[0]]
+        layer, found = self._layers[1], self._layers[1].sort(costs[1])
+        zero, one = ((other + layer.fix(found, every, layer.room[every[0]], value)).min(axis=1) for value in (0, 1))
+        return zero.reshape(nodes, units), one.reshape(nodes, units)
+
+
+@dataclass
+class _Sorted:
+    """Costs, the negative ones of free scores, as they are and in order, their sums from none to all, what the scores
+    that are fixed at 1 cost, and the least cost at each pair of counts."""
+
+    costs: Floats
+    gains: Floats
+    ordered: Floats
+    sums: Floats
+    fixed: Floats
+    least: Floats
+
+    @cached_property
+    def rank(self) -> Ints:
+        """The place of each score in the order of gains."""
+        return np.argsort(np.argsort(self.gains, axis=1, kind="stable"), axis=1)
 
 
 class _Layer:
-    """The least cost of a layer at each pair of counts: the most negative costs of free scores, in order."""
+    """A layer at each pair of counts: its most negative costs are chosen."""
 
-    def __init__(self, costs: Floats, box: Box, most: Ints) -> None:
-        self._costs, self._box, self._most = costs, box, most
-        self._gains = np.minimum(costs, 0.0) * box.free
-        self._sums = np.zeros((*costs.shape[:-1], costs.shape[-1] + 1), dtype=costs.dtype)
-        np.cumsum(np.sort(self._gains, axis=-1), axis=-1, out=self._sums[..., 1:])
-        self._fixed = (box.lower * costs).sum(axis=-1)[..., None]
-        self._taken = box.lower.sum(axis=-1)[..., None].astype(np.int64)
-        room = np.arange(costs.shape[-1] + 1) - self._taken
-        sums = np.take_along_axis(self._sums, np.broadcast_to(np.maximum(room, 0), self._sums.shape), -1)
-        sums += self._fixed
-        sums[np.broadcast_to(room < 0, sums.shape)] = EXCLUDED
-        self.least = sums.take(most, axis=-1)
+    def __init__(self, box: Box, most: Ints) -> None:
+        nodes, units = box.lower.shape
+        self._box, self._rows, self._units = box, np.arange(nodes)[:, None], units
+        self.room = most - box.lower.sum(axis=1, keepdims=True).astype(np.int64)
+        """How many free scores may be 1, (nodes, pairs)."""
+        self._places = np.maximum(self.room, 0) + self._rows * (units + 1)
+        self._excluded = np.where(self.room < 0, EXCLUDED, 0.0).astype(box.lower.dtype)
 
-    def choose(self, pairs: Ints) -> Floats:
-        chosen = (self._gains < 0) & (self._rank() < self._most[pairs][:, None] - self._taken)
-        return np.where(chosen, self._costs.dtype.type(1.0), self._box.lower)
+    def sort(self, costs: Floats) -> _Sorted:
+        gains = np.minimum(costs, 0.0)
+        gains *= self._box.free
+        ordered = np.sort(gains, axis=1)
+        sums = np.zeros((len(costs), self._units + 1), dtype=costs.dtype)
+        np.cumsum(ordered, axis=1, out=sums[:, 1:])
+        fixed = np.einsum("nu,nu->n", self._box.lower, costs)[:, None]
+        least = sums.take(self._places)
+        least += fixed
+        least += self._excluded
+        return _Sorted(costs, gains, ordered, sums, fixed, least)
 
-    def fix_each(self) -> tuple[Floats, Floats]:
-        """(nodes, units, pairs): the least cost with each free score fixed at 0 and at 1."""
-        nodes, units = self._costs.shape
-        rank, gains, fixed = self._rank()[..., None], self._gains[..., None], self._fixed[:, None]
-        sums = np.broadcast_to(self._sums[:, None], (nodes, units, units + 1))
+    def choose(self, found: _Sorted, pairs: Ints) -> Floats:
+        room = self.room[self._rows[:, 0], pairs][:, None]
+        last = found.ordered[self._rows, np.maximum(room - 1, 0)]
+        last[room <= 0] = -np.inf
+        chosen = found.gains <= last
+        chosen &= found.gains < 0
+        return np.asarray(chosen + self._box.lower)
 
-        def without(room: Ints) -> Floats:
-            """The sum of the `room` most negative gains, this score left out."""
-            before = rank < room
-            left = np.take_along_axis(sums, np.clip(room + before, 0, units), 2) - gains * before
-            return np.asarray(np.where(room < 0, EXCLUDED, left))
-
-        room = (self._most - self._taken)[:, None]
-        return fixed + without(room), fixed + self._costs[..., None] + without(room - 1)
-
-    def _rank(self) -> Ints:
-        """The place of each score in the order of gains."""
-        return np.argsort(np.argsort(self._gains, axis=1, kind="stable"), axis=1)
+    def fix(self, found: _Sorted, which: tuple[Ints, Ints], room: Ints, value: int) -> Floats:
+        """The least costs with single free scores, given by node and unit, fixed at 0 or 1, for each `room`."""
+        rows, units = which[0][:, None], which[1][:, None]
+        room = room - value
+        before = found.rank[rows, units] < room
+        costs = found.sums.take(np.clip(room + before, 0, self._units) + rows * (self._units + 1))
+        costs -= found.gains[rows, units] * before
+        np.copyto(costs, EXCLUDED, where=room < 0)
+        costs += found.fixed[rows[:, 0]] + value * found.costs[rows, units]
+        return np.asarray(costs)
 
 
 def count_units(goal: Goal, network: Network) -> UnitCounts | None:
