@@ -2,6 +2,7 @@
 
 The formulation gives the bounds (`Branching.nodes`, see `NodeBounds`), in a small part of the time of a linear
 program. The node of the least bound comes first, until there are too many open ones.
+Nodes are bounded in pieces that do not depend on each other, in long trees by as many processes as there are threads.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from critical_neurons.core.program import Program
 from critical_neurons.core.structure import Floats
 from critical_neurons.solvers.base import Limits, Report
 from critical_neurons.solvers.lp_engine import LinearEngine
+from critical_neurons.solvers.node_processes import NodeProcesses, Piece, count_cores
 from critical_neurons.solvers.score_tree import ScoreNode, ScoreTree
 
 ROOT_STEPS, MOST_ROOT_STEPS = 10, 600
@@ -35,6 +37,9 @@ TOGETHER = 256
 PIECE = 64
 """Nodes whose bounds are computed together: their numbers stay in the cache of a core."""
 
+PROCESSES_AFTER = 4.0
+"""Seconds of a tree after which processes are started, if it may use more than one: most trees end sooner."""
+
 MOST_OPEN = 20_000
 """With more open nodes, those of the greatest bound come first: they end soonest."""
 
@@ -52,9 +57,19 @@ class DualLoop(ScoreTree[_Node]):
         super().__init__(build, program, limits, report)
         assert self._branching.nodes is not None
         self._bounds = self._branching.nodes
+        self._most_processes = min(limits.threads or count_cores(), 2 * TOGETHER // PIECE)
+        self._processes: NodeProcesses | None = None
+        self._start_after = np.inf
+
+    def _solve_integers(self, relaxed: Floats) -> None:
+        try:
+            super()._solve_integers(relaxed)
+        finally:
+            self._end_processes()
 
     def _open_root(self, lower: Floats, upper: Floats) -> None:
         upper = np.where(self._bounds.useless, lower, upper)
+        self._start_after = self.elapsed + PROCESSES_AFTER
         steps = min(MOST_ROOT_STEPS, ROOT_STEPS * len(self._columns))
         self._explore(lower[None], upper[None], self._bounds.start()[None], np.array([-np.inf]), steps)
 
@@ -107,12 +122,36 @@ class DualLoop(ScoreTree[_Node]):
             heapq.heappush(self._open, _Node(float(bounds[at]), self._next_number(), *parts))
 
     def _bound(self, lower: Floats, upper: Floats, multipliers: Floats, steps: int) -> BoundedNodes:
-        """In pieces whose numbers stay in the cache."""
-        settings = {"cutoff": self._cutoff(), "steps": steps, "check": self.remaining}
-        parts = [slice(at, at + PIECE) for at in range(0, len(lower), PIECE)]
+        """In pieces of the same size, however many processes there are."""
+        cutoff, parts = self._cutoff(), [slice(at, at + PIECE) for at in range(0, len(lower), PIECE)]
+        pieces = [Piece(lower[part], upper[part], multipliers[part], cutoff, steps) for part in parts]
+        found: list[BoundedNodes | None] = [None] * len(pieces)
+        if len(pieces) > 1:
+            self._start_processes()
+        if self._processes is not None:
+            found = self._processes.run(pieces, self.remaining)
+            if None in found:  # a process was killed, or is out of memory: this one goes on alone
+                self._end_processes()
         return _join(
-            [self._bounds.raise_bounds(lower[part], upper[part], multipliers[part], **settings) for part in parts]
+            [
+                piece.run(self._bounds, self.remaining) if there is None else there
+                for piece, there in zip(pieces, found, strict=True)
+            ]
         )
+
+    def _start_processes(self) -> None:
+        if self._most_processes == 1 or self._processes is not None or self.elapsed < self._start_after:
+            return
+        try:
+            self._processes = NodeProcesses(self._bounds, self._most_processes)
+        except OSError:
+            self._most_processes = 1
+
+    def _end_processes(self) -> None:
+        self._most_processes = 1
+        if self._processes is not None:
+            self._processes.close()
+            self._processes = None
 
     def _end(self, scores: Floats, bound: float) -> None:
         """All scores are fixed: a forward pass decides. Scores fixed together may exceed a budget that each keeps."""
