@@ -1,6 +1,6 @@
 """The exact integer program: bias-free networks 784-n-n/2-10, one image per class, scores 0 or 1; the gaps reached.
 
-python benchmarks/exact.py --data FOLDER [--widths 10 20 40] [--searches tree gates] [--seconds 300] [--solver highs]
+python benchmarks/exact.py --data FOLDER [--widths 10 20 40] [--searches tree gates] [--seconds 300] [--threads 1]
 
 Searches: `dual tree`, the default of score: branch and bound on the scores with Lagrangian bounds; `tree`, with
 linear programs and convex-hull cuts, as for networks of more layers; `no hulls`, without these cuts; `no incumbents`,
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("--incumbents", nargs="+", choices=INCUMBENTS, help="with a budget; instead of --searches")
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--solver", default="highs")
+    parser.add_argument("--threads", type=int, default=1, help="of the solver; processes, in the dual tree")
     arguments = parser.parse_args()
     if arguments.page:
         write_tables()
@@ -72,11 +73,13 @@ def main() -> None:
         if arguments.incumbents:
             searched, _ = load_batch(arguments.data, per_class=SEARCHED // 10, seed=SEED, look=look)
             for incumbent in arguments.incumbents:
-                found = judge(model, images, searched if incumbent == "search" else None, arguments.seconds)
+                settings = cn.Solver(time_limit=arguments.seconds, threads=arguments.threads)
+                found = judge(model, images, searched if incumbent == "search" else None, settings)
                 store_line(RESULTS, {**case, "incumbent": incumbent, **found, **accuracy})
             continue
         for search in arguments.searches:
-            found = solve(model, images, search, arguments.solver, arguments.seconds)
+            settings = cn.Solver(arguments.solver, time_limit=arguments.seconds, threads=arguments.threads)
+            found = solve(model, images, search, settings)
             store_line(RESULTS, {**case, **found, **accuracy})
 
 
@@ -101,9 +104,7 @@ def train(width: int, inputs: Tensor, labels: Tensor) -> nn.Module:
     return model
 
 
-def solve(
-    model: nn.Module, images: tuple[Tensor, Tensor], search: str, solver: str, seconds: float
-) -> dict[str, object]:
+def solve(model: nn.Module, images: tuple[Tensor, Tensor], search: str, solver: cn.Solver) -> dict[str, object]:
     inputs, labels = images[0].double().numpy(), images[1].numpy()
     network = cn.read_network(model, images[0])
     bounds = cn.bound_network(network, inputs, pruned=True)
@@ -118,43 +119,50 @@ def solve(
     elif search == "gates":
         program = replace(program, branching=None)
     assert program.unpruned is not None
-    started = time.process_time()
-    solution = cn.solve(program, cn.Solver(solver, time_limit=seconds, threads=1))
+    started = count_processor_seconds()
+    solution = cn.solve(program, solver)
     assert solution.point is not None
     scores = np.split(solution.point[program.blocks["score"]], np.cumsum(network.group_sizes)[:-1])
     return {
         "search": search,
-        "solver": solver,
-        "time_limit": seconds,
+        "solver": solver.name,
+        "threads": solver.threads,
+        "time_limit": solver.time_limit,
         "status": solution.status.value,
         "unpruned": program.value(program.unpruned),
         "objective": solution.objective,
         "bound": solution.bound,
         "gap": solution.gap,
         "seconds": round(solution.seconds, 1),
-        "processor_seconds": round(time.process_time() - started, 1),
+        "processor_seconds": round(count_processor_seconds() - started, 1),
         "sizes": dict(solution.sizes),
         "units_kept": [round(float(part.sum())) for part in scores],
     }
 
 
+def count_processor_seconds() -> float:
+    """Of this process and those that it started and that have ended."""
+    return sum(os.times()[:4])
+
+
 def judge(
-    model: nn.Module, images: tuple[Tensor, Tensor], searched: Tensor | None, seconds: float
+    model: nn.Module, images: tuple[Tensor, Tensor], searched: Tensor | None, solver: cn.Solver
 ) -> dict[str, object]:
     """The exact program with the budget, warm-started by a search on the images `searched`, if given."""
     plan = None if searched is None else cn.plan(cn.search(model, searched, **BUDGET, compensate="none"))
-    started = time.process_time()
+    started = count_processor_seconds()
     scores = cn.score(
         model,
         *images,
         formulation=cn.Exact(binary=True, incumbent=plan),
         budget=cn.Budget(**BUDGET),
-        solver=cn.Solver(time_limit=seconds, threads=1),
+        solver=solver,
     )
     given = scores.incumbent
     return {
         "budget": BUDGET,
-        "time_limit": seconds,
+        "threads": solver.threads,
+        "time_limit": solver.time_limit,
         "status": scores.status.value,
         "given": given and given.objective,
         "given_gap": given and given.gap,
@@ -162,7 +170,7 @@ def judge(
         "bound": scores.bound,
         "gap": scores.gap,
         "seconds": round(scores.seconds, 1),
-        "processor_seconds": round(time.process_time() - started, 1),
+        "processor_seconds": round(count_processor_seconds() - started, 1),
         "sizes": dict(scores.sizes),
         "units_kept": [round(float(values.sum())) for values in scores.values()],
     }
@@ -185,7 +193,7 @@ def find_newest(records: list[dict[str, Any]], key: str) -> list[tuple[str, dict
 def lay_out(case: str, record: dict[str, Any]) -> list[str]:
     found = (f"{record[name]:.4f}" for name in ("unpruned", "objective", "bound"))
     accuracy, gap = f"{record['test_accuracy']:.1%}", f"{record['gap']:.2g}"
-    clock = "processor_seconds" if "processor_seconds" in record else "seconds"
+    clock = "processor_seconds" if "processor_seconds" in record and count_threads(record) == 1 else "seconds"
     return [case, accuracy, record["search"], *found, gap, tell_seconds(record, clock)]
 
 
@@ -200,7 +208,12 @@ def lay_out_judged(case: str, record: dict[str, Any]) -> list[str]:
 
 
 def tell_seconds(record: dict[str, Any], clock: str = "seconds") -> str:
-    return f"{record[clock]:.1f}{'' if record['status'] == 'optimal' else ', stopped'}"
+    cores = "" if count_threads(record) == 1 else f", {count_threads(record)} cores"
+    return f"{record[clock]:.1f}{cores}{'' if record['status'] == 'optimal' else ', stopped'}"
+
+
+def count_threads(record: dict[str, Any]) -> int:
+    return int(record.get("threads", 1))
 
 
 if __name__ == "__main__":
