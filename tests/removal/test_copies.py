@@ -59,6 +59,37 @@ def test_hooks_are_not_shared():
     assert not copied[3]._forward_hooks
 
 
+class Knot(nn.Module):
+    """Refers to itself and to one part twice, and has what only a deep copy copies."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = nn.GRU(2, 3)
+        self.parts = {"again": [self.part], "me": (self,)}
+        self.seen = [self.part(torch.rand(1, 1, 2))[0]]
+        self.part.seen = self.seen[0]
+
+
+def test_what_modules_refer_to_is_copied_once():
+    model = Knot()
+    for copied in (copy_whole(model), copy_sharing(model)):
+        assert copied.parts["again"][0] is copied.part is not model.part
+        assert copied.parts["me"][0] is copied is not model
+        assert copied.part.seen is copied.seen[0] is not model.seen[0]
+        assert model.seen[0].grad_fn is not None
+        assert copied.seen[0].grad_fn is None
+
+
+def test_a_class_may_copy_itself():
+    class Counted(nn.Linear):
+        def __deepcopy__(self, memo):
+            made = Counted(3, 2)
+            made.copies = getattr(self, "copies", 0) + 1
+            return made
+
+    assert copy_whole(nn.Sequential(Counted(3, 2)))[0].copies == 1
+
+
 def test_zeroed_copies_leave_double_weights_alone():
     model = build().double()
     before = {name: values.clone() for name, values in model.state_dict().items()}

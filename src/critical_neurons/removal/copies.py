@@ -4,48 +4,87 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, OrderedDict
+from types import BuiltinFunctionType, FunctionType, NoneType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+FIXED = frozenset(
+    {NoneType, bool, int, float, complex, str, bytes, type, FunctionType, BuiltinFunctionType}
+    | {torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
+"""Types of what never changes and needs no copy."""
+
+SPECIAL = ("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__slots__")
+"""What a class may define to be copied in another way."""
+
 
 def copy_whole(model: nn.Module) -> nn.Module:
     """A deep copy. Tensors with a gradient history that modules keep from an earlier run, which torch refuses to copy
     (a hook-based weight norm has some), are detached first."""
-    return copy.deepcopy(model, _copy_common(model))
+    return _copy(model, share=False)
 
 
 def copy_sharing(model: nn.Module) -> nn.Module:
     """A copy that shares the parameters. Buffers are copied, since a forward pass may write to them."""
-    shared: dict[int, object] = {id(values): values for values in model.parameters()}
-    return copy.deepcopy(model, _copy_common(model) | shared)
+    return _copy(model, share=True)
 
 
-def _copy_common(model: nn.Module) -> dict[int, object]:
-    """Copies by identity, for `deepcopy`: of what it refuses, and of what takes most of its time, the empty dicts of
-    hooks and the buffers."""
-    copies: dict[int, object] = {}
-    tensors = {id(each): each for each in (*model.parameters(), *model.buffers()) if each.layout == torch.strided}
+def _copy(model: nn.Module, *, share: bool) -> nn.Module:
+    """What `deepcopy` does, in less time: plain modules are copied attribute by attribute."""
+    modules = [*model.modules()]
+    parameters = [each for module in modules for each in module._parameters.values() if each is not None]
+    buffers = [each for module in modules for each in module._buffers.values() if each is not None]
+    copies: dict[int, Any] = {id(each): each for each in parameters} if share else {}
+    copies |= _copy_alone(buffers, parameters)
+    plain = [module for module in modules if _is_plain_class(type(module))]
+    copies |= {id(module): type(module).__new__(type(module)) for module in plain}
+    for module in modules:
+        if id(module) not in copies:
+            _detach([*vars(module).values()], copies)
+    for module in plain:
+        state: dict[str, Any] = module.__getstate__()  # type: ignore[no-untyped-call]
+        copies[id(module)].__setstate__({key: _copy_value(value, copies) for key, value in state.items()})
+    return copy.deepcopy(model, copies)
+
+
+def _copy_value(value: Any, copies: dict[int, Any]) -> Any:
+    """`copies`: those made so far, by the identity of the original."""
+    kind = type(value)
+    if kind in FIXED or (kind is tuple and all(type(part) in FIXED for part in value)):
+        return value
+    if id(value) in copies:
+        return copies[id(value)]
+    if kind in (dict, OrderedDict, set, list) and not value:
+        return copies.setdefault(id(value), kind())
+    if kind is dict:
+        made = copies[id(value)] = {}
+        for key, part in value.items():
+            made[_copy_value(key, copies)] = _copy_value(part, copies)
+        return made
+    _detach(value, copies)
+    return copy.deepcopy(value, copies)
+
+
+def _detach(value: Any, copies: dict[int, Any]) -> None:
+    """Copy the tensors with a gradient history."""
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor) and leaf.grad_fn is not None and id(leaf) not in copies:
+            copies[id(leaf)] = leaf.detach().clone()
+
+
+def _is_plain_class(kind: type[nn.Module]) -> bool:
+    """Whether nothing but `__setstate__` is special about copying its modules."""
+    return all(getattr(kind, name, None) is getattr(nn.Module, name, None) for name in SPECIAL)
+
+
+def _copy_alone(buffers: list[Tensor], parameters: list[nn.Parameter]) -> dict[int, Tensor]:
+    """Copies of the buffers that share no memory."""
+    tensors = {id(each): each for each in (*parameters, *buffers) if each.layout == torch.strided}
     memories = Counter(each.untyped_storage().data_ptr() for each in tensors.values())
-    for module in model.modules():
-        for key, value in vars(module).items():
-            if type(value) in (dict, OrderedDict) and not value:
-                copies[id(value)] = type(value)()
-            elif not key.startswith("_") and not isinstance(value, int | str | float | None):
-                copies |= {id(each): each.detach().clone() for each in _find_results(value)}
-        for buffer in module._buffers.values():
-            if buffer is not None and buffer.grad_fn is not None:  # written to in a run with gradients
-                copies[id(buffer)] = buffer.detach().clone()
-            elif buffer is not None and _is_plain(buffer) and memories[buffer.data_ptr()] == 1:
-                copies[id(buffer)] = buffer.clone()
-    return copies
-
-
-def _find_results(value: Any) -> list[Tensor]:
-    """Tensors with a gradient history."""
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+    return {id(each): each.clone() for each in buffers if _is_plain(each) and memories[each.data_ptr()] == 1}
 
 
 def _is_plain(values: Tensor) -> bool:
