@@ -86,8 +86,9 @@ def _meet(run: LabelledRun, call: Call, one: Tensor, other: Tensor) -> Tensor:
     run.labels.unite(one, other)
     alone = meets_none(one, other)
     larger = torch.maximum(one, other)
-    if bool(alone.any()):
-        run.keep(larger[alone], f"{call.name} joins it with what cannot shrink")
+    if not bool(alone.any()):
+        return larger
+    run.keep(larger[alone], f"{call.name} joins it with what cannot shrink")
     return torch.where(alone, float(NONE), larger)
 
 
@@ -116,7 +117,8 @@ def _rest(call: Call, tags: list[Tag], shape: torch.Size) -> tuple[Tensor | None
             arguments.append(torch.zeros_like(tag.labels) if tag.rest is None else tag.rest)
     try:
         if call.func._schema.is_mutable:  # in place, so on a copy
-            arguments[0] = arguments[0].expand(shape).clone()
+            operands = [each for each in arguments if isinstance(each, Tensor)]
+            arguments[0] = torch.broadcast_tensors(*operands)[0].clone()  # type: ignore[no-untyped-call]
         result = call.func(*arguments, **call.kwargs)
         rest: Tensor = result[0] if isinstance(result, tuple) else result
     except (RuntimeError, TypeError):

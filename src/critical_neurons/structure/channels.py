@@ -25,6 +25,8 @@ MEETS = "it is read along with what cannot shrink"
 def read_axis(run: LabelledRun, values: Tensor, axis: int, what: str) -> Tensor:
     """One label per index of an axis: labels at one index are united, and stay if one of them cannot shrink."""
     labels = along(run.tag(values).labels, axis, values.shape[axis])
+    if labels.shape[1] == 1:
+        return labels[:, 0]
     first = run.labels.unite_along(labels, 1)[:, 0]
     mixed = (labels == NONE).any(1) & (first >= 0)
     if bool(mixed.any()):
@@ -44,7 +46,7 @@ def link(run: LabelledRun, labels: Tensor, *vectors: Tensor | None) -> None:
     """Vectors of parameters, an entry for every label."""
     found = [run.tag(each).labels.expand(each.shape).flatten() for each in vectors if each is not None]
     if found:
-        pair(run, torch.stack(found), labels)
+        pair(run, torch.stack(found) if len(found) > 1 else found[0], labels)
 
 
 def note_size(run: LabelledRun, name: str, labels: Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import numpy as np
 import torch
@@ -22,6 +23,10 @@ FILL = -2
 shrink with what they are combined with."""
 
 
+MANY = 2**14
+"""More pairs of labels than this are stored without repetitions."""
+
+
 class Labels:
     """New labels, unions and reasons to stay, collected while a model runs and resolved afterwards."""
 
@@ -32,21 +37,24 @@ class Labels:
 
     def fresh(self, *shape: int) -> Tensor:
         """New labels, all different."""
-        size = int(np.prod(shape))
+        size = prod(shape)
         self.count += size
         return torch.arange(self.count - size, self.count, dtype=torch.float64).reshape(shape)
 
     def unite(self, one: Tensor, other: Tensor) -> None:
         """Unite labels at the same place. For those next to `NONE` the caller gives a reason to stay."""
-        one, other = torch.broadcast_tensors(one, other)  # type: ignore[no-untyped-call]
-        differ = (one != other) & (one >= 0) & (other >= 0)
-        if bool(differ.any()):
-            pairs = torch.stack([one[differ], other[differ]]).numpy().astype(np.int64)
-            key = pairs[0] * self.count + pairs[1]
-            self._pairs.append(np.stack(np.divmod(np.unique(key), self.count)))
+        ends = np.broadcast_arrays(one.numpy(), other.numpy())
+        differ = (ends[0] != ends[1]) & (np.minimum(*ends) >= 0)
+        if differ.any():
+            pairs = np.stack([each[differ] for each in ends]).astype(np.int64)
+            if pairs.size > MANY:
+                pairs = np.stack(np.divmod(np.unique(pairs[0] * self.count + pairs[1]), self.count))
+            self._pairs.append(pairs)
 
     def unite_along(self, labels: Tensor, axis: int) -> Tensor:
         """Unite all labels along an axis, which gets size 1."""
+        if labels.shape[axis] == 1:
+            return labels
         first = labels.amax(axis, keepdim=True)
         self.unite(first, labels)
         return first
@@ -57,7 +65,8 @@ class Labels:
 
     def keep(self, labels: Tensor, reason: str, *, foremost: bool = False) -> None:
         """Labels that must stay; of several reasons the first counts, unless one is `foremost`."""
-        found = np.unique(labels[labels >= 0].numpy().astype(np.int64))
+        numbers = labels.numpy()
+        found = np.unique(numbers[numbers >= 0]).astype(np.int64)
         if len(found):
             self._kept.insert(0 if foremost else len(self._kept), (found, reason))
 

@@ -199,4 +199,6 @@ def tie_pieces(labels: Labels, of: Tensor, axis: int, width: int, first: int = 0
 
 def _lay_out(labels: Tensor, like: Tensor) -> Tensor:
     """In the memory format of another tensor."""
+    if like.is_contiguous() and labels.is_contiguous():
+        return labels
     return torch.empty_like(like, dtype=torch.float64, device="cpu").copy_(labels)

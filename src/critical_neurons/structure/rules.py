@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -33,21 +35,15 @@ class Call:
         """An argument by its name in the schema of the call."""
         if name in self.kwargs:
             return self.kwargs[name]
-        for place, argument in enumerate(self.func._schema.arguments):
-            if argument.name == name:
-                if place < len(self.args) and not argument.kwarg_only:
-                    return self.args[place]
-                return argument.default_value if argument.has_default_value() else default
-        return default
+        place, value = _list_arguments(self.func).get(name, (len(self.args), None))
+        if place < len(self.args):
+            return self.args[place]
+        return default if value is None else value
 
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors among the arguments, lists of them included."""
-        found: list[Tensor] = []
-        for value in (*self.args, *self.kwargs.values()):
-            parts = value if isinstance(value, tuple | list) else [value]
-            found += [part for part in parts if isinstance(part, Tensor)]
-        return found
+        return list_parts((*self.args, *self.kwargs.values()))
 
 
 Rule: TypeAlias = "Callable[[LabelledRun, Call], Tags]"
@@ -63,16 +59,29 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
+@cache
 def name_call(func: Any) -> str:
     """`relu` for aten::relu, its overloads and its in-place form."""
     name: str = func._schema.name.partition("::")[2]
     return name.rstrip("_") if name.endswith("_") and not name.startswith("__") else name
 
 
+@cache
+def _list_arguments(func: Any) -> dict[str, tuple[int, Any]]:
+    """By name: the place of every argument and its default value, if it is positional."""
+    listed = enumerate(func._schema.arguments)
+    return {each.name: (sys.maxsize if each.kwarg_only else place, each.default_value) for place, each in listed}
+
+
+@cache
+def _has_out(func: Any) -> bool:
+    return any(argument.is_out for argument in func._schema.arguments)
+
+
 def apply_rule(run: LabelledRun, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Any) -> Tags:
     """The tags of the outputs."""
     call = Call(func, args, kwargs, outputs)
-    if any(argument.is_out for argument in func._schema.arguments):
+    if _has_out(func):
         return keep_all(run, call, f"{call.name} writes it into another tensor")
     found = RULES.get(call.name)
     if found is None and torch.Tag.pointwise in func.tags:
@@ -89,6 +98,17 @@ def keep_all(run: LabelledRun, call: Call, why: str = "") -> Tags:
         blank(each.ndim, constant=constant) if isinstance(each, Tensor) else None
         for each in list_outputs(call.outputs)
     ]
+
+
+def list_parts(values: Sequence[Any]) -> list[Tensor]:
+    """The tensors among some arguments or outputs, and in lists among them."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            found += list_parts(value)
+    return found
 
 
 def list_outputs(outputs: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -29,10 +30,10 @@ class Tag:
         """The axes along which labels vary."""
         return tuple(axis for axis, size in enumerate(self.labels.shape) if size > 1)
 
-    @property
+    @cached_property
     def labelled(self) -> bool:
         """Whether any element has a label."""
-        return bool((self.labels >= 0).any())
+        return bool((self.labels.numpy() >= 0).any())
 
 
 def blank(ndim: int, *, constant: bool = False, label: int = NONE) -> Tag:
@@ -47,7 +48,7 @@ def compact(values: Tensor) -> Tensor:
         if values.shape[axis] <= 1:
             continue
         first = values.narrow(axis, 0, 1)
-        if strides[axis] == 0 or bool((values == first).all()):
+        if strides[axis] == 0 or bool((values.numpy() == first.numpy()).all()):
             values = first
     return values.contiguous()
 
@@ -72,7 +73,8 @@ def spread_along(labels: Tensor, axis: int, ndim: int) -> Tensor:
 
 def meets_none(one: Tensor, other: Tensor) -> Tensor:
     """Where a label is next to something that cannot shrink."""
-    return ((one == NONE) & (other >= 0)) | ((other == NONE) & (one >= 0))
+    left, right = one.numpy(), other.numpy()
+    return torch.from_numpy(((left == NONE) & (right >= 0)) | ((right == NONE) & (left >= 0)))
 
 
 def list_steps(values: Tensor) -> list[tuple[int, int]]:
