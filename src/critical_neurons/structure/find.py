@@ -35,6 +35,7 @@ from critical_neurons.removal.seeding import seeded
 from critical_neurons.structure.assembly import assemble
 from critical_neurons.structure.run import NOTHING, LabelledRun
 from critical_neurons.structure.source import check_model, copy_model, fingerprint, unwrap
+from critical_neurons.structure.state import State
 from critical_neurons.structure.trial import Trial
 from critical_neurons.structure.user_code import find_failing_line
 
@@ -150,15 +151,25 @@ def _check_ignored(run: LabelledRun, ignore: Collection[str]) -> None:
 def _run_labelled(
     model: nn.Module, rows: Inputs, *, follows: bool = True, split: Mapping[str, str] = NOTHING
 ) -> LabelledRun:
-    """Run the model, and once more: a model that remembers earlier inputs has no reliable structure."""
+    """Run the model, and once more if that changed it: a model that remembers earlier inputs has no reliable
+    structure."""
     run = LabelledRun(open_attention(model), follows=follows, split=split)
-    before = {name: values.clone() for name, values in model.named_buffers()}
+    before = State(model)
     given = map_inputs(rows, Tensor.clone)  # a forward pass may change them in place
     with seeded(0, model), _failing_clearly(rows):
         outputs = list(find_tensors(run.run(*split_arguments(given), count_rows(rows))))
-    name = type(model).__name__
     if not outputs:
-        raise UnreadableModelError(f"{name}: its outputs hold no tensor. Return tensors, in any nesting.")
+        raise UnreadableModelError(
+            f"{type(model).__name__}: its outputs hold no tensor. Return tensors, in any nesting."
+        )
+    if before.has_changed(model):
+        _check_repeatable(model, rows, outputs, before)
+    return run
+
+
+def _check_repeatable(model: nn.Module, rows: Inputs, outputs: list[Tensor], before: State) -> None:
+    """Raise unless a second run gives the same shapes, and the same outputs if buffers have changed."""
+    name = type(model).__name__
     try:
         second = run_evenly(model, rows)
     except FAILURES:
@@ -168,17 +179,12 @@ def _run_labelled(
             f"{name}: a second run on the same inputs gives outputs of other shapes, or none. Make the forward "
             "depend on nothing but its inputs."
         )
-    changed = [key for key, values in model.named_buffers() if key in before and not _is_same(values, before[key])]
+    changed = before.list_changed(model)
     if changed and not _agree(outputs, second) and not _settles(model, rows):
         raise UnreadableModelError(
             f"{name}: it changes itself while it runs ({', '.join(changed)}), and its outputs with it, so that no "
             "two runs give the same. Make the forward write to its buffers in training mode alone."
         )
-    return run
-
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def _settles(model: nn.Module, rows: Inputs) -> bool:
