@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
+from collections import deque
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -103,9 +106,47 @@ def test_the_line_that_fails_is_named():
         find_structure(model, ROWS)
 
 
-def test_other_shapes_on_a_second_run():
+class Deep(nn.Module):
+    """Its outputs grow with what an object of its own keeps, three references away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.notes = nn.Linear(4, 3), SimpleNamespace()
+        self.notes.by_name = {"seen": deque()}
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.notes.by_name["seen"]
+        seen.append(len(x))
+        return self.linear(x).repeat(1, len(seen))
+
+
+class Numbering(nn.Module):
+    """What it keeps cannot be looked into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.numbers = nn.Linear(4, 3), itertools.count(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).repeat(1, next(self.numbers))
+
+
+@pytest.mark.parametrize("kind", [Remembering, Deep, Numbering])
+def test_other_shapes_on_a_second_run(kind):
     with pytest.raises(UnreadableModelError, match="a second run on the same inputs gives outputs of other shapes"):
-        find_structure(Remembering().double(), ROWS)
+        find_structure(kind().double(), ROWS)
+
+
+def test_how_often_a_model_is_run():
+    """With labels; smaller and masked; and both again, with more units removed. Not again if it keeps nothing."""
+    calls = []
+
+    def run(model, x):
+        calls.append(len(x))
+        return model.b(model.a(x).relu())
+
+    find_structure(Written(run, a=nn.Linear(4, 6), b=nn.Linear(6, 2)).double(), ROWS)
+    assert calls == [2, 1, 1, 1, 1]
 
 
 def test_no_tensor_among_the_outputs():
@@ -212,6 +253,17 @@ def test_buffers_that_change_while_running():
 class Drifting(Counting):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * self.calls
+
+
+def test_buffers_written_to_unnoticed_by_autograd():
+    def run(model, x):
+        model.scale.data.mul_(2.0)
+        return model.b(model.a(x)) * model.scale
+
+    model = Written(run, a=nn.Linear(4, 6), b=nn.Linear(6, 2))
+    model.register_buffer("scale", torch.ones(1))
+    with pytest.raises(UnreadableModelError, match=r"Written: it changes itself while it runs \(scale\)"):
+        find_structure(model.double(), ROWS)
 
 
 def test_outputs_that_change_with_buffers():
@@ -337,3 +389,25 @@ def test_a_mistake_that_only_some_counts_show():
     parts = {"a": nn.Linear(4, 6), "c": nn.Linear(4, 6), "b": nn.Linear(6, 2), "d": nn.Linear(6, 2)}
     structure = inspect_twice(train_looks(Written(run, **parts)), ROWS)
     assert structure.unit_count in (0, 6)
+
+
+def test_a_mistake_that_only_the_full_width_shows():
+    """Smaller models agree with each other, not with the given one."""
+
+    def run(model, x):
+        x = model.a(x)
+        return model.b(2 * x if x.shape[1] == 12 else x)
+
+    structure = find_structure(train_looks(Written(run, a=nn.Linear(4, 12), b=nn.Linear(12, 2))), ROWS)
+    assert structure.unit_count == 0
+    assert "the smaller model gives other outputs" in structure.layers[0].reason
+
+
+def test_constants_without_a_bias_removed_twice():
+    """The first removal adds a bias to the reader, and the second one has to slice it."""
+
+    def run(model, x):
+        return model.c(model.b(model.a(x).sigmoid()).relu())
+
+    parts = {"a": nn.Linear(4, 12), "b": nn.Linear(12, 12, bias=False), "c": nn.Linear(12, 2)}
+    assert inspect_twice(train_looks(Written(run, **parts)), ROWS).unit_count == 24

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,9 +30,9 @@ def check_removal(masked: nn.Module, smaller: nn.Module, inputs: Inputs) -> None
     require_same(run_evenly(masked, inputs), run_smaller(smaller, inputs))
 
 
-def run_smaller(smaller: nn.Module, inputs: Inputs) -> list[Tensor]:
+def run_smaller(smaller: nn.Module, inputs: Inputs, *, draws: bool = True) -> list[Tensor]:
     try:
-        return run_evenly(smaller, inputs)
+        return run_evenly(smaller, inputs, draws=draws)
     except FAILURES as error:
         raise PruningError(
             f"the smaller model does not run ({first_line(error)}). Is a size written into its forward?"
@@ -51,10 +53,12 @@ def require_same(expected: list[Tensor], found: list[Tensor]) -> None:
             )
 
 
-def run_evenly(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """The outputs, without gradients and with a constant in place of every random number, since models of different
-    sizes would draw different ones. The inputs are copied: a forward pass may change them in place."""
-    with seeded(0, model), torch.no_grad(), _EvenNoise():  # type: ignore[no-untyped-call]
+def run_evenly(model: nn.Module, inputs: Inputs, *, draws: bool = True) -> list[Tensor]:
+    """The outputs, without gradients, and with a constant in place of every random number if the model `draws` any,
+    since models of different sizes would draw different ones. The inputs are copied, since a forward pass may change
+    them in place."""
+    noise = _EvenNoise() if draws else nullcontext()  # type: ignore[no-untyped-call]
+    with seeded(0, model), torch.no_grad(), noise:
         return list(find_tensors(call_model(model, map_inputs(inputs, Tensor.clone))))
 
 
@@ -69,7 +73,7 @@ class _EvenNoise(DispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         check_time()
         outputs = func(*args, **(kwargs or {}))
-        name = func._schema.name.partition("::")[2].rstrip("_")
+        name = _name_call(func)
         if name not in self.NAMES or not outputs.is_floating_point():
             return outputs
         if name == "normal" and not func._schema.is_mutable and len(args) == 2:
@@ -77,6 +81,12 @@ class _EvenNoise(DispatchMode):  # type: ignore[no-untyped-call]
         if name == "bernoulli" and not func._schema.is_mutable:
             return outputs.copy_(args[0])
         return outputs.fill_(self.LEVEL)
+
+
+@cache
+def _name_call(func: Any) -> str:
+    name: str = func._schema.name.partition("::")[2].rstrip("_")
+    return name
 
 
 def _compare(one: Tensor, other: Tensor) -> tuple[float, float]:

@@ -71,7 +71,7 @@ def find_structure(model: nn.Module, inputs: Inputs, *, ignore: Collection[str] 
         run = _run_labelled(copy_model(source), rows)
     _check_ignored(run, ignore)
     print_of = fingerprint(source)
-    trial = Trial(run.model, rows)
+    trial = Trial(run.model, rows, draws=run.draws)
     split: dict[str, str] = {}
     while True:
         structure, failed, heads = _settle(run, trial, print_of, ignore)

@@ -25,7 +25,7 @@ from critical_neurons.structure.flow import Flow
 from critical_neurons.structure.labels import FILL, NONE, Labels
 from critical_neurons.structure.parameters import Parameters
 from critical_neurons.structure.records import Cost, LeftAlone, Multiplication
-from critical_neurons.structure.rules import apply_rule, list_outputs, name_call
+from critical_neurons.structure.rules import apply_rule, list_outputs, list_parts, name_call
 from critical_neurons.structure.tags import Tag, blank, compact, list_steps
 from critical_neurons.structure.user_code import find_running_line, list_names
 
@@ -65,7 +65,8 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
         """Values that would be wrong after a removal, with the labels that must stay if such a value is used."""
         self.blocks: list[Tensor] = []
         """(blocks, size): labels of which every block must lose equally many."""
-        self.rows = 1
+        self.rows, self.draws = 1, False
+        """The size of the batch axis, and whether the model draws random numbers."""
         self.follows, self.filled, self._split = follows, False, split
         self._tags = WeakTensorKeyDictionary()
         self._stack: list[tuple[str, nn.Module]] = []
@@ -90,6 +91,7 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         check_time()
         kwargs = kwargs or {}
+        self.draws = self.draws or torch.Tag.nondeterministic_seeded in func.tags
         reshaped = args[0].detach() if torch.Tag.inplace_view in func.tags else None  # keeps the old shape
         outputs = func(*args, **kwargs)
         if self._opaque:
@@ -102,8 +104,7 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
 
     def tag(self, values: Tensor) -> Tag:
         """The tag of a value, of a view of a parameter, or of an unknown tensor."""
-        owed = self._owed.pop(values, None)  # type: ignore[no-untyped-call]
-        if owed is not None:
+        if len(self._owed) and (owed := self._owed.pop(values, None)) is not None:  # type: ignore[no-untyped-call]
             self.labels.keep(*owed)
         found = self._look_up(values)
         if found is not None:
@@ -158,7 +159,7 @@ class LabelledRun(DispatchMode):  # type: ignore[no-untyped-call]
         return list_names(self._entry)
 
     def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
-        tensors, given = _list_tensors((args, kwargs)), _list_tensors(outputs)
+        tensors, given = list_parts((*args, *kwargs.values())), list_parts(list_outputs(outputs))
         name, writes = name_call(func), func._schema.is_mutable
         if name in MADE_OF_A_SHAPE and not writes:
             for values in given:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from critical_neurons.core.deadline import check_time
-from critical_neurons.core.structure import Bools, Group, Structure
+from critical_neurons.core.structure import Bools, Group, Ints, Slice, Structure
 from critical_neurons.errors import PruningError
 from critical_neurons.removal.copies import copy_sharing
 from critical_neurons.removal.parametrised import list_parametrised
@@ -22,12 +22,10 @@ from critical_neurons.removal.rows import Inputs, count_rows, find_tensors, map_
 from critical_neurons.removal.same_outputs import FAILURES, require_same, run_evenly, run_smaller
 from critical_neurons.structure.user_code import find_failing_line
 
-ROUNDS = 3
-"""Different removals: a random number of units of all groups; then of some groups, which separates groups that must
-lose equally many; then half of all units, so that nearly every unit is removed once."""
-
-SOME, HALF = 1, 2
-"""The second and the third removal."""
+STEPS = (0.618034, 0.754878)
+"""There are two removals: of a quarter to three quarters of every group; then, from what that leaves, of most of the
+rest, so that nearly every unit is removed once. The share that stays grows by these steps, modulo 1, from group to
+group: groups of the same size lose different numbers, which separates those that must lose equally many."""
 
 SHAKE = 0.1
 """Relative noise on the parameters of the trial, absolute for zeros: equal or zero parameters, as in a new model,
@@ -53,38 +51,53 @@ class Failure:
     last: tuple[str, ...] = ()
 
 
+Attempt: TypeAlias = Callable[[tuple[Group, ...]], Failure | None]
+"""Removes units of these groups only. Returns why that fails, or None."""
+
+
 class Trial:
     """Removes random units of a model, the same ones every time.
 
     Runs in double precision, on one row and on a crop of large images, if the model allows it: a forward pass may
-    create other types, need more rows, or have fixed image sizes. `model` is changed.
+    create other types, need more rows, or have fixed image sizes. `draws`: whether the model draws random numbers,
+    which are then made equal. `model` is changed.
     """
 
-    def __init__(self, model: nn.Module, rows: Inputs) -> None:
+    def __init__(self, model: nn.Module, rows: Inputs, *, draws: bool) -> None:
         one = take_rows(rows, torch.arange(1)) if count_rows(rows) > 1 else rows
         self._ways = [(one, True), (rows, True), (rows, False)]
         sizes = [values.shape[2:] for values in find_tensors(rows) if values.ndim > 3]
         for side in reversed(SIDES):
             if any(max(size) > side for size in sizes):
                 self._ways.insert(0, (map_inputs(one, partial(_cut, side=side)), True))
-        self._model, self._verified = model, False
-        self._copies: dict[tuple[int, torch.Size], Tensor] = {}
+        self._model, self._verified, self._draws = model, False, draws
         _shake(model)
         self._choose_way()
 
     def find_failing(self, structure: Structure) -> list[tuple[Group, str]]:
         """Groups whose removal differs from masking, and why."""
-        for draw in range(ROUNDS):
-            groups = structure.groups
-            if draw == SOME:
-                chosen = np.random.default_rng(draw).random(len(groups)) < 0.5
-                groups = tuple(group for group, taken in zip(groups, chosen.tolist(), strict=True) if taken)
-            failure = self._try(structure, groups, draw)
-            while failure is not None and not self._verify():
-                failure = self._try(structure, groups, draw)
-            if failure is not None:
-                return self._blame(structure, groups, draw, failure)
-        return []
+        if not structure.groups:
+            return []
+        stays, more = _draw_removals(structure)
+        tried = self._try(self._tried, structure, stays)
+        if isinstance(tried, nn.Module):
+            tried, stays = self._try(tried, _shrink(structure, stays), more), more
+            if isinstance(tried, Failure):  # it counts only if the model itself fails as well
+                tried = self._try(self._tried, structure, stays)
+        if isinstance(tried, nn.Module):
+            return []
+        if not self._verify():
+            return self.find_failing(structure)
+
+        @cache
+        def attempt(groups: tuple[Group, ...]) -> Failure | None:
+            chosen: Bools = np.ones_like(stays)
+            for group in groups:
+                chosen[group.units] = stays[group.units]
+            found = self._try(self._tried, structure, chosen)
+            return found if isinstance(found, Failure) else None
+
+        return _blame(structure, structure.groups, attempt, tried)
 
     def _choose_way(self) -> None:
         self._rows, self._exact = self._ways[0]
@@ -96,90 +109,101 @@ class Trial:
                 self._rows, lambda values: values.double() if values.is_floating_point() else values
             )
 
-    def _copy_double(self, values: Tensor) -> Tensor:
-        """Of a large parameter in the memory of its last copy: new memory takes longer than the numbers."""
-        if not values.is_floating_point():
-            return values.clone()
-        if values.numel() <= FEW:
-            return values.to(torch.float64, copy=True)
-        key = values.data_ptr(), values.shape
-        if key not in self._copies:
-            self._copies[key] = torch.empty_like(values, dtype=torch.float64)
-        return self._copies[key].copy_(values)
-
     def _as_tried(self, model: nn.Module) -> nn.Module:
         return double_tensors(model) if self._exact else model
 
     def _verify(self) -> bool:
         """Whether the model itself runs under the trial's conditions; if not, switch to the next ones."""
-        if self._verified:
-            return True
-        try:
-            run_evenly(self._as_tried(copy_sharing(self._model)), self._rows)
-        except FAILURES:
-            if len(self._ways) > 1:
+        if not self._verified and len(self._ways) > 1:
+            try:
+                run_evenly(self._as_tried(copy_sharing(self._model)), self._rows, draws=self._draws)
+            except FAILURES:
                 del self._ways[0]
                 self._choose_way()
                 return False
         self._verified = True
         return True
 
-    def _try(self, structure: Structure, groups: Sequence[Group], draw: int) -> Failure | None:
-        """Remove some units of the groups. Returns why that fails, or None."""
-        if not groups:
-            return None
+    def _try(self, model: nn.Module, structure: Structure, stays: Bools) -> Failure | nn.Module:
+        """Remove units. Returns why that fails, or else the smaller model."""
         check_time()
-        stays: Bools = np.ones(structure.unit_count + 1, dtype=bool)
-        for group in groups:
-            stays[group.units] = _draw_kept(group, draw)
-        smaller = self._as_tried(remove_units(self._tried, structure, stays))
+        smaller = self._as_tried(remove_units(model, structure, stays))
         try:
             with _noting_layers(smaller, structure) as entered:
-                found = run_smaller(smaller, self._rows)
-            del smaller  # large models take much memory
-            copy = self._copy_double if self._exact else Tensor.clone
-            masked = self._as_tried(zero_units(self._tried, structure, stays, copy=copy))
-            require_same(run_evenly(masked, self._rows), found)
+                found = run_smaller(smaller, self._rows, draws=self._draws)
+            masked = zero_units(model, structure, stays, copy=_copy_double if self._exact else Tensor.clone)
+            require_same(run_evenly(self._as_tried(masked), self._rows, draws=self._draws), found)
         except PruningError as error:
             failed = error.__cause__ is not None
             reason = f"its removal fails: {error}{find_failing_line(error.__cause__)}"
             return Failure(reason, tuple(reversed(entered[-LAST:])) if failed else ())
-        return None
-
-    def _blame(
-        self, structure: Structure, groups: Sequence[Group], draw: int, failure: Failure
-    ) -> list[tuple[Group, str]]:
-        """The groups that fail. Those near the failure are tried first, then halves of all."""
-        if len(groups) == 1:
-            return [(groups[0], failure.reason)]
-        for group in _list_suspects(structure, groups, failure):
-            if (alone := self._try(structure, [group], draw)) is not None:
-                return [(group, alone.reason)]
-        middle = len(groups) // 2
-        halves = groups[:middle], groups[middle:]
-        found = []
-        for half in halves:
-            if (failed := self._try(structure, half, draw)) is not None:
-                found += self._blame(structure, half, draw, failed)
-        return found or [(self._find_last(structure, *halves, draw), TOGETHER)]
-
-    def _find_last(self, structure: Structure, first: Sequence[Group], second: Sequence[Group], draw: int) -> Group:
-        """Both halves pass, but not together: the first group of the second half with which the first one fails."""
-        low, high = 0, len(second)
-        while high - low > 1:
-            middle = (low + high) // 2
-            fails = self._try(structure, [*first, *second[:middle]], draw) is not None
-            low, high = (low, middle) if fails else (middle, high)
-        return second[high - 1]
+        return smaller
 
 
-def _draw_kept(group: Group, draw: int) -> Bools:
-    """The units of a group that a trial keeps: a random number, or half."""
-    generator = np.random.default_rng((draw, int(group.units[0]), len(group)))
-    least, size = group.least // group.blocks, len(group) // group.blocks
-    drawn = (least + size) // 2 if draw == HALF else int(generator.integers(least, max(size, least + 1)))
-    count = group.blocks * drawn
-    return group.choose(generator.random(len(group)), count)
+def _copy_double(values: Tensor) -> Tensor:
+    return values.to(torch.float64 if values.is_floating_point() else values.dtype, copy=True)
+
+
+def _blame(
+    structure: Structure, groups: tuple[Group, ...], attempt: Attempt, failure: Failure
+) -> list[tuple[Group, str]]:
+    """The groups that fail. Those near the failure are tried first, then halves of all."""
+    if len(groups) == 1:
+        return [(groups[0], failure.reason)]
+    for group in _list_suspects(structure, groups, failure):
+        if (alone := attempt((group,))) is not None:
+            return [(group, alone.reason)]
+    middle = len(groups) // 2
+    halves = groups[:middle], groups[middle:]
+    found = []
+    for half in halves:
+        if (failed := attempt(half)) is not None:
+            found += _blame(structure, half, attempt, failed)
+    return found or [(_find_last(*halves, attempt), TOGETHER)]
+
+
+def _find_last(first: tuple[Group, ...], second: tuple[Group, ...], attempt: Attempt) -> Group:
+    """Both halves pass, but not together: the first group of the second half with which the first one fails."""
+    low, high = 0, len(second)
+    while high - low > 1:
+        middle = (low + high) // 2
+        fails = attempt((*first, *second[:middle])) is not None
+        low, high = (low, middle) if fails else (middle, high)
+    return second[high - 1]
+
+
+def _draw_removals(structure: Structure) -> tuple[Bools, Bools]:
+    """Which units stay in both removals; the second includes the first."""
+    values = np.random.default_rng(0).random(structure.unit_count)
+    first, second = np.ones((2, structure.unit_count + 1), dtype=bool)
+    for place, group in enumerate(structure.groups):
+        size = len(group) // group.blocks
+        shares = [place * step % 1 for step in STEPS]
+        many = (size + 3) // 4 + int(shares[0] * (size // 2 + 1))
+        many = (
+            max(many, min(size, 2)) if group.blocks > 1 else many
+        )  # with one each, a convolution would be depthwise
+        few = 1 + int(shares[1] * ((many + 1) // 2))
+        for stays, count in ((first, many), (second, few)):
+            stays[group.units] = group.choose(values[group.units], count * group.blocks)
+    return first, second
+
+
+def _shrink(structure: Structure, stays: Bools) -> Structure:
+    """What to slice in the smaller model, with the same numbers for units."""
+
+    def take(units: Ints) -> Ints:
+        return units[stays[units]] if units.ndim == 1 else np.stack([take(block) for block in units])
+
+    slices = [replace(each, units=take(each.units)) for each in structure.slices]
+    wirings = []
+    for each in structure.wirings:
+        inputs, outputs, kept = take(each.inputs), take(each.outputs), stays[each.inputs]
+        if not each.biased and each.constants[~kept].any():  # removal added a bias
+            slices.append(Slice(f"{each.module}.bias", 0, outputs))
+        groups = len(inputs) if each.depthwise else each.groups
+        wirings.append(replace(each, inputs=inputs, outputs=outputs, constants=each.constants[kept], groups=groups))
+    return replace(structure, slices=tuple(slices), wirings=tuple(wirings))
 
 
 def _cut(values: Tensor, side: int) -> Tensor:
@@ -187,18 +211,18 @@ def _cut(values: Tensor, side: int) -> Tensor:
 
 
 def _shake(model: nn.Module) -> None:
-    generator = torch.Generator().manual_seed(0)
     values: list[Tensor] = [*model.parameters()]
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase):
             values += [*module.buffers(recurse=False)]
-    with torch.no_grad():
-        for each in values:
-            few = each.flatten()[:FEW]
-            if each.is_floating_point() and (each.numel() <= FEW or bool((few == few[0]).all())):
-                noise = torch.rand(each.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1).mul_(SHAKE)
-                noise = noise.to(each)
-                each.add_(torch.where(each == 0, noise, each * noise))
+    generator = torch.Generator().manual_seed(0)
+    for each in values:
+        if not each.is_floating_point() or (
+            each.numel() > FEW and bool((each.flatten()[:FEW] != each.flatten()[0]).any())
+        ):
+            continue
+        noise = torch.empty(each.shape, dtype=torch.float64).uniform_(-SHAKE, SHAKE, generator=generator).to(each)
+        each.add_(torch.where(each == 0, noise, each * noise))
 
 
 @contextmanager
