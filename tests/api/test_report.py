@@ -82,7 +82,7 @@ def test_bad_input(found, tmp_path):
     path = tmp_path / "report.html"
     with pytest.raises(InvalidSettingError, match="plan: found Scores"):
         cn.report(path, plan=found.scores)
-    with pytest.raises(InvalidSettingError, match="nothing to tell of"):
+    with pytest.raises(InvalidSettingError, match="nothing to report"):
         cn.report(path)
     with pytest.raises(InvalidSettingError, match="class_names: found one text"):
         found.report(path, class_names="abcd")

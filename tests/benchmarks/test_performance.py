@@ -108,7 +108,7 @@ def test_what_is_stored_is_not_run_again_and_nothing_behind_a_cap_is(tmp_path, c
     store.add(cells[1], {"ended": CAP})
     np.savez(tmp_path / "digits.npz")
     assert run_cases(cases, Place(None, tmp_path), store, only=[], again=False) == []
-    assert "literal/authors/5: left out" in capsys.readouterr().out
+    assert "literal/authors/5: skipped" in capsys.readouterr().out
     assert store.find(cells[2]) is None
 
 

@@ -35,7 +35,7 @@ from critical_neurons.removal.seeding import seeded
 from critical_neurons.structure.assembly import assemble
 from critical_neurons.structure.run import NOTHING, LabelledRun
 from critical_neurons.structure.source import check_model, copy_model, fingerprint, unwrap
-from critical_neurons.structure.state import State
+from critical_neurons.structure.state import ModelState
 from critical_neurons.structure.trial import Trial
 from critical_neurons.structure.user_code import find_failing_line
 
@@ -154,7 +154,7 @@ def _run_labelled(
     """Run the model, and once more if that changed it: a model that remembers earlier inputs has no reliable
     structure."""
     run = LabelledRun(open_attention(model), follows=follows, split=split)
-    before = State(model)
+    before = ModelState(model)
     given = map_inputs(rows, Tensor.clone)  # a forward pass may change them in place
     with seeded(0, model), _failing_clearly(rows):
         outputs = list(find_tensors(run.run(*split_arguments(given), count_rows(rows))))
@@ -167,7 +167,7 @@ def _run_labelled(
     return run
 
 
-def _check_repeatable(model: nn.Module, rows: Inputs, outputs: list[Tensor], before: State) -> None:
+def _check_repeatable(model: nn.Module, rows: Inputs, outputs: list[Tensor], before: ModelState) -> None:
     """Raise unless a second run gives the same shapes, and the same outputs if buffers have changed."""
     name = type(model).__name__
     try:

@@ -14,7 +14,7 @@ from critical_neurons.removal.same_outputs import FAILURES
 CONTAINERS = frozenset({dict, OrderedDict, set, list, tuple})
 
 
-class State:
+class ModelState:
     """All that the modules of a model refer to, to find out whether a run has changed it. Tensors are known by their
     versions; of buffers there are copies, since writing to `.data` does not change the version."""
 

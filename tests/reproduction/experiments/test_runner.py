@@ -242,7 +242,7 @@ class TestFailures:
         store, own = Store(tmp_path / "results"), replace(runs, folder=tmp_path / "runs", schedule=few)
         (failure,) = run_cells(cells, store, own)
         failed = "mnist/lenet5/imidp/balanced/seed-0"
-        assert failure.startswith(f"table-1 {failed}: per_class: 10 images of every class asked for")
+        assert failure.startswith(f"table-1 {failed}: per_class: 10 images of every class requested")
         done = {cell.name for cell in cells if store.find(cell)}
         assert done == {cell.name for cell in cells} - {failed}
         assert run_cells(cells, store, own) == [failure]
