@@ -185,9 +185,9 @@ def write_tables() -> None:
 
 
 def find_newest(records: list[dict[str, Any]], key: str) -> list[tuple[str, dict[str, Any]]]:
-    newest = {(record["case"], record[key]): record for record in records if key in record}
+    newest = {(record["case"], record[key], count_threads(record)): record for record in records if key in record}
     ordered = sorted(newest.items(), key=lambda item: (item[1]["sizes"]["columns"], item[0]))
-    return [(case.removeprefix("exact "), record) for (case, _), record in ordered]
+    return [(case.removeprefix("exact "), record) for (case, *_), record in ordered]
 
 
 def lay_out(case: str, record: dict[str, Any]) -> list[str]:
