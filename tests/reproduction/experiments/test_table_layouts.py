@@ -62,7 +62,8 @@ def invent(cell):
         case "given" | "decoupled":
             found = removal(settings["thresholds"][0], seed)
             kept = ("threshold", "units", "as_published", "parameters", "accuracy", "fine_tuned")
-            return {"reference": 0.95, "solver": SOLVER, **{key: found[key] for key in kept}, **COMMON}
+            removed = {"0": 3, "7": 21}
+            return {"reference": 0.95, "solver": SOLVER, "removed": removed, **{k: found[k] for k in kept}, **COMMON}
         case "epochs":
             point = {"reference": 0.95, "accuracy": 0.9, "units": 0.25, "as_published": 0.5, "solver": SOLVER}
             return {"epochs": [{"epoch": number, **point} for number in (1, 2, 3)], **COMMON}
@@ -310,6 +311,7 @@ def test_vgg16_in_a_way_that_was_not_run_is_said_once(cells, store, tmp_path):
         write_page(cells, each, tmp_path / "page.md")
         text = (tmp_path / "page.md").read_text()
         assert "VGG-16 from given weights, program paper, rule share: Ours + FT" in text
+        assert "- cifar10/vgg16/paper/share/ours: 3, 21." in text
         assert ("VGG-16 in parts, program paper" in text) is parts
         assert (NOT_RUN["table-2-deep"] in text) is not parts
 

@@ -90,6 +90,7 @@ def build_page(cells: Collection[Cell], store: Store, beside: Path) -> str:
                 sections.append(_judge(tables[name]))
         if table in TRENDS:
             sections.append(TRENDS[table](tables))
+        sections.append(_describe_layers(find_records(mine, store)))
         sections.append(_describe_solving(find_records(mine, store)))
     return "\n".join([*sections, DIFFERENCES])
 
@@ -241,6 +242,16 @@ def _describe_solving(records: Sequence[Record]) -> str:
         schedule = _join(record.cell.schedule or "the paper's" for record in mine)
         rows.append([f"{name} ({len(mine)})", *_describe_programs(mine), seconds, schedule])
     return "\n".join(format_table(SOLVING, rows)) + "\n"
+
+
+def _describe_layers(records: Sequence[Record]) -> str:
+    """How many units one threshold removes of every layer of VGG-16: its programs score layers differently."""
+    lines = [
+        f"- {_name_group(record.cell)}: {', '.join(str(count) for count in record.result['removed'].values())}."
+        for record in records
+        if record.cell.settings.get("removed") == "ours"
+    ]
+    return "\n".join(["Units removed of each layer, from input to output:\n", *lines, ""]) if lines else ""
 
 
 def _describe_programs(records: Sequence[Record]) -> list[str]:
