@@ -44,7 +44,8 @@ passes counts. *Load* is the load average on the two cores: a busy machine slows
 with a commit were measured at that commit. At 0b44375, importing torch's compiler took four seconds of the first
 call, every trial of pricing took a whole pass, and batch norms a fifth of refitting. At 9c3be31 and before, comparing
 drafts took a separate pass, ridges were tried from the largest down, and pricing at standard effort took ten passes
-instead of six.
+instead of six. At 3b574f5 and before, threads had separate arenas of memory, and each batch's products were added up
+separately. Outside of the command line tool, `MALLOC_ARENA_MAX=1` makes threads share an arena.
 """
 
 

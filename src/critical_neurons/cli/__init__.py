@@ -10,7 +10,9 @@ def main() -> None:
 
 def _run() -> None:
     from critical_neurons.cli.commands import add_plugins, app
+    from critical_neurons.cli.memory import use_one_arena
 
+    use_one_arena()
     add_plugins()
     app()
 

@@ -21,8 +21,8 @@ SOFTENING = 0.1
 
 SUM_TOLERANCE = 1e-4
 
-FEW_ROWS = 64
-"""Inputs whose outputs determine how outputs are compared."""
+LEAST_ROWS, MOST_ROWS, FEW_NUMBERS = 8, 64, 2**18
+"""Inputs whose outputs determine how outputs are compared: as many as have this many numbers, within these limits."""
 
 FEW_CLASSES = 10
 """Up to this many outputs count as class scores even if the inputs are as small."""
@@ -163,9 +163,11 @@ def _nest_like(like: Any, values: Iterator[Tensor]) -> Any:
 
 def try_distance(model: nn.Module, inputs: Inputs, name: DistanceName | OutputDistance) -> tuple[Distance, Any]:
     """The distance for the outputs of a model, and its outputs for the first few inputs, by which it was chosen."""
+    size = count_numbers(inputs)
+    few = min(max(FEW_NUMBERS // max(size, 1), LEAST_ROWS), MOST_ROWS, count_rows(inputs))
     with torch.no_grad():
-        given = call_model(model, take_rows(inputs, torch.arange(min(FEW_ROWS, count_rows(inputs)))))
-    return choose_distance(given, name, count_numbers(inputs)), given
+        given = call_model(model, take_rows(inputs, torch.arange(few)))
+    return choose_distance(given, name, size), given
 
 
 def choose_distance(given: Any, name: DistanceName | OutputDistance, input_size: int) -> Distance:

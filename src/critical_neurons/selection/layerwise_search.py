@@ -50,7 +50,7 @@ TRIED_SHARES = (0.5, 0.75)
 LEAST_TRIED, MOST_TRIED = 16, 1024
 """Limits on the number of inputs of each trial."""
 
-MOST_MEASURED = 128
+MOST_MEASURED = 64
 """Inputs for the loss of a choice without a draft."""
 
 MOST_BATCH, BATCH_NUMBERS, NUMBERS_PER_OUTPUT = 64, 2**28, 3

@@ -71,7 +71,7 @@ def begin_refit(
     *,
     absorbed: bool,
     reads: Tensor | None = None,
-    tell: Tell = lambda squares, products: None,
+    tell: Tell | None = None,
 ) -> Refitting:
     """`kept`: the original's output channels that the module still has; `input_count`: how many inputs will be added
     in all; `absorbed`: a refitted batch norm follows, so no bias is needed; `reads`: the input channels that may have
@@ -170,7 +170,14 @@ class _Weights:
     """
 
     def __init__(
-        self, module: Weighted, kept: Tensor, input_count: int, *, absorbed: bool, reads: Tensor | None, tell: Tell
+        self,
+        module: Weighted,
+        kept: Tensor,
+        input_count: int,
+        *,
+        absorbed: bool,
+        reads: Tensor | None,
+        tell: Tell | None,
     ) -> None:
         self._module, self._kept, self._absorbed, self._tell = module, kept, absorbed, tell
         self._matrix = _widen(to_matrix(module, module.weight.detach()))
@@ -218,7 +225,7 @@ class _Weights:
     def finish(self) -> None:
         assert self._regression is not None
         added, shift = self._regression.solve()
-        if isinstance(self._regression, NormalEquations):
+        if self._tell is not None and isinstance(self._regression, NormalEquations):
             self._tell(*self._regression.describe())
         weight = self._module.weight
         new = require_finite(from_matrix(self._module, self._matrix.to(added) + added).to(weight))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -27,6 +27,13 @@ RIDGE = 1e-3
 
 BLOCK = 576
 """Columns of a block of a symmetric product."""
+
+ROWS_AT_ONCE, NUMBERS_AT_ONCE = 4096, 2**24
+"""Rows, or numbers in them, that are multiplied at once: adding up the products of a small batch in double precision
+takes longer than computing them."""
+
+MOST_JUDGED = 64
+"""Outputs by which a ridge is chosen, evenly spaced over the channels if there are more."""
 
 ROUNDING = 1e-7
 """Rounding error of single precision in a sum of squares that should be zero, relative to their mean."""
@@ -68,22 +75,36 @@ class NormalEquations:
         home = find_home(device)
         self._stays = None if stays is None else _Columns.find(stays.to(home))
         self._fitted, self._held_out = (_Moments.none(groups, columns, outputs, home) for _ in range(2))
+        self._waiting: dict[bool, list[tuple[Tensor, Tensor]]] = {True: [], False: []}
         self._origin: Tensor | None = None
 
     def add(self, rows: Tensor, errors: Tensor, *, held_out: bool) -> None:
         if self._origin is None:  # centred, so that single precision keeps the variation
             self._origin = rows.mean(1, keepdim=True)
-        moments = self._held_out if held_out else self._fitted
-        moments.add(rows - self._origin, errors)
+        waiting = self._waiting[held_out]
+        waiting.append((rows - self._origin, errors))
+        count = sum(each.shape[1] for each, _ in waiting)
+        if count >= ROWS_AT_ONCE or count * rows.shape[0] * rows.shape[2] >= NUMBERS_AT_ONCE:
+            self._sum_up(held_out=held_out)
+
+    def _sum_up(self, *, held_out: bool) -> None:
+        """Add the rows that wait to the sums."""
+        if waiting := self._waiting[held_out]:
+            rows, errors = (torch.cat(parts, 1) for parts in zip(*waiting, strict=True))
+            (self._held_out if held_out else self._fitted).add(rows, errors)
+            waiting.clear()
 
     def solve(self) -> tuple[Tensor, Tensor]:
         assert self._origin is not None
+        for held_out in (True, False):
+            self._sum_up(held_out=held_out)
         every = self._fitted.join(self._held_out)
         require_finite(every.squares)
         ridge = None
         if self._fitted.count and self._held_out.count:
-            fitted, held_out = self._fitted.centre(self._stays), self._held_out.centre(self._stays)
-            ridge = choose_ridge(lambda ridge: held_out.change(fitted.solve(ridge)))
+            judged = slice(None, None, -(-every.products.shape[2] // MOST_JUDGED))
+            fitted, judge = (each.centre(self._stays).take(judged) for each in (self._fitted, self._held_out))
+            ridge = choose_ridge(lambda ridge: judge.change(fitted.solve(ridge)))
         added = torch.zeros_like(every.products)
         if ridge is not None:
             solved = every.centre(self._stays).solve(ridge)
@@ -92,7 +113,7 @@ class NormalEquations:
         return added, every.errors / every.count - (mean @ added)[:, 0]
 
     def describe(self) -> tuple[Tensor, Tensor]:
-        """The covariance (groups, columns, columns) of all columns, and that of columns with errors."""
+        """The covariance (groups, columns, columns) of all columns, and that with errors, after `solve`."""
         every = self._fitted.join(self._held_out)
         known = every.centre()
         return known.squares / every.count, known.products / every.count
@@ -198,6 +219,9 @@ class _System:
     squares: Tensor
     products: Tensor
     columns: Tensor
+
+    def take(self, outputs: slice) -> _System:
+        return replace(self, products=self.products[:, :, outputs])
 
     def solve(self, ridge: float) -> Tensor:
         """D of (x x' + ridge) D = x e'."""

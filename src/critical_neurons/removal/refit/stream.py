@@ -47,7 +47,7 @@ def refit_modules(
     inputs: Inputs,
     method: Refit,
     progress: Callable[[int, int], None] = lambda done, total: None,
-    tell: Callable[[str, Tensor, Tensor], None] = lambda module, squares, products: None,
+    tell: Callable[[str, Tensor, Tensor], None] | None = None,
     finish: OnOutputs | None = None,
 ) -> dict[str, int]:
     """Refit the modules of `smaller` at the stops, where their kind allows it.
@@ -104,7 +104,7 @@ class _Stream:
         stops: dict[str, Stop],
         inputs: Inputs,
         method: Refit,
-        tell: Callable[[str, Tensor, Tensor], None],
+        tell: Callable[[str, Tensor, Tensor], None] | None,
         finish: OnOutputs | None,
     ) -> None:
         self._original, self._smaller, self._stops = original, smaller, stops
@@ -176,7 +176,7 @@ class _Stream:
             sum(batch.size for batch in self._batches),
             absorbed=absorbed and module.bias is None,
             reads=stop.reads,
-            tell=partial(self._tell, name),
+            tell=None if self._tell is None else partial(self._tell, name),
         )
 
     def _advance(self, batch: _Batch) -> None:
