@@ -165,7 +165,7 @@ def test_ctrl_c_leaves_the_best_so_far(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(branching.BranchLoop, "_branch", interrupt)
-    solution = cn.solve(encode_random(24), cn.Solver(time_limit=60.0, threads=1, gap=1e-9))
+    solution = cn.solve(encode_random(12), cn.Solver(time_limit=60.0, threads=1, gap=1e-9))
     assert solution.interrupted
     assert solution.objective is not None
     assert solution.bound < solution.objective
