@@ -79,7 +79,7 @@ SHARE_SLACK = 5.0
 """Points that the share removed may be below the paper's where thresholds are chosen on validation images."""
 
 STEPS = 20
-"""Thresholds to choose from are the scores at so many steps through the units of a layer."""
+"""Candidate thresholds per layer: quantiles of its scores, at this number of equal steps."""
 
 BATCHES = 25
 FOLLOWED = (("fashion", "lenet5"), ("mnist", "lenet5"), ("fashion", "fc3"), ("mnist", "fc3"))
@@ -95,7 +95,7 @@ INITIAL_THRESHOLD = 0.2
 
 @dataclass(frozen=True)
 class Schedule:
-    """What trainings are cut down to: at most so many epochs, and the first so many training images.
+    """What trainings are cut down to: at most `epochs` epochs, and the first `images` training images.
 
     `measured` are the images of the validation and of the test part that count, and `narrow` is what widths of VGG-16
     are divided by.
