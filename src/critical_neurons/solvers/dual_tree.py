@@ -34,7 +34,7 @@ STEPS = 30
 TOGETHER = 256
 """Nodes branched on together."""
 
-PIECE = 64
+PIECE = 128
 """Nodes whose bounds are computed together: their numbers stay in the cache of a core."""
 
 PROCESSES_AFTER = 4.0
