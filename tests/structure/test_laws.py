@@ -13,11 +13,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from critical_neurons.core.costs import count_cost, count_new_biases
 from critical_neurons.core.structure import NO_UNIT, Structure
 from critical_neurons.errors import CriticalNeuronsError
+from critical_neurons.removal.metrics import count_macs
 from critical_neurons.removal.remove import remove_units, zero_units
 from critical_neurons.removal.same_outputs import run_evenly
 from critical_neurons.structure import OUTPUT, find_structure
@@ -65,13 +65,6 @@ def assert_sound(model, structure, inputs, seed):
     parameters = sum(values.numel() for values in smaller.parameters())
     assert count_cost(structure, kept, "params") + added == pytest.approx(parameters, abs=1e-6)
     assert count_cost(structure, kept, "macs") == pytest.approx(count_macs(smaller, inputs), abs=1e-6)
-
-
-def count_macs(model, inputs):
-    """By torch's own counter, for one row."""
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(inputs)
-    return counter.get_total_flops() / 2 / len(inputs)
 
 
 @pytest.mark.syntax

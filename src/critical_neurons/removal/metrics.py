@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 
 from critical_neurons.errors import CriticalNeuronsError, InvalidInputError, first_line
 from critical_neurons.removal.dispatch import DispatchMode
@@ -48,10 +48,28 @@ def count_bytes(model: nn.Module) -> int:
 
 
 def count_macs(model: nn.Module, example: Inputs) -> int:
-    """Multiply-adds of convolutions and matrix products for one input, by torch's own counter."""
-    with evaluating(model), _unfused(), FlopCounterMode(display=False) as counter:
+    """Multiply-adds of convolutions and matrix products for one input, by torch's own formulas."""
+    with evaluating(model), _unfused(), _FlopCounter() as counter:
         run_model(model, _first(example))
-    return int(counter.get_total_flops()) // 2
+    return int(counter.flops) // 2
+
+
+class _FlopCounter(DispatchMode):  # type: ignore[no-untyped-call]
+    """torch's `FlopCounterMode` without its import of torch's compiler."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        count, kwargs = flop_registry.get(func.overloadpacket), kwargs or {}
+        if count is None:
+            with self:  # composite operators are counted by what they are made of
+                given = func.decompose(*args, **kwargs)
+            return func(*args, **kwargs) if given is NotImplemented else given
+        given = func(*args, **kwargs)
+        self.flops += int(count(*args, **kwargs, out_val=given))
+        return given
 
 
 def measure_activations(model: nn.Module, example: Inputs) -> int:
