@@ -99,7 +99,8 @@ def _describe_origin(records: Sequence[Record]) -> str:
     if not records:
         return "Nothing has been run yet.\n"
     processors = ", ".join(sorted({record.machine["processor"] for record in records}))
-    versions = ", ".join(f"{name} {version}" for name, version in records[-1].versions.items())
+    newest = max(records, key=lambda record: record.recorded)
+    versions = ", ".join(f"{name} {version}" for name, version in newest.versions.items())
     images = sorted({item for record in records for item in record.result["test_images"].items()})
     data = ", ".join(f"{name} {digest[:8]}" for name, digest in images)
     return (
