@@ -119,6 +119,10 @@ class ConvexTerm(Protocol):
     @property
     def columns(self) -> slice: ...
 
+    @property
+    def loss(self) -> Loss:
+        """The f_d as functions of the logits."""
+
     def logits(self, point: Floats) -> Floats:
         """(batch, classes): the arguments of the f_d."""
 
@@ -130,6 +134,30 @@ class ConvexTerm(Protocol):
 
     def affine_forms(self) -> tuple[sparse.csr_array, Floats, Loss]:
         """Matrix and offset of the logits (d, class) as functions of the point, and the loss applied to them."""
+
+
+class Saddle(Protocol):
+    """All rows of a program and its logits as affine functions of the columns before those of the convex term, for
+    methods that need only products. `limits` are those of the rows."""
+
+    @property
+    def limits(self) -> tuple[Floats, Floats]: ...
+
+    def aim(self, columns: Floats) -> None:
+        """Choose the rows that matter near these columns, where one row stands for a family; `limits` may change."""
+
+    def apply(self, columns: Floats) -> tuple[Floats, Floats]:
+        """The values of the rows, and the logits (batch, classes)."""
+
+    def adjoint(self, multipliers: Floats, seeds: Floats) -> Floats:
+        """The coefficients of multipliers · rows + the sum of seeds · logits."""
+
+    def bound(self, multipliers: Floats, seeds: Floats, lower: Floats, upper: Floats) -> float:
+        """A lower bound of cost · x + the sum of seeds · logits over all feasible x in the box, for any
+        multipliers."""
+
+    def repair(self, point: Floats) -> Floats:
+        """A point near the given one, with other scores if necessary, that is feasible or nearly so."""
 
 
 class Separator(Protocol):
@@ -187,6 +215,7 @@ class Program:
     """Points with the scores of a given one, feasible for all sources if any are: first near it, then others."""
     improve: Improvement | None = None
     branching: Branching | None = None
+    saddle: Saddle | None = None
     implicit_gates: int = 0
     """Relaxed gates and choices that need no column."""
     origins: Origins | None = None

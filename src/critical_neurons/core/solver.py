@@ -17,15 +17,16 @@ class Solver(Plain):
     """The solver and its limits. When a limit is reached, as after Ctrl-C, the best scores so far are returned.
 
     "auto" is "highs" or, for many inputs or units without integer gates, "barrier", the library's own interior point
-    method; "cvxpy:NAME" solves the paper's program as printed, with every activation and gate, and checks the
-    time only between its own steps, which are long in large programs.
+    method; "first-order" is for relaxed programs with very many undecided gates; "cvxpy:NAME" solves the paper's
+    program as printed, with every activation and gate, and checks the time only between its own steps, which are long
+    in large programs.
 
     >>> scores = cn.score(model, inputs[:3], labels[:3], solver=cn.Solver("highs", time_limit=60, gap=1e-3))
     >>> scores.gap <= 1e-3
     True
     """
 
-    name: str = setting("auto", "auto, highs, barrier, scip, or cvxpy:NAME.", option="solver")
+    name: str = setting("auto", "auto, highs, barrier, first-order, scip, or cvxpy:NAME.", option="solver")
     _: KW_ONLY
     options: Mapping[str, Any] = setting(
         dict, "name=value, passed to the solver; may be repeated.", option="solver_option"

@@ -46,7 +46,7 @@ LEAST_BLOCK = 16
 
 Choice: TypeAlias = Callable[[Part, Floats, Op, Floats], Floats]
 """The new columns of a part, from its op's input (shrunk, for a ReLU), the op, and all columns, of which those of
-earlier ops are final."""
+earlier ops are final. It may change the scores of its own units in place."""
 
 
 @dataclass(frozen=True)

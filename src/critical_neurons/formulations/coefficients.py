@@ -129,7 +129,7 @@ class ResolvedNetwork:
                     if at in self.sums:
                         explicit.append(_explicit_entries(self.sums[at], adjoint, samples))
                     for source, part in pull_linear(self.ops, op, adjoint):
-                        _add_adjoint(adjoints, source, part)
+                        add_adjoint(adjoints, source, part)
                 case Relu():
                     gate = self.gates[at]
                     through = np.where(gate.live[samples], adjoint, 0.0)
@@ -140,7 +140,7 @@ class ResolvedNetwork:
                         onward = adjoint.reshape(-1)[gate.explicit]
                         through.reshape(-1)[gate.explicit] = onward * np.where(onward < 0, *slopes[at])
                     if self.depends[op.source]:
-                        _add_adjoint(adjoints, op.source, through)
+                        add_adjoint(adjoints, op.source, through)
                 case MaxPool():
                     pool = self.pools[at]
                     explicit.append(_explicit_entries(pool, adjoint, samples))
@@ -148,7 +148,7 @@ class ResolvedNetwork:
                     if slopes is not None:
                         onward = adjoint.reshape(-1)[pool.explicit] / pool.rival_counts
                         np.add.at(below.reshape(-1), pool.rivals, onward[pool.rivalries])
-                    _add_adjoint(adjoints, op.source, below)
+                    add_adjoint(adjoints, op.source, below)
                 case Input():
                     continue
                 case _:
@@ -164,7 +164,7 @@ def find_dependent(ops: tuple[Op, ...]) -> list[bool]:
     return dependent
 
 
-def _add_adjoint(adjoints: dict[int, Floats], index: int, adjoint: Floats) -> None:
+def add_adjoint(adjoints: dict[int, Floats], index: int, adjoint: Floats) -> None:
     adjoints[index] = adjoints[index] + adjoint if index in adjoints else adjoint
 
 

@@ -30,6 +30,7 @@ from critical_neurons.formulations.objective import Goal
 from critical_neurons.formulations.pool_rows import PoolRows, RelaxedPoolRows
 from critical_neurons.formulations.program_assembly import assemble_program, lay_out_columns
 from critical_neurons.formulations.relaxed_points import Favour, Repair, fit_sparsity
+from critical_neurons.formulations.saddle_point import find_saddle
 from critical_neurons.formulations.score_dual_steps import build_bounds
 
 CLOSED = 1e-9
@@ -86,6 +87,7 @@ def encode_eliminated(
         program = replace(program, implicit_gates=sum(implicit), origins=_find_origins(affine, blocks))
     if not integer and not formulation.completes and program.sources:
         program = replace(program, propose=Favour(Repair(affine, program), as_loss(labels), tail))
+        program = replace(program, saddle=find_saddle(affine, program) if tail is None else None)
     if binary:
         integral = program.integer | (np.arange(column_count) < affine.unit_count)
         program = replace(program, integer=integral)

@@ -18,9 +18,10 @@ from critical_neurons.core.linear_suffix import Tail
 from critical_neurons.core.loss import Loss
 from critical_neurons.core.network import Op
 from critical_neurons.core.program import Program
-from critical_neurons.core.structure import Floats
+from critical_neurons.core.structure import NO_UNIT, Floats
 from critical_neurons.formulations.affine import AffineNetwork
 from critical_neurons.formulations.coefficients import Part
+from critical_neurons.formulations.first_layer import SHALLOW
 from critical_neurons.formulations.gates import Gate
 from critical_neurons.formulations.loss_term import follow
 from critical_neurons.formulations.max_pooling import Pool
@@ -74,6 +75,19 @@ class Favour:
             yield at
 
 
+@dataclass(frozen=True)
+class Lift:
+    """Moves the scores of undecided units until their q is within its bounds, then clips the explicit values."""
+
+    affine: AffineNetwork
+    program: Program
+
+    def __call__(self, point: Floats) -> Floats:
+        lifted = point.copy()
+        lifted[: self.affine.column_count], _ = self.affine.revise(point, _lift)
+        return fit_sparsity(self.program, lifted)
+
+
 def fit_sparsity(program: Program, point: Floats) -> Floats:
     """Set the sparsity term to the smallest value that the scores allow (equation 5)."""
     sparsity = program.blocks["sparsity"].start
@@ -83,6 +97,25 @@ def fit_sparsity(program: Program, point: Floats) -> Floats:
         bounding = np.flatnonzero(rows.matrix[:, [sparsity]].toarray().reshape(-1))
         point[sparsity] = (rows.lower - rows.matrix @ point)[bounding].max()
     return point
+
+
+def _lift(part: Part, read: Floats, op: Op, columns: Floats) -> Floats:
+    if not isinstance(part, Gate):
+        return _clip(part, read, op, columns)
+    deep = part.shrink > SHALLOW * part.scale
+    lacking, excess = (
+        np.divide(np.maximum(by, 0.0), part.shrink, where=deep, out=np.zeros(deep.shape))
+        .reshape(len(read), part.units.size, -1)
+        .max(axis=(0, 2))
+        for by in (part.floor - read, read - part.ceiling)
+    )
+    units = part.units.reshape(-1)
+    scored = units != NO_UNIT
+    change = np.zeros(units.size)
+    scores = columns[units[scored]]
+    change[scored] = np.clip(scores + np.where(lacking > 0, lacking, -excess)[scored], 0.0, 1.0) - scores
+    columns[units[scored]] = scores + change[scored]
+    return _clip(part, read + change.reshape(part.units.shape) * part.shrink, op, columns)
 
 
 def _clip(part: Part, read: Floats, op: Op, columns: Floats) -> Floats:

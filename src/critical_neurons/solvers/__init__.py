@@ -8,7 +8,7 @@ __all__ = ["Backend", "Capability", "Limits", "Report", "find_solver", "ignore_p
 
 
 def find_solver(name: str) -> Backend:
-    """`auto`, `highs`, `barrier`, `scip`, or `cvxpy:NAME` for any solver of CVXPY."""
+    """`auto`, `highs`, `barrier`, `first-order`, `scip`, or `cvxpy:NAME` for any solver of CVXPY."""
     if name == "auto":
         from critical_neurons.solvers.auto import AutoSolver
 
@@ -17,6 +17,10 @@ def find_solver(name: str) -> Backend:
         from critical_neurons.solvers.interior_point import BarrierSolver
 
         return BarrierSolver()
+    if name == "first-order":
+        from critical_neurons.solvers.first_order import FirstOrderSolver
+
+        return FirstOrderSolver()
     if name == "highs":
         from critical_neurons.solvers.highs import HighsSolver
 
@@ -31,6 +35,6 @@ def find_solver(name: str) -> Backend:
 
         return ConicSolver(inner)
     raise InvalidSettingError(
-        f"solver: found {name!r}. Accepted: 'auto', 'highs', 'barrier', 'scip', or 'cvxpy:NAME' such as "
-        "'cvxpy:CLARABEL'."
+        f"solver: found {name!r}. Accepted: 'auto', 'highs', 'barrier', 'first-order', 'scip', or 'cvxpy:NAME' "
+        "such as 'cvxpy:CLARABEL'."
     )
