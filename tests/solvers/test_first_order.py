@@ -14,8 +14,8 @@ from critical_neurons.formulations import encode
 from critical_neurons.formulations.bound_propagation import bound_network
 from critical_neurons.formulations.objective import Objective
 from critical_neurons.readers import read_network
-from critical_neurons.solvers import Limits, find_solver, ignore_progress
-from critical_neurons.solvers.first_order import minimise_near
+from critical_neurons.solvers import Limits, auto, find_solver, ignore_progress
+from critical_neurons.solvers.first_order import FirstOrderSolver, minimise_near
 from critical_neurons.solvers.implied_bounds import imply_bounds
 from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE
 
@@ -158,3 +158,20 @@ def make_max_pooled():
 def test_programs_it_does_not_take(make, integer):
     with pytest.raises(InvalidSettingError, match="first-order takes relaxed programs"):
         solve(make_program(make, 1e-2, integer=integer), "first-order")
+
+
+def test_auto_chooses_it_for_many_gates(monkeypatch):
+    program, used = make_program(make_dense, 1e-1), []
+
+    def solve_and_note(self, *args):
+        used.append(self.name)
+        return FirstOrderSolver._solve(self, *args)
+
+    monkeypatch.setattr(FirstOrderSolver, "_solve", FirstOrderSolver.solve, raising=False)
+    monkeypatch.setattr(FirstOrderSolver, "solve", solve_and_note)
+    limits = replace(LIMITS, gap=1e-3)
+    assert solve(program, "auto", limits).status is Status.OPTIMAL
+    assert not used
+    monkeypatch.setattr(auto, "MANY_GATES", program.gate_count)
+    assert solve(program, "auto", limits).status is Status.OPTIMAL
+    assert used == ["first-order"]
