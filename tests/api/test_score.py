@@ -625,7 +625,7 @@ BAD_SETTINGS = {
     "seed too large": ({"seed": 2**40}, "seed: found 1099511627776"),
     "unknown solver": (
         {"solver": "gurobi"},
-        "solver: found 'gurobi'. Accepted: 'auto', 'highs', 'barrier', 'scip', or '",
+        "solver: found 'gurobi'. Accepted: 'auto', 'highs', 'barrier', 'first-order', 'scip', or '",
     ),
     "unknown solver of CVXPY": ({"solver": "cvxpy:NOBODY"}, "cvxpy:NOBODY is not installed"),
     "unknown layer": ({"ignore": ("9",)}, "ignore: no layer is called 9. Layers: 0, 2, 4"),

@@ -271,7 +271,8 @@ class Program:
 
         The convex term and the sources are not included. Rows and tangents that a solve has added,
         `solution.learnt`, can be given as `rows` (`learnt[…]`): the optimum of the file is then the lower bound of
-        that solve, except for the first-order method, which adds none. `program.write_out().write(path)` writes every row of every source.
+        that solve, except for the first-order method, which adds none. `program.write_out().write(path)` writes every
+        row of every source.
         """
         suffix = Path(path).suffix.lower()
         if suffix not in FORMATS:
