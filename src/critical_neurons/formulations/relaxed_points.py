@@ -33,15 +33,17 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class Repair:
-    """Keeps the scores and clips the explicit values to their limits."""
+    """Clips the explicit values to their limits. Scores are kept; with `lift`, those of units whose q would leave its
+    bounds are moved first, until it does not."""
 
     affine: AffineNetwork
     program: Program
+    lift: bool = False
 
     def __call__(self, point: Floats) -> Floats:
         repaired = point.copy()
-        if self.affine.column_count > self.affine.unit_count:
-            repaired[: self.affine.column_count], _ = self.affine.revise(point, _clip)
+        if self.lift or self.affine.column_count > self.affine.unit_count:
+            repaired[: self.affine.column_count], _ = self.affine.revise(point, _lift if self.lift else _clip)
         return fit_sparsity(self.program, repaired)
 
 
@@ -73,19 +75,6 @@ class Favour:
             moved[explicit] = np.where(slope[explicit] == 0, at[explicit], slope[explicit] < 0)
             at = self.repair(moved)
             yield at
-
-
-@dataclass(frozen=True)
-class Lift:
-    """Moves the scores of undecided units until their q is within its bounds, then clips the explicit values."""
-
-    affine: AffineNetwork
-    program: Program
-
-    def __call__(self, point: Floats) -> Floats:
-        lifted = point.copy()
-        lifted[: self.affine.column_count], _ = self.affine.revise(point, _lift)
-        return fit_sparsity(self.program, lifted)
 
 
 def fit_sparsity(program: Program, point: Floats) -> Floats:

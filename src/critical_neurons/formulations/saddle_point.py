@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy import sparse
@@ -23,7 +24,7 @@ from critical_neurons.formulations.affine import AffineNetwork
 from critical_neurons.formulations.coefficients import add_adjoint
 from critical_neurons.formulations.gates import Gate
 from critical_neurons.formulations.pooled_columns import Sums
-from critical_neurons.formulations.relaxed_points import Lift
+from critical_neurons.formulations.relaxed_points import Repair
 
 
 def find_saddle(affine: AffineNetwork, program: Program) -> SaddleForm | None:
@@ -57,13 +58,12 @@ class SaddleForm:
         self._cost = program.cost[: program.term.columns.start]
         self._fixed_limits = rows.lower, rows.upper
         self._stable = {index: self._find_stable(index, gate) for index, gate in affine.gates.items()}
-        self._elements = _sort_elements(list(affine.sums.values()))
-        self._lift = Lift(affine, program)
+        self._repair = Repair(affine, program, lift=True)
         self._tangents: dict[int, tuple[Floats, Floats]] = {}
         self.aim(np.ones(affine.column_count))
 
     def _find_stable(self, index: int, gate: Gate) -> Ints:
-        """SumElements with a row of their own. Those of a first layer follow from the least scores."""
+        """Elements with a row of their own. Those of a first layer follow from the least scores."""
         stable = np.full(gate.floor.size, self._affine.depends[self._affine.ops[index].sources[0]])
         stable[gate.explicit] = False
         return np.flatnonzero(stable)
@@ -161,9 +161,14 @@ class SaddleForm:
         self._pull(seeds, reduced, seed)
         return sum(values) + self._minimise(reduced, lower, upper)
 
-    def repair(self, columns: Floats) -> Floats:
-        """A point near the columns, feasible unless a decided pre-activation leaves its bounds."""
-        return self._lift(columns)
+    def repair(self, point: Floats) -> Floats:
+        """A point near the given one, feasible unless a decided pre-activation leaves its bounds."""
+        return self._repair(point)
+
+    @cached_property
+    def _elements(self) -> SumElements:
+        """Sorted at the first bound, since most programs are solved by other methods."""
+        return _sort_elements(list(self._affine.sums.values()))
 
     def _minimise(self, reduced: Floats, lower: Floats, upper: Floats) -> float:
         """The minimum over the box, in which the column of a sum lies between its limits at the scores."""

@@ -54,6 +54,12 @@ def ignore_progress(step: Step) -> None:
     """Reports nothing."""
 
 
+def refuse_options(solver: str, options: Mapping[str, Any]) -> None:
+    """For solvers without options of their own."""
+    if options:
+        raise InvalidSettingError(f"options: {solver} has none. Found: {', '.join(options)}.")
+
+
 def refuse_settled(solver: str, options: Mapping[str, Any], settled: Mapping[str, str | None]) -> None:
     """Raise on options that are set otherwise. `settled` names the setting to use; None if there is none."""
     for option in options:

@@ -23,7 +23,7 @@ from critical_neurons.core.program import Program, Saddle
 from critical_neurons.core.solution import Solution, Status
 from critical_neurons.core.structure import Floats
 from critical_neurons.errors import InvalidSettingError
-from critical_neurons.solvers.base import Capability, Limits, Report
+from critical_neurons.solvers.base import Capability, Limits, Report, refuse_options
 from critical_neurons.solvers.implied_bounds import find_least_cost, imply_bounds
 from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, TIE_BREAK_SHARE, SearchRecord, StopSearch
 
@@ -52,8 +52,7 @@ class FirstOrderSolver:
     capabilities = frozenset({Capability.SOURCES})
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        if options:
-            raise InvalidSettingError(f"options: first-order has none. Found: {', '.join(options)}.")
+        refuse_options(self.name, options)
 
     def solve(self, program: Program, limits: Limits, report: Report) -> Solution:
         self.check_options(limits.options)

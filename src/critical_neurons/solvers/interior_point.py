@@ -22,7 +22,7 @@ from critical_neurons.core.program import SHARED, Origins, Program, Rows, stack_
 from critical_neurons.core.solution import Solution, Status
 from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.errors import InvalidSettingError
-from critical_neurons.solvers.base import Capability, Limits, Report
+from critical_neurons.solvers.base import Capability, Limits, Report, refuse_options
 from critical_neurons.solvers.implied_bounds import find_least, find_least_cost, imply_bounds
 from critical_neurons.solvers.loss_derivatives import Loss
 from critical_neurons.solvers.newton_steps import NewtonState
@@ -56,8 +56,7 @@ class BarrierSolver:
     capabilities = frozenset({Capability.SOURCES})
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        if options:
-            raise InvalidSettingError(f"options: barrier has none. Found: {', '.join(options)}.")
+        refuse_options(self.name, options)
 
     def solve(self, program: Program, limits: Limits, report: Report) -> Solution:
         self.check_options(limits.options)
