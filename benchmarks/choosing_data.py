@@ -45,7 +45,7 @@ from quality import (
     draw_calibration,
     load_images,
     load_network,
-    tell_epoch,
+    report_epoch,
 )
 
 PAGE = Path(__file__).parent.parent / "docs" / "choice-of-data.md"
@@ -77,7 +77,7 @@ def main() -> None:
         chosen = select_cells(listed, arguments.only)
         missing = chosen if arguments.again else store.find_missing(chosen)
         print(f"{len(missing)} of {len(chosen)} cells to measure", flush=True)
-        runs = Runs(arguments.runs, arguments.data, tell=tell_epoch)
+        runs = Runs(arguments.runs, arguments.data, on_epoch=report_epoch)
         failed = []
         for case in CASES:
             failed += run_cells(case, [cell for cell in missing if listed[cell] is case], store, runs)

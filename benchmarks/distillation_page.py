@@ -86,7 +86,7 @@ def summarise(lines: Lines) -> list[str]:
     tested = [line for line in _list_usual(lines) if line["method"] == OURS]
     cells = defaultdict(list)
     for line in tested:
-        cells[line["network"], _share(line), _tell(line)].append(line)
+        cells[line["network"], _share(line), _name_setting(line)].append(line)
     rows = []
     for network, share, settings in sorted(cells, key=lambda key: (list(TITLES).index(key[0]), -key[1])):
         found = _accuracies(cells[network, share, settings])
@@ -107,7 +107,7 @@ def _list_usual(lines: Lines) -> list[Mapping[str, Any]]:
 def tabulate(tested: Lines) -> list[str]:
     cells = defaultdict(list)
     for line in tested:
-        cells[line["network"], _share(line), line["method"], line["images"], _tell(line)].append(line)
+        cells[line["network"], _share(line), line["method"], line["images"], _name_setting(line)].append(line)
     header = ["network", "kept", "method", "images", "draws", "before", *STEPS.values(), "target"]
     header += ["choosing s", "refitting s", "distilling s", "settings"]
     rows = []
@@ -179,7 +179,7 @@ def _name_share(network: str, share: float) -> str:
     return f"{share:g} of the {'units' if network in BY_UNITS else 'MACs'}"
 
 
-def _tell(line: Mapping[str, Any]) -> str:
+def _name_setting(line: Mapping[str, Any]) -> str:
     settings = line["settings"]
     mixed = "" if settings["augment"] == "auto" else f", {settings['augment']}"
     older = ", least squares on held-out inputs, too" if line["harness"] < HELD_OUT else ""

@@ -150,7 +150,7 @@ def main() -> None:
         chosen = select_cells(listed, arguments.only)
         missing = chosen if arguments.again else store.find_missing(chosen)
         print(f"{len(missing)} of {len(chosen)} cells to measure", flush=True)
-        runs = Runs(arguments.runs, arguments.data, tell=tell_epoch)
+        runs = Runs(arguments.runs, arguments.data, on_epoch=report_epoch)
         failed = []
         for case in cases:
             mine = [cell for cell in missing if listed[cell] is case]
@@ -267,7 +267,7 @@ def load_network(case: Case, data: Dataset, runs: Runs, seed: int, weights: Path
         runs.schedule.shorten(PLAIN_RECIPE),
         seed=seed,
         folder=runs.folder.joinpath(*names),
-        progress=lambda epoch: runs.tell("/".join(names), epoch.number, epoch.of),
+        progress=lambda epoch: runs.on_epoch("/".join(names), epoch.number, epoch.of),
     ).model
 
 
@@ -432,8 +432,8 @@ def share_of_macs(subject: Subject, plan: cn.Plan) -> float:
     return round(count_cost(structure, stays, "macs") / count_cost(structure, stays * 0 + 1, "macs"), 6)
 
 
-def tell_epoch(what: str, done: int, of: int) -> None:
-    print(f"training {what}: epoch {done} of {of}", flush=True)
+def report_epoch(training: str, done: int, total: int) -> None:
+    print(f"training {training}: epoch {done} of {total}", flush=True)
 
 
 if __name__ == "__main__":

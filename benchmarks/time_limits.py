@@ -169,21 +169,21 @@ def prepare_distillation(model: str) -> Callable[[float], str]:
     from critical_neurons.removal.distil import distil
     from critical_neurons.removal.imitation import Aim
 
-    def miss(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    def square(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         return (found - wanted).square().mean()
 
-    original, inputs, told = make_model(model), draw_inputs(256), []
+    original, inputs, reported = make_model(model), draw_inputs(256), []
     smaller = copy.deepcopy(original)
     with torch.no_grad():
         for values in smaller.parameters():
             values.mul_(1.1)
 
     def call(seconds: float) -> str:
-        told.clear()
+        reported.clear()
         settings = cn.Distillation(seconds=seconds)
-        aim = Aim(miss, miss)
-        distil(original, smaller, inputs, aim, augment=lambda rows: rows, settings=settings, report=told.append)
-        return f"{sum('held-out' in str(each) for each in told)} steps"
+        aim = Aim(square, square)
+        distil(original, smaller, inputs, aim, augment=lambda rows: rows, settings=settings, report=reported.append)
+        return f"{sum('held-out' in str(each) for each in reported)} steps"
 
     return call
 

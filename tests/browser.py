@@ -32,7 +32,7 @@ SWITCHES = (
 
 
 class Browser:
-    """One page. `events` are all that the browser told of since it was opened."""
+    """One page. `events` are all events that the browser reported since it was opened."""
 
     def __init__(self) -> None:
         assert FOUND

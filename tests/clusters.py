@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 SECONDS = 120.0
 """After which a cluster that is not there will not come."""
 
-IMPORTED = ["distributed.cli.dask_scheduler", "distributed.cli.dask_worker", "critical_neurons.api", "tests.pieces"]
+IMPORTED = ["distributed.cli.dask_scheduler", "distributed.cli.dask_worker", "critical_neurons.api", "tests.tasks"]
 """What takes most of the time of a start: processes are forked from one that has imported it."""
 
 
@@ -25,7 +25,7 @@ class Cluster:
     """A scheduler and workers, one thread each, without the nannies that would start them again."""
 
     def __init__(self, folder: Path, workers: int, *, allowed_failures: int = 1) -> None:
-        """A piece whose workers ended more often than allowed is given up."""
+        """A task whose workers ended more often than allowed is given up."""
         self._folder, self._stack, self._allowed = folder, ExitStack(), allowed_failures
         self._file = folder / "scheduler.json"
         try:

@@ -54,22 +54,22 @@ def model(digits):
 
 @pytest.fixture(scope="module")
 def halved(model, digits):
-    told, details = [], []
+    reported, details = [], []
     found = compress(
-        model, *digits[0], macs=0.5, test=digits[1], onnx=False, progress=told.append, detail=details.append
+        model, *digits[0], macs=0.5, test=digits[1], onnx=False, progress=reported.append, detail=details.append
     )
-    return found, (told, details)
+    return found, (reported, details)
 
 
 def test_the_share_is_met_and_little_is_lost(halved, model, digits):
-    found, (told, details) = halved
+    found, (reported, details) = halved
     assert count_macs(found.model, digits[0][0]) <= 0.5 * count_macs(model, digits[0][0])
     comparison = found.comparison
     assert comparison.data == "test"
     assert comparison.inputs == len(digits[1][1])
     assert comparison.after.accuracy == measure_accuracy(found.model, *digits[1])
     assert comparison.after.accuracy > comparison.before.accuracy - 0.05
-    assert told == ["Searching", "Planning", "Removing and refitting", "Comparing"]
+    assert reported == ["Searching", "Planning", "Removing and refitting", "Comparing"]
     assert any(text.startswith("ordering units: ") for text in details)
     assert any(text.startswith("refitting: ") for text in details)
     assert details[-1] == "Measuring latency in torch, batch of 64"
@@ -104,10 +104,10 @@ def test_a_search_needs_no_labels(halved, model, digits):
 
 @pytest.mark.usefixtures("short_descent")
 def test_the_search_knows_what_is_refitted(model, digits):
-    told = []
-    found = compress(model, *digits[0], units=0.5, compensate="none", progress=told.append, onnx=False)
+    reported = []
+    found = compress(model, *digits[0], units=0.5, compensate="none", progress=reported.append, onnx=False)
     assert (found.scores.settings["method"], found.scores.compensate) == ("gates", "none")
-    assert told == ["Searching", "Planning", "Removing", "Comparing"]
+    assert reported == ["Searching", "Planning", "Removing", "Comparing"]
     masked = cn.mask(model, found.plan)
     with torch.no_grad():
         assert torch.allclose(found.model(digits[1][0]), masked(digits[1][0]), atol=1e-5)
@@ -207,11 +207,11 @@ def test_a_judge_of_ones_own(model, digits):
 
 
 def test_ctrl_c_while_the_solver_works_leaves_the_best_so_far(model, digits):
-    told = []
+    reported = []
 
     def interrupt(text):
-        told.append(text)
-        if len(told) == 2:
+        reported.append(text)
+        if len(reported) == 2:
             raise KeyboardInterrupt
 
     found = compress(model, *digits[0], macs=0.5, detail=interrupt, **QUICK)
@@ -314,7 +314,9 @@ def test_a_program_is_under_the_budget_asked_for(model, digits):
 def test_what_is_thorough_is_distilled(model, digits, monkeypatch, settings, distilled):
     calls = []
     monkeypatch.setitem(EFFORTS, "thorough", EFFORTS["quick"])
-    monkeypatch.setattr(prune_module, "distil", lambda original, smaller, *rest, **told: calls.append(1) or smaller)
+    monkeypatch.setattr(
+        prune_module, "distil", lambda original, smaller, *rest, **options: calls.append(1) or smaller
+    )
     compress(model, digits[0][0][:100], macs=0.5, onnx=False, **settings)
     assert bool(calls) is distilled
 
@@ -332,7 +334,7 @@ def test_what_a_user_may_get_wrong(model, digits):
     ):
         with pytest.raises(InvalidInputError, match="labels: none"):
             compress(model, inputs, **settings)
-    told = []
+    reported = []
     for settings, message in (
         ({"max_drop": 1.5}, "max_drop=1.5. Accepted: a share of accuracy"),
         ({"macs": 0.5, "compensate": "all"}, "compensate: found 'all'"),
@@ -345,17 +347,17 @@ def test_what_a_user_may_get_wrong(model, digits):
         ({"macs": 0.5, "formulation": "exact", "stop": "0"}, "stop: the exact formulation"),
     ):
         with pytest.raises(InvalidSettingError, match=message):
-            compress(model, inputs, labels, **settings, progress=told.append)
+            compress(model, inputs, labels, **settings, progress=reported.append)
     with pytest.raises(InvalidInputError, match="calibration: found 7 inputs"):
-        compress(model, inputs[:7], labels[:7], macs=0.5, progress=told.append)
+        compress(model, inputs[:7], labels[:7], macs=0.5, progress=reported.append)
     for given, settings in (
         ((inputs, labels + 10), {"macs": 0.5}),
         ((inputs, labels + 10), {"max_drop": 0.1}),
         ((inputs, labels), {"macs": 0.5, "test": (inputs, labels + 10)}),
     ):
         with pytest.raises(InvalidInputError, match="Accepted: 0 to 9, one for each of the network's 10 outputs"):
-            compress(model, *given, **settings, progress=told.append)
-    assert told == []  # nothing was begun
+            compress(model, *given, **settings, progress=reported.append)
+    assert reported == []  # nothing was begun
     with pytest.raises(InvalidInputError, match="test: found inputs of shape"):
         compress(model, inputs, labels, macs=0.5, test=(inputs[:, :, :4], labels))
     with pytest.raises(InvalidInputError, match="held out to judge by"):

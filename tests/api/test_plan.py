@@ -71,12 +71,12 @@ def test_what_is_judged_is_what_prune_gives(model, scores):
 
 
 def test_no_inputs_are_needed_where_nothing_is_refitted(model, scores):
-    told = {"model": model, "evaluate": share_left(model), "max_drop": 0.5}
-    plan = cn.plan(scores, **told)
+    options = {"model": model, "evaluate": share_left(model), "max_drop": 0.5}
+    plan = cn.plan(scores, **options)
     for inputs in ({"example": INPUTS}, {"calibration": INPUTS}):
-        assert cn.plan(scores, **told, **inputs).to_dict() == plan.to_dict()
+        assert cn.plan(scores, **options, **inputs).to_dict() == plan.to_dict()
     with pytest.raises(InvalidSettingError, match="compensate='bias' needs calibration="):
-        cn.plan(scores, **told, compensate="bias")
+        cn.plan(scores, **options, compensate="bias")
 
 
 def test_model_and_example_may_always_be_given(model, scores):
@@ -145,11 +145,13 @@ def test_ctrl_c_leaves_the_best_so_far(model, scores):
     assert plan.removed
 
 
-def test_progress_is_told(model, scores):
-    told = []
-    cn.plan(scores, max_drop=0.3, model=model, evaluate=share_left(model), calibration=INPUTS, progress=told.append)
-    assert 1 <= len(told) <= DROP_STEPS
-    assert all("of the macs kept" in text for text in told)
+def test_progress_is_reported(model, scores):
+    reported = []
+    cn.plan(
+        scores, max_drop=0.3, model=model, evaluate=share_left(model), calibration=INPUTS, progress=reported.append
+    )
+    assert 1 <= len(reported) <= DROP_STEPS
+    assert all("of the macs kept" in text for text in reported)
 
 
 def test_a_judge_that_fails(model, scores):

@@ -534,16 +534,18 @@ def test_classes_solved_earlier_are_not_solved_again(tmp_path):
     cn.score(MODEL, INPUTS, labels, **settle(by_class=True, progress=Interruption(first + 1), **GATED)).save(
         tmp_path / "s.json"
     )
-    earlier, told = cn.Scores.load(tmp_path / "s.json"), []
-    scores = cn.score(MODEL, INPUTS, labels, **settle(by_class=True, earlier=earlier, progress=told.append, **GATED))
-    assert {step.label for step in told} == {1, 2}
+    earlier, reported = cn.Scores.load(tmp_path / "s.json"), []
+    scores = cn.score(
+        MODEL, INPUTS, labels, **settle(by_class=True, earlier=earlier, progress=reported.append, **GATED)
+    )
+    assert {step.label for step in reported} == {1, 2}
     assert scores.parts[0] is earlier.parts[0]
     assert same_bits(scores, whole)
     assert scores.notes == ()
-    assert str(told[0]).startswith("1 of 3 classes done; class 1: ")
+    assert str(reported[0]).startswith("1 of 3 classes done; class 1: ")
     other = {**GATED, "loss_weight": 3.0}
-    cn.score(MODEL, INPUTS, labels, **settle(by_class=True, earlier=earlier, progress=told.append, **other))
-    assert {step.label for step in told} == {0, 1, 2}
+    cn.score(MODEL, INPUTS, labels, **settle(by_class=True, earlier=earlier, progress=reported.append, **other))
+    assert {step.label for step in reported} == {0, 1, 2}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT there")

@@ -118,8 +118,8 @@ def test_scores_say_what_was_done_and_travel(tmp_path, compensate):
     assert budget_search.UNCERTIFIED in scores.notes
     assert scores.settings["method"] == ("elimination" if compensate == "least_squares" else "gates")
     assert len(scores.inputs) == INPUTS
-    (told,) = describe_solve(scores)  # there was no program, so neither sizes nor a solver that stopped early
-    assert f"distance of the outputs from the original's: {scores.objective:.3g}" in told.plain
+    (line,) = describe_solve(scores)  # there was no program, so neither sizes nor a solver that stopped early
+    assert f"distance of the outputs from the original's: {scores.objective:.3g}" in line.plain
     scores.save(tmp_path / "scores.json")
     again = cn.Scores.load(tmp_path / "scores.json")
     assert np.array_equal(cn.plan(again).stays, cn.plan(scores).stays)
@@ -269,22 +269,24 @@ def test_where_no_module_could_be_refitted_gates_are_used():
 
 @pytest.mark.usefixtures("short_descent")
 def test_one_search_finds_the_same_for_every_budget_as_many(monkeypatch):
-    """And a sketch for the same budget keeps to it."""
+    """And an estimate for the same budget keeps to it."""
     for compensate in ("none", "least_squares"):
-        told = []
+        reported = []
         settings = budget_search.SearchSettings(effort="quick", compensate=compensate)
-        one = budget_search.Search(build(), draw(), settings, progress=told.append)
+        one = budget_search.Search(build(), draw(), settings, progress=reported.append)
         for share in (0.7, 0.4, 0.7):
             found = one.find(cn.Budget(macs=share))
             alone = quick(build(), draw(), macs=share, compensate=compensate)
             assert np.array_equal(found.per_unit, alone.per_unit)
             assert found.objective == alone.objective
-            sketched = cn.plan(one.sketch(cn.Budget(macs=share)), macs=share, compensate=compensate)
-            kept = sketched.stays.astype(float)
+            estimated = cn.plan(one.estimate(cn.Budget(macs=share)), macs=share, compensate=compensate)
+            kept = estimated.stays.astype(float)
             whole, left = (count_cost(found.structure, each, "macs") for each in (np.ones_like(kept), kept))
             assert left <= share * whole
         once = int(compensate == "least_squares")
-        assert told.count("gathering what layers read: 0 of 2") == told.count("ordering units: 0 of 2") == once
+        assert (
+            reported.count("gathering what layers read: 0 of 2") == reported.count("ordering units: 0 of 2") == once
+        )
 
 
 def measure_loss(model, scores, inputs, compensate):
@@ -363,10 +365,10 @@ def test_a_share_may_be_a_number_of_numpy(tmp_path):
 @pytest.mark.parametrize("compensate", ["none", "least_squares"])
 @pytest.mark.parametrize("budget", [{"macs": 1e-3}, {"params": 1e-3}, {"units": 1e-3, "scope": "global"}], ids=str)
 def test_a_budget_out_of_reach_names_one_that_is_met_before_anything_is_run(compensate, budget):
-    told = []
+    reported = []
     with pytest.raises(InvalidSettingError) as caught:
-        quick(build(), draw(), **budget, compensate=compensate, progress=told.append)
-    assert told == []
+        quick(build(), draw(), **budget, compensate=compensate, progress=reported.append)
+    assert reported == []
     name, share = re.search(r"Give (\w+)=(\S+) or more\.$", str(caught.value)).groups()
     plan = cn.plan(quick(build(), draw(), **{**budget, name: float(share)}, compensate=compensate))
     assert [len(plan.kept[layer]) for layer in ("0", "2")] == [1, 1]
@@ -409,10 +411,10 @@ def test_too_few_inputs_and_nothing_to_score_are_told():
     ("effort", "compensate"), [("standard", "least_squares"), ("quick", "least_squares"), ("quick", "none")]
 )
 def test_how_a_search_went(tmp_path, effort, compensate):
-    told = []
-    scores = cn.search(build(), draw(), units=0.5, effort=effort, compensate=compensate, progress=told.append)
+    reported = []
+    scores = cn.search(build(), draw(), units=0.5, effort=effort, compensate=compensate, progress=reported.append)
     history = scores.search_history
-    assert [each.name for each in history.stages] == list(dict.fromkeys(each.stage for each in told))
+    assert [each.name for each in history.stages] == list(dict.fromkeys(each.stage for each in reported))
     assert sum(each.seconds for each in history.stages) == pytest.approx(scores.seconds, rel=0.2, abs=0.05)
     assert history.drafts[history.taken].loss == scores.objective
     times = [each.seconds for each in history.drafts]

@@ -109,7 +109,7 @@ def test_what_is_searched_for_is_also_removed_at_random(task, monkeypatch):
 
 
 def test_an_interrupt_leaves_what_was_found(task, tmp_path, monkeypatch):
-    original, told = module._Task.find, []
+    original, reported = module._Task.find, []
 
     def find(self, method, share, tell):
         if share < 0.5:
@@ -121,8 +121,8 @@ def test_an_interrupt_leaves_what_was_found(task, tmp_path, monkeypatch):
     assert [point.share for point in found.curve.points] == [0.8]
     assert found.curve.notes == (module.INTERRUPTED,)
     monkeypatch.setattr(module._Task, "find", original)
-    whole = cn.sweep(*task, units=[0.8, 0.3], folder=tmp_path / "sweep", progress=told.append, **QUICK)
-    assert told[0] == "1 network to find, 1 found before"
+    whole = cn.sweep(*task, units=[0.8, 0.3], folder=tmp_path / "sweep", progress=reported.append, **QUICK)
+    assert reported[0] == "1 network to find, 1 found before"
     assert [point.share for point in whole.curve.points] == [0.8, 0.3]
 
 

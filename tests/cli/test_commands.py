@@ -135,10 +135,10 @@ class TestHelp:
 
     def test_versions(self):
         """By the module too: where several are installed, it is clear which one runs."""
-        told = succeed("--version").stdout
-        assert re.fullmatch(r"python [\d.]+, critical_neurons [\d.]+, torch \S+, highspy [\d.]+\n", told)
+        output = succeed("--version").stdout
+        assert re.fullmatch(r"python [\d.]+, critical_neurons [\d.]+, torch \S+, highspy [\d.]+\n", output)
         command = [sys.executable, "-m", "critical_neurons", "--version"]
-        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == told
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == output
 
     def test_every_command_is_listed(self):
         listed = re.findall(r"^  (\w+)  ", succeed("--help").stdout.partition("Commands:")[2], re.MULTILINE)
@@ -152,8 +152,8 @@ class TestHelp:
             "    print('HEAVY', *{'torch', 'numpy', 'scipy', 'highspy', 'datasets'} & set(sys.modules))"
         )
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        told = [line for line in result.stdout.splitlines() if line.startswith("HEAVY")]
-        assert told == ["HEAVY"] * (1 + len(COMMANDS))
+        output = [line for line in result.stdout.splitlines() if line.startswith("HEAVY")]
+        assert output == ["HEAVY"] * (1 + len(COMMANDS))
 
 
 def installed_command():
@@ -787,8 +787,15 @@ class TestCompress:
         assert re.search(r"^accuracy, test data +100.00% +\d+\.\d\d% ", result.stdout, re.MULTILINE)
         assert re.search(r"^multiply-adds +1,100 +\d+ +(50\.0|4\d\.\d)%$", result.stdout, re.MULTILINE)
         assert "onnxruntime, batch of 64" in result.stdout
-        told = ["200 inputs of shape 6", "Searching", "Planning", "Removing and refitting", "Comparing", "Exporting"]
-        assert [result.stderr.index(text) for text in told] == sorted(result.stderr.index(text) for text in told)
+        stages = [
+            "200 inputs of shape 6",
+            "Searching",
+            "Planning",
+            "Removing and refitting",
+            "Comparing",
+            "Exporting",
+        ]
+        assert [result.stderr.index(text) for text in stages] == sorted(result.stderr.index(text) for text in stages)
         assert "Written: smaller, smaller.onnx, smaller.pt2" in result.stderr
         inputs = torch.from_numpy(wide_data[0])
         with torch.no_grad():
@@ -1285,7 +1292,7 @@ class TestPlansOfFiles:
 
 class TestLoudness:
     def test_quiet_leaves_results_and_errors(self, scores):
-        told = (
+        call = (
             "prune",
             "tiny_models:net",
             "--scores",
@@ -1296,9 +1303,9 @@ class TestLoudness:
             0.5,
             "--dry-run",
         )
-        assert "Dry run" in succeed(*told).stderr
-        assert succeed(*told, "--quiet").stderr == ""
-        assert succeed(*told, "-q").stdout == succeed(*told).stdout
+        assert "Dry run" in succeed(*call).stderr
+        assert succeed(*call, "--quiet").stderr == ""
+        assert succeed(*call, "-q").stdout == succeed(*call).stdout
         assert "nowhere.json" in refuse(
             "prune", "tiny_models:net", "--scores", "nowhere.json", "--units", 0.5, "--dry-run", "--quiet"
         )

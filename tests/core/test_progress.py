@@ -18,29 +18,35 @@ def clock(monkeypatch):
 
 
 def test_the_time_left_is_at_the_pace_so_far(clock):
-    told = []
-    stage = Stage(told.append, "refitting")
+    reported = []
+    stage = Stage(reported.append, "refitting")
     clock[0] += 50  # before anything was done
     for done in range(3):
         stage(done, 6)
         clock[0] += 2
-    assert told == ["refitting: 0 of 6", "refitting: 1 of 6, 10 s left", "refitting: 2 of 6, 8 s left"]
-    assert [each.seconds_left for each in told] == [None, 10, 8]
+    assert reported == ["refitting: 0 of 6", "refitting: 1 of 6, 10 s left", "refitting: 2 of 6, 8 s left"]
+    assert [each.seconds_left for each in reported] == [None, 10, 8]
 
 
 def test_a_deadline_comes_first(clock):
-    told = []
-    stage = Stage(told.append, "proving", deadline=107.0)
+    reported = []
+    stage = Stage(reported.append, "proving", deadline=107.0)
     stage(0, 100)
     clock[0] += 1
     stage(1, 100)
-    assert [each.seconds_left for each in told] == [7, 6]
+    assert [each.seconds_left for each in reported] == [7, 6]
 
 
 def test_lines_are_pickled():
-    told = Progress("pricing layers", 3, 12, 95, "half way")
-    again = pickle.loads(pickle.dumps(told))
-    assert (again, again.stage, again.done, again.total, again.seconds_left) == (told, "pricing layers", 3, 12, 95)
+    reported = Progress("pricing layers", 3, 12, 95, "half way")
+    again = pickle.loads(pickle.dumps(reported))
+    assert (again, again.stage, again.done, again.total, again.seconds_left) == (
+        reported,
+        "pricing layers",
+        3,
+        12,
+        95,
+    )
     assert Progress("measuring") == "measuring"
 
 

@@ -1,4 +1,4 @@
-"""Types of settings: each can be told what makes sense for it and nothing else, and survives JSON."""
+"""Types of settings: each accepts the settings that apply to it and no others, and keeps them through JSON."""
 
 from __future__ import annotations
 

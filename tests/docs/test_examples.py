@@ -37,9 +37,9 @@ def test_every_public_name_has_an_example_that_runs(name, prepared):
         pytest.importorskip(NEEDS[name])
     example = doctest.DocTestParser().get_doctest(getattr(cn, name).__doc__, dict(prepared), name, None, 0)
     assert example.examples, f"{name}: no example in its docstring"
-    told = io.StringIO()
-    failed, _ = doctest.DocTestRunner().run(example, out=told.write)
-    assert not failed, told.getvalue()
+    output = io.StringIO()
+    failed, _ = doctest.DocTestRunner().run(example, out=output.write)
+    assert not failed, output.getvalue()
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)

@@ -25,11 +25,11 @@ def run(name):
     """What every cell printed, and what is stored."""
     names = {}
     for number, cell in enumerate(read_cells(name)):
-        told = io.StringIO()
-        with contextlib.redirect_stdout(told):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
             exec(compile("".join(cell["source"]), f"{name}, cell {number}", "exec"), names)
         stored = "".join("".join(each["text"]) for each in cell["outputs"] if each["output_type"] == "stream")
-        yield told.getvalue(), stored
+        yield output.getvalue(), stored
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +48,8 @@ def without_a_screen(monkeypatch, tmp_path):
 def test_it_runs_and_prints_what_is_stored(name):
     if name == "researcher":
         pytest.importorskip("cvxpy")
-    for told, stored in run(name):
-        assert re.sub(r"\s+", " ", FIGURE.sub("#", told)) == re.sub(r"\s+", " ", FIGURE.sub("#", stored))
+    for output, stored in run(name):
+        assert re.sub(r"\s+", " ", FIGURE.sub("#", output)) == re.sub(r"\s+", " ", FIGURE.sub("#", stored))
 
 
 @pytest.mark.parametrize("name", ["five-minutes", "researcher"])

@@ -32,10 +32,10 @@ def test_the_example_gives_the_output_it_shows(tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)
     code, shown = re.search(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL).groups()
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         exec(compile(code, "README.md", "exec"), {})
-    words, figures = split(told.getvalue())
+    words, figures = split(output.getvalue())
     words_shown, figures_shown = split(shown)
     assert words == words_shown
     assert figures == pytest.approx(figures_shown, abs=POINTS, rel=SHARE)

@@ -52,12 +52,12 @@ def test_the_table_gives_the_time_at_every_width(clock, onnx):
 
 
 def test_compress_meets_the_share_of_the_time(clock):
-    model, told = build(), []
-    found = cn.compress(model, INPUTS, latency=0.7, keep="0", effort="quick", onnx=False, detail=told.append)
+    model, reported = build(), []
+    found = cn.compress(model, INPUTS, latency=0.7, keep="0", effort="quick", onnx=False, detail=reported.append)
     before, after = (CALL + MAC * count_macs(each, INPUTS) for each in (model, found.model))
     assert 0.5 * before < after <= 0.7 * before
     assert len(found.plan.kept["0"]) == 8
-    assert any("of the time in torch" in text for text in told)
+    assert any("of the time in torch" in text for text in reported)
 
 
 def test_times_are_of_the_processor():

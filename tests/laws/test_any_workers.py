@@ -6,9 +6,9 @@ import pytest
 
 import critical_neurons as cn
 from critical_neurons.core.workers import HERE, Workers
-from critical_neurons.parallel import hire
+from critical_neurons.parallel import open_executor
 from tests.clusters import Cluster
-from tests.pieces import score_class_by_class
+from tests.tasks import score_class_by_class
 from tests.zoo import CORE, share_case
 
 SOME = ("mlp", "resnet", "grouped convolutions", "tokens", "vgg", "max pool on a stream")
@@ -16,17 +16,17 @@ SOME = ("mlp", "resnet", "grouped convolutions", "tokens", "vgg", "max pool on a
 
 
 def score_zoo(workers, names):
-    pieces = []
+    tasks = []
     for name in names:
         case = share_case(name)
         if case.network.removable:
-            pieces.append((name, partial(score_class_by_class, case.model, case.inputs, case.labels)))
-    with hire(workers, most=len(pieces)) as crew:
+            tasks.append((name, partial(score_class_by_class, case.model, case.inputs, case.labels)))
+    with open_executor(workers, most=len(tasks)) as executor:
         found = {}
-        for done in crew.run(pieces):
+        for done in executor.run(tasks):
             assert done.error is None
             found[done.name] = done.result
-    assert len(found) == len(pieces)
+    assert len(found) == len(tasks)
     return found
 
 

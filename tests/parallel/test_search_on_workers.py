@@ -10,8 +10,8 @@ from torch import nn
 
 import critical_neurons as cn
 from critical_neurons.errors import InvalidSettingError, WorkersError
-from critical_neurons.parallel import ALONE
-from critical_neurons.parallel.crew import Alone, Done, holding_threads, run_in_order
+from critical_neurons.parallel import SERIAL
+from critical_neurons.parallel.executor import Done, SerialExecutor, holding_threads, run_in_order
 from tests.clusters import Cluster
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are killed by signals")
@@ -54,9 +54,9 @@ def alone():
 
 @pytest.mark.parametrize("jobs", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_processes_find_the_same(alone, jobs):
-    told = []
-    assert search(workers=cn.Workers(jobs), progress=told.append) == alone
-    assert max(each.done for each in told if each.stage == "gathering what layers read") == 3
+    reported = []
+    assert search(workers=cn.Workers(jobs), progress=reported.append) == alone
+    assert max(each.done for each in reported if each.stage == "gathering what layers read") == 3
 
 
 @pytest.mark.slow
@@ -64,10 +64,10 @@ def test_a_killed_worker_changes_nothing(alone, tmp_path):
     with Cluster(tmp_path, workers=2) as cluster:
         victim, killed = cluster.workers[0].pid, []
 
-        def kill_once(told):
-            if not killed and told.stage == "gathering what layers read" and told.done:
+        def kill_once(reported):
+            if not killed and reported.stage == "gathering what layers read" and reported.done:
                 os.kill(victim, signal.SIGKILL)
-                killed.append(told)
+                killed.append(reported)
 
         assert search(workers=cn.Workers(scheduler=cluster.address), progress=kill_once) == alone
         assert killed
@@ -97,11 +97,11 @@ def test_workers_are_of_a_search():
         cn.compress(build(), draw(), macs=0.5, paper=True, workers=cn.Workers(2))
 
 
-class Backwards(Alone):
+class Backwards(SerialExecutor):
     """Gives what it was asked last first."""
 
-    def run(self, pieces):
-        return reversed([Done(name, piece(None)) for name, piece in pieces])
+    def run(self, tasks):
+        return reversed([Done(name, task(None)) for name, task in tasks])
 
 
 def test_results_come_in_the_order_of_calls():
@@ -114,4 +114,4 @@ def test_an_error_of_a_call_is_raised():
         raise WorkersError("lost")
 
     with pytest.raises(WorkersError, match="lost"):
-        list(run_in_order(ALONE, [lambda: 1, fail]))
+        list(run_in_order(SERIAL, [lambda: 1, fail]))

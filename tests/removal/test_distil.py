@@ -41,9 +41,9 @@ def train(settings, *, seed=0, report=lambda text: None, loss=square):
     return teach(*build_pair(), settings, seed=seed, report=report, loss=loss)
 
 
-def teach(original, smaller, inputs, settings, *, loss=square, **told):
+def teach(original, smaller, inputs, settings, *, loss=square, **options):
     split, aim = hold_out(inputs, 0), Aim(loss, loss)
-    return distil(original, smaller, *split, aim, augment=lambda given: given, settings=settings, **told)
+    return distil(original, smaller, *split, aim, augment=lambda given: given, settings=settings, **options)
 
 
 def list_values(model):
@@ -107,7 +107,7 @@ def test_least_squares_never_sees_what_is_held_out(monkeypatch):
         "critical_neurons.api.prune.refit_behind", lambda *given: found.update(fitted=given[4]) or given[1]
     )
     monkeypatch.setattr(
-        "critical_neurons.api.prune.distil", lambda *given, **told: found.update(judged=given[3]) or given[1]
+        "critical_neurons.api.prune.distil", lambda *given, **options: found.update(judged=given[3]) or given[1]
     )
     model, inputs = build_pair()[0], torch.randn(80, 6)
     cn.prune(model, halve(model, inputs), inputs, compensate="distil")
@@ -140,11 +140,11 @@ def test_small_networks_take_more_steps(monkeypatch, macs, steps):
 
 
 def test_a_time_limit_ends_it():
-    told = []
+    reported = []
     started = time.monotonic()
-    train(cn.Distillation(steps=10**6, seconds=0.5), report=told.append)
+    train(cn.Distillation(steps=10**6, seconds=0.5), report=reported.append)
     assert time.monotonic() - started < 10
-    assert "0 s left" in told[-1]
+    assert "0 s left" in reported[-1]
 
 
 def test_without_time_the_weights_stay():
@@ -156,22 +156,22 @@ def test_no_step_begins_that_would_end_too_late(monkeypatch):
     """Nor a trial of learning rates that would take more than its share."""
     monkeypatch.setattr(distil_module, "STEP_COST", 1e9)
     _, smaller, _ = build_pair()
-    told = []
-    assert same(train(cn.Distillation(seconds=60.0), report=told.append), smaller)
-    assert not [each for each in told if "held-out" in str(each)]
+    reported = []
+    assert same(train(cn.Distillation(seconds=60.0), report=reported.append), smaller)
+    assert not [each for each in reported if "held-out" in str(each)]
 
 
 def test_an_interrupt_leaves_the_best_so_far():
-    told = []
+    reported = []
 
     def interrupt(text):
-        told.append(text)
-        if len(told) == 40:
+        reported.append(text)
+        if len(reported) == 40:
             raise KeyboardInterrupt
 
     _, smaller, _ = build_pair()
     trained = train(cn.Distillation(steps=50, learning_rate=1e-2), report=interrupt)
-    assert len(told) == 40
+    assert len(reported) == 40
     assert not same(trained, smaller)
 
 
@@ -189,15 +189,15 @@ def test_it_takes_half_precision_and_inference_mode():
 def test_any_model(name):
     model, inputs = build_any(name), make_inputs(name)
     plan = halve(model, inputs)
-    told = []
+    reported = []
     settings = cn.Distillation(steps=3)
-    smaller = cn.prune(model, plan, inputs, compensate=settings, progress=told.append)
+    smaller = cn.prune(model, plan, inputs, compensate=settings, progress=reported.append)
     plain = cn.prune(model, plan, inputs, compensate="least_squares")
     assert {name: each.shape for name, each in smaller.state_dict().items()} == {
         name: each.shape for name, each in plain.state_dict().items()
     }
     assert all(torch.isfinite(each).all() for each in find_tensors(run(smaller, inputs)))
-    assert "s left" in told[-1]
+    assert "s left" in reported[-1]
 
 
 def test_losses_without_a_gradient_are_refused():
@@ -263,8 +263,8 @@ def test_what_layers_read_is_to_agree_as_well():
             )
         )
     expected = STREAMS * stream + LAST_LAYER * last
-    torch.testing.assert_close(pair.miss(inputs).detach(), expected)
-    pair.miss(inputs).backward()
+    torch.testing.assert_close(pair.compute_loss(inputs).detach(), expected)
+    pair.compute_loss(inputs).backward()
     assert pair.smaller[0].weight.grad.abs().sum() > 0
 
 

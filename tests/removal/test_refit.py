@@ -312,12 +312,12 @@ def test_inputs_in_the_order_of_their_classes_have_all_of_them_held_out(monkeypa
         assert len(torch.cat(seen[held_out]).unique(dim=0)) == 10
 
 
-def test_progress_is_told():
+def test_progress_is_reported():
     model, inputs = CONSUMERS["linear"][1](), draw(32, 6)
-    told = []
+    reported = []
     plan = draw_plan(model, inputs, seed=1)
-    cn.prune(model, plan, inputs, compensate="bias", progress=told.append)
-    assert [(each.stage, each.done, each.total) for each in told] == [("refitting", 0, 1), ("refitting", 1, 1)]
+    cn.prune(model, plan, inputs, compensate="bias", progress=reported.append)
+    assert [(each.stage, each.done, each.total) for each in reported] == [("refitting", 0, 1), ("refitting", 1, 1)]
 
 
 def test_what_a_user_may_get_wrong():

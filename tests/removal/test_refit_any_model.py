@@ -226,15 +226,15 @@ class Shared(nn.Module):
 
 
 def test_a_module_called_twice_is_refitted_once():
-    model, inputs, told = build(Shared), draw(64, 2, 4), []
+    model, inputs, reported = build(Shared), draw(64, 2, 4), []
     smaller = rescale(model, "hidden")
     before = measure(model, smaller, inputs)
     names = ["code", "alias", "unused", "head"]
-    used = refit(model, smaller, names, inputs, progress=lambda *done: told.append(done))
+    used = refit(model, smaller, names, inputs, progress=lambda *done: reported.append(done))
     assert used == {"code": 64, "head": 64}
     assert measure(model, smaller, inputs) <= RECOVERED * before
     assert smaller.alias is smaller.code
-    assert told == [(0, 3), (1, 3), (3, 3)]
+    assert reported == [(0, 3), (1, 3), (3, 3)]
 
 
 def test_modules_that_cannot_be_changed_alone_stay():

@@ -222,15 +222,15 @@ def test_early_parts_are_frozen_early(digits):
 
 @pytest.mark.parametrize("buffer_size", first_or_slow(3, 1))
 def test_parts_learn(buffer_size, digits):
-    decoupled, told = decouple(tiny_network(), digits[0]), []
+    decoupled, reported = decouple(tiny_network(), digits[0]), []
     losses = train_parts(
         decoupled,
         *digits,
         RECIPE.shortened(8),
         buffer_size=buffer_size,
-        progress=lambda epoch, losses: told.append((epoch, losses)),
+        progress=lambda epoch, losses: reported.append((epoch, losses)),
     )
-    assert told == list(enumerate(losses, 1))
+    assert reported == list(enumerate(losses, 1))
     assert all(last < 0.7 * first for first, last in zip(losses[0], losses[-1], strict=True))
     assert not any(module.training for module in decoupled.model.modules())
 
@@ -343,16 +343,16 @@ def test_scores_of_parts_plan_prune_and_travel_like_any_others(tmp_path, trained
 
 
 def test_the_settings_of_score_hold_for_every_part_and_the_worst_status_is_kept(trained, digits):
-    told = []
+    reported = []
     found = score_parts(
         trained,
         digits[0][:10],
         digits[1][:10],
         formulation=cn.Paper(loss_weight=1.0, input_radius=1e-5, integer=False),
-        progress=lambda name, scores: told.append((name, scores)),
+        progress=lambda name, scores: reported.append((name, scores)),
     )
-    assert [name for name, _ in told] == ["0", "4", "6"]
-    assert tuple(scores for _, scores in told) == found.parts
+    assert [name for name, _ in reported] == ["0", "4", "6"]
+    assert tuple(scores for _, scores in reported) == found.parts
     expected = cn.Paper(loss_weight=1.0, input_radius=1e-5, integer=False)
     assert all(part.settings["formulation"] == expected for part in (found, *found.parts))
     stopped = score_parts(trained, digits[0][:10], digits[1][:10], score=_stop_second())

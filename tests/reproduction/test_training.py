@@ -59,17 +59,17 @@ def stop_after(number):
     return progress
 
 
-def test_a_network_learns_and_every_epoch_is_told(digits, tmp_path):
-    told = []
+def test_a_network_learns_and_every_epoch_is_reported(digits, tmp_path):
+    reported = []
     model = start()
     before = {name: values.clone() for name, values in model.state_dict().items()}
-    done = train(model, digits, RECIPE, seed=1, folder=tmp_path / "new" / "folder", progress=told.append)
-    assert tuple(told) == done.epochs
-    assert [(epoch.number, epoch.of) for epoch in told] == [(1, 3), (2, 3), (3, 3)]
-    assert told[-1].loss < told[0].loss
+    done = train(model, digits, RECIPE, seed=1, folder=tmp_path / "new" / "folder", progress=reported.append)
+    assert tuple(reported) == done.epochs
+    assert [(epoch.number, epoch.of) for epoch in reported] == [(1, 3), (2, 3), (3, 3)]
+    assert reported[-1].loss < reported[0].loss
     assert not done.model.training
     accuracy = measure_accuracy(done.model, digits.validation.inputs, digits.validation.labels)
-    assert told[-1].accuracy == accuracy > 0.8
+    assert reported[-1].accuracy == accuracy > 0.8
     assert model.training
     assert equal_states(model.state_dict(), before)
     assert equal_states(load_file(tmp_path / "new" / "folder" / INITIAL), before)
@@ -122,12 +122,12 @@ class TestInterrupted:
     def test_the_result_is_the_same_to_the_last_bit(self, digits, tmp_path, optimiser, number):
         recipe = Recipe(optimiser, 1e-2, epochs=3, batch_size=64)
         whole = train(start(), digits, recipe, seed=1, folder=tmp_path / "whole")
-        folder, told = tmp_path / "interrupted", []
+        folder, reported = tmp_path / "interrupted", []
         with pytest.raises(Interrupted):
             train(start(), digits, recipe, seed=1, folder=folder, progress=stop_after(number))
         torch.rand(7)
-        resumed = train(start(), digits, recipe, seed=1, folder=folder, progress=told.append)
-        assert [epoch.number for epoch in told] == [*range(number + 1, 4)]
+        resumed = train(start(), digits, recipe, seed=1, folder=folder, progress=reported.append)
+        assert [epoch.number for epoch in reported] == [*range(number + 1, 4)]
         assert resumed.epochs == whole.epochs
         assert equal_states(resumed.model.state_dict(), whole.model.state_dict())
 
@@ -156,9 +156,9 @@ class TestInterrupted:
         assert equal_states(drawn.model.state_dict(), whole.model.state_dict())
 
     def test_a_finished_one_is_read_back(self, digits, tmp_path, whole):
-        told = []
-        again = train(start(), digits, RECIPE, seed=1, folder=tmp_path / "whole", progress=told.append)
-        assert told == []
+        reported = []
+        again = train(start(), digits, RECIPE, seed=1, folder=tmp_path / "whole", progress=reported.append)
+        assert reported == []
         assert again.epochs == whole.epochs
         assert not again.model.training
         assert equal_states(again.model.state_dict(), whole.model.state_dict())

@@ -1,4 +1,4 @@
-"""Effort: more of it spends more, and an unknown name is told."""
+"""Effort: a higher effort spends more, and an unknown name is an error."""
 
 from __future__ import annotations
 

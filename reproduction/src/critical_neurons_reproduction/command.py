@@ -46,7 +46,7 @@ def reproduce(
         typer.Option(help="A folder with mnist, fashion_mnist, cifar10. Default: from the Hugging Face hub."),
     ] = None,
     *,
-    crew: WorkersChoice,
+    worker_options: WorkersChoice,
     epochs: Annotated[int | None, typer.Option(help="Train for at most this number of epochs.")] = None,
     recipes: Annotated[
         str,
@@ -96,7 +96,7 @@ def reproduce(
         raise InvalidSettingError(f"--seeds: found {count}. Accepted: at least one.")
     if profile == "quick" and (epochs is not None or images is not None):
         raise InvalidSettingError("--epochs and --images: --profile quick sets them. Give one or the other.")
-    workers = crew.read()
+    workers = worker_options.read()
     store = Store(results)
     named = list(TABLES) if what in ("all", "status", "page") else [what]
     if what == "all" and vgg_weights is None:
@@ -135,8 +135,8 @@ def reproduce(
     )
     references, missing = find_work(cells, store, place)
     try:
-        with show_bars(len(references) + len(missing)) as (finished, tell):
-            failures = run_cells(cells, store, replace(place, tell=tell), workers=workers, finished=finished)
+        with show_bars(len(references) + len(missing)) as (finished, on_epoch):
+            failures = run_cells(cells, store, replace(place, on_epoch=on_epoch), workers=workers, finished=finished)
     except (KeyboardInterrupt, WorkersError):
         note("Finished cells are kept: run the same command again to resume.")
         raise

@@ -24,8 +24,8 @@ def show_bars(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[str
             done += 1
             note(f"{done} of {total}: {name}")
 
-        with show_progress() as tell:
-            yield finish, lambda name, step, of: tell(f"{name}: {step} of {of}")
+        with show_progress() as show:
+            yield finish, lambda name, step, of: show(f"{name}: {step} of {of}")
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -85,7 +85,7 @@ def compare(
     True
     """
     _check_settings(data, batch_sizes, repeats, threads)
-    tell = progress or (lambda text: None)
+    report = progress or (lambda text: None)
     trial, beside = _gather((model, smaller), inputs, calibration)
     notes = [*explain_figures(count_rows(trial.inputs), repeats, threads)]
     if trial.common and data == "test":
@@ -93,7 +93,7 @@ def compare(
         notes.append(f"{trial.common} of the inputs are among the calibration ones: the data is labelled so.")
     if data == "test" and not trial.checked:
         notes.append("Taken for test data unchecked: no calibration inputs were given to look these up among.")
-    tell("accuracy and sizes")
+    report("accuracy and sizes")
     measured = [_measure(each, trial.inputs) for each in trial.models]
     most = max(each.peak_activation_bytes for each in measured)
     size = max(1, min(MOST_ROWS, MOST_BYTES // max(1, most)))
@@ -111,7 +111,7 @@ def compare(
             measured = [replace(each, accuracy=share) for each, share in zip(measured, rated, strict=True)]
     runners: dict[str, list[Runner]] = {"torch": [_run_in_torch(each) for each in trial.models]}
     if onnx:
-        tell("ONNX and int8")
+        report("ONNX and int8")
         ports = [
             measure_port(each, trial.inputs, trial.ranges, expected, threads=threads, batch_size=size)
             for each in trial.models
@@ -122,7 +122,7 @@ def compare(
     latencies: list[list[Latency]] = [[] for _ in trial.models]
     for runtime, pair in runners.items():
         for rows in batch_sizes if len(pair) == len(trial.models) else ():
-            tell(f"latency in {runtime}, batch of {rows}")
+            report(f"latency in {runtime}, batch of {rows}")
             for found, latency in zip(latencies, _time(runtime, pair, trial, rows, repeats, threads), strict=True):
                 found.append(latency)
     before, after = (replace(each, latencies=tuple(found)) for each, found in zip(measured, latencies, strict=True))

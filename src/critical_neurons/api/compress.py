@@ -60,7 +60,7 @@ def compress(
     onnx: bool = True,
     workers: Workers = HERE,
     progress: Callable[[str], None] = lambda text: None,
-    detail: Callable[[Progress], None] = lambda told: None,
+    detail: Callable[[Progress], None] = lambda progress: None,
 ) -> Compression:
     """Search, plan, prune, compensate and compare in one call, for any model.
 

@@ -25,7 +25,7 @@ from critical_neurons.core.solver import Solver
 from critical_neurons.core.structure import Structure
 from critical_neurons.core.workers import Workers
 from critical_neurons.io.latency import Stopwatch, meet_latency
-from critical_neurons.parallel import assist
+from critical_neurons.parallel import open_executor_for_parts
 from critical_neurons.removal.metrics import predict
 from critical_neurons.removal.rows import Inputs, take_rows
 from critical_neurons.selection.budget_search import Search, SearchSettings
@@ -73,9 +73,9 @@ class CompressTask:
         if self.stopwatch is not None:
             self.detail(Progress("timing layers"))
             structure = self.stopwatch.add_table(structure)
-        with assist(self.workers) as crew:
+        with open_executor_for_parts(self.workers) as executor:
             search = Search(
-                self.model, self.data.inputs, settings, progress=self.detail, structure=structure, crew=crew
+                self.model, self.data.inputs, settings, progress=self.detail, structure=structure, executor=executor
             )
             if self.budget is None:
                 return self._find_most(search)
@@ -92,7 +92,7 @@ class CompressTask:
             return plan(scores, macs=share, compensate=self.settings.compensate, **self.planned), scores
 
         return find_most(
-            partial(choose, search.sketch),
+            partial(choose, search.estimate),
             finer=partial(choose, search.find),
             model=self.model,
             make=self.carry_out,
@@ -112,7 +112,7 @@ class CompressTask:
             self.detail(Progress(f"{taken:.3f} of the time in {stopwatch.runtime}"))
             return taken
 
-        return meet_latency(budget.share, partial(choose, search.sketch), partial(choose, search.find), measure)
+        return meet_latency(budget.share, partial(choose, search.estimate), partial(choose, search.find), measure)
 
     def score(self, program: Formulation, solver: Solver, *, paper: bool) -> tuple[Plan, Scores]:
         """By the scores of a program: as in the paper, or under the budget."""

@@ -30,7 +30,7 @@ from critical_neurons.core.structure import Floats
 from critical_neurons.core.workers import HERE, Workers, check_workers
 from critical_neurons.errors import WorkersError
 from critical_neurons.formulations.bound_propagation import bound_values
-from critical_neurons.parallel import Piece, Tell, hire
+from critical_neurons.parallel import SendMessage, Task, open_executor
 from critical_neurons.readers import copy_for_reading, isolated, read_network
 from critical_neurons.removal.copies import copy_whole
 from critical_neurons.removal.fold import Folding
@@ -51,7 +51,7 @@ BUILDING = 1.5
 SAVED_EVERY = 10.0
 """Seconds between two writes of the record."""
 
-PIECES = 4
+PARTS_PER_SLOT = 4
 """Tasks per slot of the workers: with several, the last one does not delay all."""
 
 
@@ -93,7 +93,7 @@ def lossless(
     workers: Workers = HERE,
     record: str | os.PathLike[str] | None = None,
     seed: int = 0,
-    progress: Callable[[Progress], None] = lambda told: None,
+    progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Lossless:
     """A smaller model with the same outputs, up to rounding, for every input in the box: removals are proved to make
     no difference there. The given model is not changed.
@@ -217,9 +217,9 @@ class _Task:
                 stage(done, total)
                 self._keep()
 
-        def draw(slots: int) -> Iterator[tuple[str, Piece]]:
+        def draw(slots: int) -> Iterator[tuple[str, Task]]:
             for number, inquiry in enumerate(inquiries):
-                for part in inquiry.split(1 if slots == 1 else PIECES * slots):
+                for part in inquiry.split(1 if slots == 1 else PARTS_PER_SLOT * slots):
                     left = end - time.monotonic()
                     if left <= 0:
                         return
@@ -227,8 +227,8 @@ class _Task:
                     under_way[name] = part
                     yield name, partial(_answer, part, left)
 
-        with hire(self._workers, most=total, on_message=note) as crew:
-            for finished in crew.run(draw(crew.slots)):
+        with open_executor(self._workers, most=total, on_message=note) as executor:
+            for finished in executor.run(draw(executor.slots)):
                 if finished.error is not None:
                     raise finished.error
 
@@ -238,8 +238,8 @@ class _Task:
             self._describe("under way").save(self._record)
 
 
-def _answer(inquiry: Inquiry, seconds: float, tell: Tell) -> None:
-    inquiry.answer(tell, seconds)
+def _answer(inquiry: Inquiry, seconds: float, send: SendMessage) -> None:
+    inquiry.answer(send, seconds)
 
 
 def _build(

@@ -190,7 +190,7 @@ class _Bisection:
         self.plan, self.scores, self.worth, self.share = _keep_all(everything[0]), everything[1], reference, 1.0
         self.known: dict[bytes, float] = {}
         self.trials: list[dict[str, float]] = []
-        self._judge, self._reference, self._max_drop, self._tell = judge, reference, max_drop, progress
+        self._judge, self._reference, self._max_drop, self._report = judge, reference, max_drop, progress
 
     def narrow(self, choose: Chooser, low: float, steps: int) -> None:
         """Bisection between a share that is too small and the smallest accepted one."""
@@ -209,7 +209,7 @@ class _Bisection:
         if key not in self.known:
             self.known[key] = self._judge(chosen)
             self.trials.append({"share": share, "worth": self.known[key]})
-            self._tell(f"{chosen.rule}: {self.known[key]:.4g} after {self._reference:.4g}")
+            self._report(f"{chosen.rule}: {self.known[key]:.4g} after {self._reference:.4g}")
         if self._reference - self.known[key] > self._max_drop + ROUNDING:
             return False
         self.plan, self.scores, self.worth, self.share = chosen, scores, self.known[key], share

@@ -49,7 +49,7 @@ def prune(
     calibration: Any = None,
     distance: DistanceName | OutputDistance = "auto",
     seed: int = 0,
-    progress: Callable[[Progress], None] = lambda told: None,
+    progress: Callable[[Progress], None] = lambda progress: None,
 ) -> nn.Module:
     """A new, smaller module without the units that the plan removes; the given one is not changed.
 

@@ -19,7 +19,7 @@ from critical_neurons.core.solution import ClassStep, Step
 from critical_neurons.errors import (
     WorkersError,
 )
-from critical_neurons.parallel import Piece, Tell, hire
+from critical_neurons.parallel import SendMessage, Task, open_executor
 from critical_neurons.solvers import ignore_progress
 
 
@@ -38,13 +38,13 @@ def score_by_class(task: ScoreTask, by_class: ByClass, points: DataPoints, start
     interrupted = False
     reasons: list[str] = []
     try:
-        with hire(
+        with open_executor(
             by_class.workers, most=len(missing), threads=task.solver.threads or 1, on_message=on_message
-        ) as crew:
+        ) as executor:
 
-            def list_pieces() -> Iterator[tuple[str, Piece]]:
+            def list_tasks() -> Iterator[tuple[str, Task]]:
                 for begun, label in enumerate(missing):
-                    rounds = math.ceil((len(missing) - begun) / crew.slots)
+                    rounds = math.ceil((len(missing) - begun) / executor.slots)
                     share = (started + task.solver.time_limit - time.monotonic()) / rounds
                     yield (
                         str(label),
@@ -56,7 +56,7 @@ def score_by_class(task: ScoreTask, by_class: ByClass, points: DataPoints, start
                         ),
                     )
 
-            for done in crew.run(list_pieces()):
+            for done in executor.run(list_tasks()):
                 if isinstance(done.error, WorkersError):
                     reasons.append(f"class {done.name}: {done.error}")
                     continue
@@ -92,6 +92,6 @@ def _find_earlier(task: ScoreTask, earlier: Scores | None, points: DataPoints) -
     return None
 
 
-def _score_class(task: ScoreTask, points: DataPoints, seconds: float, tell: Tell) -> tuple[Scores, bool]:
+def _score_class(task: ScoreTask, points: DataPoints, seconds: float, send: SendMessage) -> tuple[Scores, bool]:
     now = time.monotonic()
-    return replace(task, report=tell).score_points(points, now, now + seconds)
+    return replace(task, report=send).score_points(points, now, now + seconds)

@@ -13,7 +13,7 @@ from critical_neurons.core.progress import Progress
 from critical_neurons.core.scores import Scores
 from critical_neurons.core.settings import Compensation, DistanceName, EffortName, OutputDistance
 from critical_neurons.core.workers import HERE, Workers
-from critical_neurons.parallel import assist
+from critical_neurons.parallel import open_executor_for_parts
 from critical_neurons.readers import isolated
 from critical_neurons.selection.budget_search import Search, SearchSettings
 
@@ -36,7 +36,7 @@ def search(
     stop: str | None = None,
     round_to: int = 1,
     workers: Workers = HERE,
-    progress: Callable[[Progress], None] = lambda told: None,
+    progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Scores:
     """Search for the units to keep so that the outputs of the smaller model are nearest to the model's.
 
@@ -75,5 +75,5 @@ def search(
     """
     budget = Budget(units=units, params=params, macs=macs, scope=scope)
     settings = SearchSettings(compensate, effort, distance, seed, ignore, start, stop, round_to)
-    with assist(workers) as crew:
-        return Search(model, inputs, settings, progress=progress, crew=crew).find(budget)
+    with open_executor_for_parts(workers) as executor:
+        return Search(model, inputs, settings, progress=progress, executor=executor).find(budget)

@@ -37,7 +37,7 @@ from critical_neurons.core.solver import Solver
 from critical_neurons.core.structure import Measure, Structure
 from critical_neurons.core.workers import HERE, Workers
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
-from critical_neurons.parallel import Tell, hire
+from critical_neurons.parallel import SendMessage, open_executor
 from critical_neurons.readers import isolated
 from critical_neurons.removal.rows import digest_inputs
 from critical_neurons.selection.budget_search import Search, SearchSettings
@@ -144,11 +144,11 @@ def sweep(
     notes: tuple[str, ...] = ()
     try:
         pace = _Pace(len(missing), detail)
-        with hire(workers, most=max(1, len(missing)), on_message=pace.pass_on) as crew:
+        with open_executor(workers, most=max(1, len(missing)), on_message=pace.pass_on) as executor:
             networks = "network" if len(missing) == 1 else "networks"
             progress(f"{len(missing)} {networks} to find" + (f", {len(found)} found before" if found else ""))
-            pieces = ((name_point(method, share), partial(task.find, method, share)) for method, share in missing)
-            for done in crew.run(pieces):
+            tasks = ((name_point(method, share), partial(task.find, method, share)) for method, share in missing)
+            for done in executor.run(tasks):
                 if done.error is not None:
                     raise done.error
                 pace.done += 1
@@ -170,14 +170,14 @@ def sweep(
 class _Pace:
     """How many networks of a sweep are found, and how long the others will take."""
 
-    def __init__(self, total: int, tell: Callable[[Progress], None]) -> None:
-        self.done, self._total, self._tell, self._began = 0, total, tell, time.monotonic()
+    def __init__(self, total: int, report: Callable[[Progress], None]) -> None:
+        self.done, self._total, self._report, self._began = 0, total, report, time.monotonic()
 
-    def pass_on(self, name: str, news: Progress) -> None:
+    def pass_on(self, name: str, message: Progress) -> None:
         """The stage of one network, and how far the sweep is."""
         pace = (time.monotonic() - self._began) / self.done if self.done else None
         left = None if pace is None else pace * (self._total - self.done)
-        self._tell(Progress(f"{name}, {news.stage}", self.done, self._total, left))
+        self._report(Progress(f"{name}, {message.stage}", self.done, self._total, left))
 
 
 def _check_shares(shares: Any) -> tuple[float, ...]:
@@ -234,30 +234,30 @@ class _Task:
     def search(self) -> Search:
         return Search(self.model, self.data.inputs, self.settings, structure=self.structure)
 
-    def find(self, method: Method, share: float, tell: Tell) -> tuple[CurvePoint, Compression]:
+    def find(self, method: Method, share: float, send: SendMessage) -> tuple[CurvePoint, Compression]:
         started = time.monotonic()
-        scores = self._score(method, share, tell)
+        scores = self._score(method, share, send)
         shares: dict[str, Any] = {self.measure: share}
         found = plan(scores, **shares, compensate=self.settings.compensate)
         if method == "random":
             found = found.random(self.settings.seed)
-        smaller = carry_out(self.model, self.data, self.settings, found, tell)
+        smaller = carry_out(self.model, self.data, self.settings, found, send)
         seconds = time.monotonic() - started
-        tell(Progress("measuring"))
+        send(Progress("measuring"))
         inputs, labels = self.compared_on.inputs, self.compared_on.labels
         comparison = compare(self.model, smaller, inputs, labels, calibration=self.data.inputs, onnx=self.onnx)
         call = f"{self.call}.pick({share:g}, {method!r})"
         point = CurvePoint(method, share, comparison, seconds)
         return point, Compression(smaller, found, scores, comparison, inputs, call)
 
-    def _score(self, method: Method, share: float, tell: Tell) -> Scores:
+    def _score(self, method: Method, share: float, send: SendMessage) -> Scores:
         if method == "norm":
             return score_norms(self.model, self.structure)
         key = method if method == "paper" else share  # random removal counts the units of the search
         if key not in self.scored and method == "paper":
-            self.scored[key] = score_one_per_class(self.model, self.data, self.settings, PAPER, Solver(), tell)
+            self.scored[key] = score_one_per_class(self.model, self.data, self.settings, PAPER, Solver(), send)
         elif key not in self.scored:
-            self.search.tell = tell
+            self.search.tell = send
             self.scored[key] = self.search.find(Budget(**{self.measure: share}))  # type: ignore[arg-type]
         return self.scored[key]
 

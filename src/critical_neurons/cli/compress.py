@@ -76,7 +76,7 @@ def compress(
     ignore: options.Ignore = None,
     start: options.Start = None,
     stop: options.Stop = None,
-    crew: options.WorkersChoice,
+    worker_options: options.WorkersChoice,
     form: options.DataForm,
     as_json: options.Json = False,
 ) -> None:
@@ -111,7 +111,7 @@ def compress(
         told = [each for each in list_settings(Solver) if getattr(solver, each.name) != getattr(unused, each.name)]
         names = ", ".join(name_option(each) for each in told)
         raise InvalidSettingError(f"{names}: of a program, but units are searched for. Add --paper or --formulation.")
-    compensation, workers = options.join_compensation(compensate, distillation), crew.read()
+    compensation, workers = options.join_compensation(compensate, distillation), worker_options.read()
     import critical_neurons as cn
     from critical_neurons.cli.tables import compression_to_dict, describe_batch, report_compression
     from critical_neurons.io.builtin_models import MODELS

@@ -42,7 +42,7 @@ def lossless(
     *,
     form: options.DataForm,
     seed: options.Seed = 0,
-    crew: options.WorkersChoice,
+    worker_options: options.WorkersChoice,
     as_json: options.Json = False,
 ) -> None:
     """Remove from MODEL what is proved to make no difference for any input of a box.
@@ -55,7 +55,7 @@ def lossless(
       critical-neurons lossless model.onnx --data val.npz --radius 0.01 --output smaller.onnx --record proofs.json
     """
     paths = output or []
-    workers = crew.read()
+    workers = worker_options.read()
     read = [("MODEL", options.find_model_file(model)), ("--weights", weights), ("--data", data)]
     if paths or save is not None:
         check_exports(paths, save, read=read, overwrite=overwrite)

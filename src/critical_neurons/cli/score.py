@@ -35,7 +35,7 @@ def score(
     formulation: Formulation,
     budget: Budget | None,
     by_class: Annotated[bool, typer.Option("--by-class", help="One program per class, scores averaged.")] = False,
-    crew: options.WorkersChoice,
+    worker_options: options.WorkersChoice,
     earlier: Annotated[
         Path | None, typer.Option(help="Scores by class of an interrupted run, whose finished classes are reused.")
     ] = None,
@@ -73,10 +73,10 @@ def score(
             *(("--weights", weights), ("--incumbent", incumbent)),
         ],
     )
-    workers = crew.read()
+    workers = worker_options.read()
     if not by_class and (workers != HERE or earlier is not None):
         raise InvalidSettingError(
-            "--jobs, --backend and --earlier: go with --by-class. A single program is a single piece."
+            "--jobs, --backend and --earlier: go with --by-class. A single program is not split."
         )
     if incumbent is not None:
         if not isinstance(formulation, Exact):
@@ -90,10 +90,10 @@ def score(
     from critical_neurons.io.data import is_file
     from critical_neurons.io.models import load_model
 
-    pieces = None
+    every_class = None
     if by_class:
         known = None if earlier is None else cn.Scores.load(earlier)
-        pieces = cn.ByClass(formulation, workers=workers, earlier=known)
+        every_class = cn.ByClass(formulation, workers=workers, earlier=known)
     per_class = 1 if per_class is None and not is_file(data) else per_class
     inputs, labels = form.load(data, per_class=per_class, seed=solver.seed, split=split)
     network = load_model(model, weights, options.find_shape(inputs))
@@ -105,7 +105,7 @@ def score(
             network,
             inputs,
             labels,
-            formulation=formulation if pieces is None else pieces,
+            formulation=formulation if every_class is None else every_class,
             budget=budget,
             solver=solver,
             ignore=tuple(ignore or ()),

@@ -54,7 +54,7 @@ def sweep(
     *,
     form: options.DataForm,
     seed: options.Seed = 0,
-    crew: options.WorkersChoice,
+    worker_options: options.WorkersChoice,
     as_json: options.Json = False,
 ) -> None:
     """Make networks of several sizes from MODEL, and compare each with it.
@@ -116,7 +116,7 @@ def sweep(
             ignore=tuple(ignore or ()),
             seed=seed,
             folder=folder,
-            workers=crew.read(),
+            workers=worker_options.read(),
             progress=note,
             detail=progress,
         )

@@ -40,7 +40,7 @@ LOUDNESS = tuple(
     )
 )
 
-_told: dict[str, Any] = {"notes": True, "everything": False, "since": 0.0}
+_output: dict[str, Any] = {"notes": True, "everything": False, "since": 0.0}
 """What the running command writes to standard error, and when it started."""
 
 
@@ -57,7 +57,7 @@ def reports_errors(command: Callable[Parameters, None]) -> Callable[Parameters, 
         try:
             if quiet and verbose:
                 raise InvalidSettingError("--quiet and --verbose: give one of them.")
-            _told.update(notes=not quiet, everything=bool(verbose), since=time.monotonic())
+            _output.update(notes=not quiet, everything=bool(verbose), since=time.monotonic())
             command(*args, **kwargs)
         except CriticalNeuronsError as error:
             if kwargs.get("as_json"):
@@ -69,7 +69,7 @@ def reports_errors(command: Callable[Parameters, None]) -> Callable[Parameters, 
             raise typer.Exit(INTERRUPTED) from None
         finally:
             commands.pop()
-            _told.update(notes=True, everything=False)
+            _output.update(notes=True, everything=False)
 
     signature = inspect.signature(command, eval_str=True)
     own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in signature.parameters.values()]
@@ -80,7 +80,7 @@ def reports_errors(command: Callable[Parameters, None]) -> Callable[Parameters, 
 
 def shows_lines() -> bool:
     """Whether progress is shown as lines, or not at all, rather than in place."""
-    return not open_console(stderr=True).is_terminal or _told["everything"] or not _told["notes"]
+    return not open_console(stderr=True).is_terminal or _output["everything"] or not _output["notes"]
 
 
 def name_command() -> str:
@@ -97,8 +97,8 @@ def show_json(content: Any) -> None:
 
 
 def note(text: str) -> None:
-    if _told["notes"]:
-        time_passed = f"{time.monotonic() - _told['since']:.1f} s  " if _told["everything"] else ""
+    if _output["notes"]:
+        time_passed = f"{time.monotonic() - _output['since']:.1f} s  " if _output["everything"] else ""
         if in_place:  # above the progress
             in_place[-1].print(f"{time_passed}{text}", soft_wrap=True)
         else:
@@ -110,7 +110,7 @@ def show_progress() -> Iterator[Callable[[object], None]]:
     """A line that shows the current state, such as a solver's step, with a bar if there is something to count; in a
     log file a new line every few seconds."""
     console = open_console(stderr=True)
-    if _told["everything"] or not _told["notes"]:
+    if _output["everything"] or not _output["notes"]:
         yield lambda state: note(str(state))
         return
     if console.is_terminal:
@@ -121,15 +121,15 @@ def show_progress() -> Iterator[Callable[[object], None]]:
             finally:
                 in_place.remove(console)
         return
-    told = time.monotonic()
+    written = time.monotonic()
 
-    def tell(state: object) -> None:
-        nonlocal told
-        if time.monotonic() - told >= SECONDS_BETWEEN_LINES:
-            told = time.monotonic()
+    def write(state: object) -> None:
+        nonlocal written
+        if time.monotonic() - written >= SECONDS_BETWEEN_LINES:
+            written = time.monotonic()
             note(str(state))
 
-    yield tell
+    yield write
 
 
 def _draw(state: object, width: int) -> RenderableType:
@@ -140,8 +140,8 @@ def _draw(state: object, width: int) -> RenderableType:
     from rich.text import Text
 
     width -= 2  # the spinner
-    told = str(state).removeprefix(f"{state.stage}: ") if isinstance(state, Progress) else ""
-    counted = told.removesuffix(f", {state.note}") if isinstance(state, Progress) and state.note else told
+    details = str(state).removeprefix(f"{state.stage}: ") if isinstance(state, Progress) else ""
+    counted = details.removesuffix(f", {state.note}") if isinstance(state, Progress) and state.note else details
     room = width - WIDTH_OF_BARS - len(counted) - 2
     if not isinstance(state, Progress) or not state.total or room < SHORTEST_NAME:
         line = Text(str(state))
@@ -151,7 +151,7 @@ def _draw(state: object, width: int) -> RenderableType:
     name.truncate(room, overflow="ellipsis")
     row = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=state.total, completed=state.done, width=WIDTH_OF_BARS)
-    row.add_row(name, bar, told if len(told) - len(counted) <= room - name.cell_len else counted)
+    row.add_row(name, bar, details if len(details) - len(counted) <= room - name.cell_len else counted)
     return row
 
 

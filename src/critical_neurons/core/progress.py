@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 
 class Progress(str):
-    """A line of text about work that goes on. Where the stage can be counted, it also has how much
-    is `done` of the `total`, and the seconds that are left of this stage, at the pace so far; None where not known.
+    """A line of text about running work. Where a stage can be counted, it also has how much is `done` of the `total`,
+    and the seconds left of this stage at the pace so far (`seconds_left`); None if not known.
 
     >>> print(cn.Progress("pricing layers", 3, 12, seconds_left=95))
     pricing layers: 3 of 12, 1 min 35 s left
@@ -23,11 +23,11 @@ class Progress(str):
     def __new__(
         cls, stage: str, done: int = 0, total: int = 0, seconds_left: float | None = None, note: str = ""
     ) -> Progress:
-        """Without a `total` the stage alone is known. `note`: what else is to be said."""
+        """Without a `total` only the stage is known. `note`: further text."""
         counts = f"{done} of {total}" if total else ""
         left = "" if seconds_left is None else f"{show_time(seconds_left)} left"
-        told = ", ".join(filter(None, (counts, left, note)))
-        found = super().__new__(cls, f"{stage}: {told}" if told else stage)
+        details = ", ".join(filter(None, (counts, left, note)))
+        found = super().__new__(cls, f"{stage}: {details}" if details else stage)
         found.stage, found.done, found.total = stage, done, total
         found.seconds_left, found.note = seconds_left, note
         return found
@@ -37,11 +37,11 @@ class Progress(str):
 
 
 class Stage:
-    """Tells of a stage of some work whenever it is called with how much is done, and of how much."""
+    """Reports the progress of one stage of some work. Call it with how much is done, and the total."""
 
-    def __init__(self, tell: Callable[[Progress], None], name: str, *, deadline: float | None = None) -> None:
-        """`deadline`: when it will be given up, by `time.monotonic`."""
-        self._tell, self._name, self._deadline = tell, name, deadline
+    def __init__(self, report: Callable[[Progress], None], name: str, *, deadline: float | None = None) -> None:
+        """`deadline`: when the stage will be stopped, as a time of `time.monotonic`."""
+        self._report, self._name, self._deadline = report, name, deadline
         self._began, self._first = time.monotonic(), 0
 
     def __call__(self, done: int, total: int) -> None:
@@ -52,7 +52,7 @@ class Stage:
         known = [(now - self._began) / paced * (total - done)] if paced else []
         if self._deadline is not None:
             known.append(max(self._deadline - now, 0.0))
-        self._tell(Progress(self._name, done, total, min(known, default=None)))
+        self._report(Progress(self._name, done, total, min(known, default=None)))
 
 
 def show_time(seconds: float) -> str:

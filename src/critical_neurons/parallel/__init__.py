@@ -1,4 +1,4 @@
-"""Parallel: independent tasks (pieces) on workers; results do not depend on where a piece runs."""
+"""Parallel: independent tasks on workers; results do not depend on where a task runs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from critical_neurons.core.workers import HERE, Workers, check_workers
-from critical_neurons.parallel.crew import (
-    Alone,
-    Crew,
+from critical_neurons.parallel.executor import (
     Done,
+    Executor,
     OnMessage,
-    Piece,
-    Tell,
+    SendMessage,
+    SerialExecutor,
+    Task,
     find_allowed_threads,
     holding_threads,
     run_in_order,
@@ -20,13 +20,13 @@ from critical_neurons.parallel.crew import (
 
 
 @contextmanager
-def hire(
-    workers: Workers, *, most: int, threads: int = 1, on_message: OnMessage = lambda name, news: None
-) -> Iterator[Crew]:
-    """A crew for at most `most` pieces, each on `threads` threads, together using no more than all cores.
+def open_executor(
+    workers: Workers, *, most: int, threads: int = 1, on_message: OnMessage = lambda name, message: None
+) -> Iterator[Executor]:
+    """An executor for at most `most` tasks, each on `threads` threads, together using no more than all cores.
 
-    `on_message` is called with the messages of pieces, in this process, but from another thread unless the crew is
-    this process itself. Pieces still running at the end are cancelled.
+    `on_message` is called in this process with the messages of tasks, from another thread unless the tasks run in
+    this process too. Tasks still running at the end are cancelled.
     """
     check_workers(workers)
     if workers.scheduler is not None:
@@ -43,33 +43,36 @@ def hire(
             with start_processes(slots, threads, on_message) as processes:
                 yield processes
             return
-    yield Alone(threads, on_message)
+    yield SerialExecutor(threads, on_message)
 
 
 @contextmanager
-def assist(workers: Workers) -> Iterator[Crew]:
-    """A crew for parts of a computation that goes on in this process. With workers both are on one thread, so that
-    results do not depend on how many there are; without them this process keeps its threads."""
+def open_executor_for_parts(workers: Workers) -> Iterator[Executor]:
+    """An executor for parts of a computation that itself runs in this process.
+
+    With workers, this process and every worker use one thread, so that results do not depend on the number of
+    workers. Without workers, this process keeps its threads.
+    """
     check_workers(workers)
     if workers == HERE:
-        yield ALONE
+        yield SERIAL
         return
-    with hire(workers, most=workers.jobs) as crew, holding_threads(1):
-        yield crew
+    with open_executor(workers, most=workers.jobs) as executor, holding_threads(1):
+        yield executor
 
 
-ALONE = Alone(None, lambda name, news: None)
-"""This process, as it is."""
+SERIAL = SerialExecutor(None, lambda name, message: None)
+"""Runs tasks in this process, on the threads that it has."""
 
 __all__ = [
-    "ALONE",
-    "Crew",
+    "SERIAL",
     "Done",
+    "Executor",
     "OnMessage",
-    "Piece",
-    "Tell",
-    "assist",
+    "SendMessage",
+    "Task",
     "find_allowed_threads",
-    "hire",
+    "open_executor",
+    "open_executor_for_parts",
     "run_in_order",
 ]

@@ -1,6 +1,6 @@
-"""Dask cluster: pieces on the workers of a Dask cluster. The only file that imports distributed.
+"""Dask cluster: tasks on the workers of a Dask cluster. The only file that imports distributed.
 
-Pieces are submitted to the client itself, since joblib's backend for Dask does not notice a failed piece and waits
+Tasks are submitted to the client itself, since joblib's backend for Dask does not notice a failed task and waits
 for it for ever.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from critical_neurons.core.environment import describe_versions, digest_source
 from critical_neurons.errors import MissingExtraError, WorkersError
-from critical_neurons.parallel.crew import Done, OnMessage, Piece, attempt, explain_unpicklable, settle_threads
+from critical_neurons.parallel.executor import Done, OnMessage, Task, attempt, explain_unpicklable, settle_threads
 
 try:
     import dask
@@ -44,12 +44,12 @@ LOGS = ("distributed", "distributed.client", "tornado", "tornado.application")
 KEPT = "What is finished is kept."
 
 _one_at_a_time = threading.Lock()
-"""A worker runs one piece at a time, however many Dask gives it, since torch's generator and BLAS's threads belong to
+"""A worker runs one task at a time, however many Dask gives it, since torch's generator and BLAS's threads belong to
 the whole process."""
 
 
 def describe_worker() -> dict[str, str]:
-    """The versions that a worker must share with the process that sends it pieces."""
+    """The versions that a worker must share with the process that sends it tasks."""
     versions = describe_versions(*PACKAGES)
     return {
         **versions,
@@ -80,13 +80,13 @@ class Cluster:
             )
         return max(1, count)
 
-    def run(self, pieces: Iterable[tuple[str, Piece]]) -> Iterator[Done]:
+    def run(self, tasks: Iterable[tuple[str, Task]]) -> Iterator[Done]:
         try:
-            yield from self._run(iter(pieces))
+            yield from self._run(iter(tasks))
         finally:
             self.give_up()
 
-    def _run(self, left: Iterator[tuple[str, Piece]]) -> Iterator[Done]:
+    def _run(self, left: Iterator[tuple[str, Task]]) -> Iterator[Done]:
         ended: queue.Queue[Future] = queue.Queue()
         while True:
             for _ in range(self.slots - len(self._under_way)):
@@ -114,7 +114,7 @@ class Cluster:
         for address, answer in sorted(answers.items()):
             if isinstance(answer, Exception):
                 raise WorkersError(
-                    f"worker {address}: cannot tell its versions ({type(answer).__name__}: {answer}). Install "
+                    f"worker {address}: cannot report its versions ({type(answer).__name__}: {answer}). Install "
                     f"critical_neurons {self._versions['critical_neurons']} with the extra dask there."
                 )
             _check_versions(address, answer, self._versions)
@@ -131,17 +131,17 @@ class Cluster:
             ) from None
 
     def give_up(self) -> None:
-        """Cancel all pieces; a running one stops at its next message."""
+        """Cancel all tasks; a running one stops at its next message."""
         if self._under_way and self._client.status == "running":
             self._client.cancel(list(self._under_way))
         self._under_way.clear()
 
-    def _submit(self, name: str, piece: Piece, ended: queue.Queue[Future]) -> None:
+    def _submit(self, name: str, task: Task, ended: queue.Queue[Future]) -> None:
         key = f"critical_neurons {name} {secrets.token_hex(8)}"
         with self._noticing_loss():
             try:
                 future = self._client.submit(
-                    _run_there, name, piece, self._threads, self._versions, self.topic, key=key, pure=False
+                    _run_there, name, task, self._threads, self._versions, self.topic, key=key, pure=False
                 )
             except (TypeError, pickle.PicklingError) as error:
                 raise explain_unpicklable(error) from error
@@ -149,7 +149,7 @@ class Cluster:
         future.add_done_callback(ended.put)
 
     def _collect(self, future: Future) -> Done | None:
-        """None if the piece is still to be waited for."""
+        """None if the task has not finished yet."""
         name = self._under_way[future]
         with self._noticing_loss():
             try:
@@ -196,7 +196,7 @@ def join_cluster(scheduler: str, threads: int, on_message: OnMessage) -> Iterato
             "address of a running Dask scheduler, as tcp://host:8786. Start one with: dask scheduler"
         ) from error
     cluster = Cluster(client, scheduler, threads)
-    # Pieces carry their network along, so that any worker can be lost.
+    # Every task contains its network, so that any worker can be lost; Dask would warn of the size.
     with _quiet(), client, dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"}):
         cluster.wait_for_workers()
         cluster.check_workers()
@@ -207,7 +207,7 @@ def join_cluster(scheduler: str, threads: int, on_message: OnMessage) -> Iterato
             cluster.give_up()
 
 
-def _run_there(name: str, piece: Piece, threads: int, versions: Mapping[str, str], topic: str) -> Done:
+def _run_there(name: str, task: Task, threads: int, versions: Mapping[str, str], topic: str) -> Done:
     worker = get_worker()
     _check_versions(worker.address, describe_worker(), versions)
     if threads > worker.state.nthreads:
@@ -217,16 +217,16 @@ def _run_there(name: str, piece: Piece, threads: int, versions: Mapping[str, str
         )
     key = worker.get_current_task()
 
-    def tell(news: Any) -> None:
-        task = worker.state.tasks.get(key)
-        if task is None or task.state == "cancelled":
+    def send(message: Any) -> None:
+        known = worker.state.tasks.get(key)
+        if known is None or known.state == "cancelled":
             raise KeyboardInterrupt
-        worker.log_event(topic, pickle.dumps((name, news)))
+        worker.log_event(topic, pickle.dumps((name, message)))
 
     with _one_at_a_time:
         settle_threads(threads)
         try:
-            return attempt(name, piece, tell)
+            return attempt(name, task, send)
         except KeyboardInterrupt:  # its result is not wanted; raised from here it would end the worker
             return Done(name, error=WorkersError("given up"))
 

@@ -1,4 +1,4 @@
-"""Processes: pieces on processes of this machine. The only file that imports joblib."""
+"""Processes: tasks on processes of this machine. The only file that imports joblib."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from multiprocessing import Manager
 from typing import Any
 
 from critical_neurons.errors import MissingExtraError, WorkersError
-from critical_neurons.parallel.crew import Done, OnMessage, Piece, attempt, explain_unpicklable, settle_threads
+from critical_neurons.parallel.executor import Done, OnMessage, Task, attempt, explain_unpicklable, settle_threads
 
 try:
     import joblib
@@ -23,19 +23,19 @@ except ImportError as missing:
 
 
 def count_slots(jobs: int, threads: int) -> int:
-    """As many pieces at once as fit on the cores of this process, at most `jobs`."""
+    """As many tasks at once as fit on the cores of this process, at most `jobs`."""
     cores: int = joblib.cpu_count()
     return max(1, min(jobs, cores // threads))
 
 
 class Processes:
-    """`news` is a queue for the messages of pieces."""
+    """`messages` is a queue for the messages of tasks."""
 
-    def __init__(self, slots: int, threads: int, news: Any) -> None:
-        self.slots, self._threads, self._news = slots, threads, news
+    def __init__(self, slots: int, threads: int, messages: Any) -> None:
+        self.slots, self._threads, self._messages = slots, threads, messages
         self._under_way: Generator[Done, None, None] | None = None
 
-    def run(self, pieces: Iterable[tuple[str, Piece]]) -> Iterator[Done]:
+    def run(self, tasks: Iterable[tuple[str, Task]]) -> Iterator[Done]:
         work = joblib.Parallel(
             n_jobs=self.slots,
             return_as="generator_unordered",
@@ -44,7 +44,7 @@ class Processes:
             max_nbytes=None,  # arrays as they are: those of mapped files are read-only
         )
         dones: Generator[Done, None, None] = work(
-            joblib.delayed(_run_there)(name, piece, self._threads, self._news) for name, piece in pieces
+            joblib.delayed(_run_there)(name, task, self._threads, self._messages) for name, task in tasks
         )
         self._under_way = dones
         try:
@@ -52,7 +52,7 @@ class Processes:
                 yield done
         except BrokenProcessPool as error:
             raise WorkersError(
-                "jobs: a process ended in the middle of its piece: killed, or out of memory. What was stored is "
+                "jobs: a process ended in the middle of its task: killed, or out of memory. What was stored is "
                 "kept; take fewer jobs if memory was short."
             ) from error
         except pickle.PicklingError as error:
@@ -62,35 +62,35 @@ class Processes:
 
     def give_up(self) -> None:
         if self._under_way is not None:
-            with warnings.catch_warnings(action="ignore", category=UserWarning):  # that pieces were not finished
+            with warnings.catch_warnings(action="ignore", category=UserWarning):  # that tasks were not finished
                 self._under_way.close()
 
 
 @contextmanager
 def start_processes(slots: int, threads: int, on_message: OnMessage) -> Iterator[Processes]:
     with Manager() as manager:
-        news = manager.Queue()
-        listener = threading.Thread(target=_pass_on, args=(news, on_message), daemon=True)
+        messages = manager.Queue()
+        listener = threading.Thread(target=_forward, args=(messages, on_message), daemon=True)
         listener.start()
-        processes = Processes(slots, threads, news)
+        processes = Processes(slots, threads, messages)
         try:
             yield processes
         finally:
             processes.give_up()
-            news.put(None)
+            messages.put(None)
             listener.join()
 
 
-def _run_there(name: str, piece: Piece, threads: int, news: Any) -> Done:
+def _run_there(name: str, task: Task, threads: int, messages: Any) -> Done:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the main one ends the others
     settle_threads(threads)
-    return attempt(name, piece, partial(_put, news, name))
+    return attempt(name, task, partial(_put, messages, name))
 
 
-def _put(news: Any, name: str, what: Any) -> None:
-    news.put((name, what))
+def _put(messages: Any, name: str, message: Any) -> None:
+    messages.put((name, message))
 
 
-def _pass_on(news: Any, on_message: OnMessage) -> None:
-    while (heard := news.get()) is not None:
-        on_message(*heard)
+def _forward(messages: Any, on_message: OnMessage) -> None:
+    while (received := messages.get()) is not None:
+        on_message(*received)

@@ -84,7 +84,7 @@ def distil(
     augment: Augmentation,
     settings: Distillation,
     seed: int = 0,
-    report: Callable[[Progress], None] = lambda told: None,
+    report: Callable[[Progress], None] = lambda progress: None,
 ) -> nn.Module:
     """A trained copy of the smaller model, or an unchanged one if training does not help on held-out inputs.
 
@@ -108,8 +108,8 @@ def distil(
 class _Weights:
     """Weights at some step, and their loss on held-out inputs."""
 
-    def __init__(self, model: nn.Module, worth: float) -> None:
-        self.worth = worth
+    def __init__(self, model: nn.Module, loss: float) -> None:
+        self.loss = loss
         self._values = [each.detach().clone() for each in model.parameters()]
 
     def put_into(self, model: nn.Module) -> nn.Module:
@@ -158,18 +158,18 @@ class _Training:
             self._train(rate, self._steps, CHECKS, left)
 
     def _descend(self, batch: Inputs) -> float:
-        """The loss; its gradient is with the weights."""
+        """Compute the loss and its gradient, which is stored with the weights."""
         for each in self._pair.weights:
             each.grad = None
-        missed = self._pair.miss(batch)
-        missed.backward()  # type: ignore[no-untyped-call]
-        return float(missed.detach())
+        loss = self._pair.compute_loss(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
 
     def _train(self, rate: float, steps: int, checks: int, seconds: float) -> float:
         """Train from the initial weights, for one cycle of the learning rate. Returns the final held-out loss."""
         self.first.put_into(self._pair.smaller)
         optimiser = Muon(self._pair.weights)
-        batches, began, checked, worth = self._draw_batches(), time.monotonic(), 0, math.inf
+        batches, began, checked, loss = self._draw_batches(), time.monotonic(), 0, math.inf
         for step in range(steps):
             now = time.monotonic()
             if not math.isfinite(differentiate(partial(self._descend, next(batches)))):
@@ -181,21 +181,21 @@ class _Training:
             if time.monotonic() + self._step_seconds > self._end:
                 done = 1.0
             if done * checks >= checked + 1:
-                checked, worth = int(done * checks), self._measure()
-                if worth < self.best.worth:
-                    self.best = _Weights(self._pair.smaller, worth)
+                checked, loss = int(done * checks), self._measure()
+                if loss < self.best.loss:
+                    self.best = _Weights(self._pair.smaller, loss)
             self._report_progress()
             if done >= 1:
                 break
-        return worth
+        return loss
 
     def _report_progress(self) -> None:
         self._steps_done, self._steps_left = self._steps_done + 1, self._steps_left - 1
         spent, done = time.monotonic() - self._began, self._steps_done
         left = max(min(self._settings.seconds - spent, spent / done * self._steps_left), 0)
         fitting = round(left * done / spent) if spent else self._steps_left  # steps in the time that is left
-        missed = f"held-out loss {self.best.worth:.3g} after {self.first.worth:.3g}"
-        self._report(Progress("distilling", done, done + fitting, left, missed))
+        losses = f"held-out loss {self.best.loss:.3g} after {self.first.loss:.3g}"
+        self._report(Progress("distilling", done, done + fitting, left, losses))
 
     def _draw_batches(self) -> Iterator[Inputs]:
         """Endless; every epoch in a new order."""
@@ -246,13 +246,13 @@ class _Training:
             return values
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda values: values):
-            missed = self._pair.miss(self._augment(take_rows(self._inputs, torch.arange(1))))
-        if not isinstance(missed, Tensor) or missed.numel() != 1 or not missed.requires_grad:
+            loss = self._pair.compute_loss(self._augment(take_rows(self._inputs, torch.arange(1))))
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise InvalidSettingError(
                 "compensate: 'distil' follows the gradient of the distance between outputs, and here there is none. "
                 "Give a differentiable loss=, of one number, or take 'least_squares'."
             )
-        missed.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]
         return kept
 
 

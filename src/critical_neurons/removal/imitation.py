@@ -75,21 +75,21 @@ class Imitation:
         for model in (self.original, self.smaller):
             model.to(memory_format=layout)  # type: ignore[call-overload]
 
-    def miss(self, inputs: Inputs) -> Tensor:
+    def compute_loss(self, inputs: Inputs) -> Tensor:
         """The training loss, averaged over inputs."""
-        missed = self._aim.loss(*self._run(inputs))
+        loss = self._aim.loss(*self._run(inputs))
         *others, last = [self._compare_read(reader) for reader in self._aim.readers] or [None]
         streams = [each for each in others if each is not None]
         self._read.clear()
         if last is not None:
-            missed = missed + LAST_LAYER * last
-        return missed + STREAMS * torch.stack(streams).mean() if streams else missed
+            loss = loss + LAST_LAYER * last
+        return loss + STREAMS * torch.stack(streams).mean() if streams else loss
 
     def judge(self, inputs: Inputs) -> float:
         with torch.no_grad():
-            worth = float(self._aim.judge(*self._run(inputs)))
+            loss = float(self._aim.judge(*self._run(inputs)))
         self._read.clear()
-        return worth
+        return loss
 
     def _run(self, inputs: Inputs) -> tuple[Any, Any]:
         """The outputs of the smaller model and of the original, with the same random numbers. Each gets a copy of the

@@ -33,7 +33,7 @@ from critical_neurons.core.solution import Status
 from critical_neurons.core.span import Span
 from critical_neurons.core.structure import Structure
 from critical_neurons.errors import InvalidInputError
-from critical_neurons.parallel import ALONE, Crew
+from critical_neurons.parallel import SERIAL, Executor
 from critical_neurons.removal.parametrised import make_plain
 from critical_neurons.removal.refit.stream import check_inputs
 from critical_neurons.removal.rows import digest_inputs, gather_inputs, match_model
@@ -53,8 +53,8 @@ NUMBERS_PER_OUTPUT = 3
 """Numbers computed per output of a layer, since it is normalised and activated as well."""
 
 UNCERTIFIED = "searched: good units for this budget, nothing is certified of the network's loss"
-SKETCHED = "sketched: the units of every layer chosen as if the other layers lost none"
-HALFWAY = "sketched: units chosen for a budget halfway down"
+ESTIMATED = "estimated: the units of every layer chosen as if the other layers lost none"
+HALFWAY = "estimated: units chosen for a budget halfway down"
 UNFITTED = "not all units are read by layers that could be refitted; units chosen as if none were"
 
 
@@ -96,11 +96,11 @@ class Search:
         inputs: Any,
         settings: SearchSettings,
         *,
-        progress: Callable[[Progress], None] = lambda told: None,
+        progress: Callable[[Progress], None] = lambda progress: None,
         structure: Structure | None = None,
-        crew: Crew = ALONE,
+        executor: Executor = SERIAL,
     ) -> None:
-        self._settings, self.tell, self._crew = settings, progress, crew
+        self._settings, self.tell, self._executor = settings, progress, executor
         self._compensate, self.effort = split_compensation(settings.compensate)[0], choose_effort(settings.effort)
         source, rows = unwrap(model), gather_inputs(inputs)
         check_inputs(rows)
@@ -120,11 +120,11 @@ class Search:
         task = self._begin(budget)
         return self._finish(task, task.eliminate() if self._eliminates else task.descend())
 
-    def sketch(self, budget: Budget) -> Scores:
-        """Cheap and rougher scores for the budget, from what was computed for all budgets, to find the right one."""
+    def estimate(self, budget: Budget) -> Scores:
+        """Cheaper, less accurate scores, from what was computed for all budgets. Used to find the right budget."""
         if self._eliminates:
             task = self._begin(budget)
-            return self._finish(task, Found(task.trace(), None), SKETCHED)
+            return self._finish(task, Found(task.trace(), None), ESTIMATED)
         return replace(self._halfway, notes=(*self._halfway.notes, HALFWAY))
 
     @cached_property
@@ -137,7 +137,7 @@ class Search:
             seed=self._settings.seed,
             fisher_share=self.effort.fisher_share,
             progress=self.report("gathering what layers read"),
-            crew=self._crew,
+            crew=self._executor,
         )
 
     @cached_property

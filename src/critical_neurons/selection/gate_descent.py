@@ -66,12 +66,12 @@ class GateSearch:
         self,
         limit: Callable[[Floats, float], Sequence[Limit]],
         progress: Callable[[int, int], None] = lambda done, total: None,
-        tell: Callable[[float], None] = lambda loss: None,
+        report: Callable[[float], None] = lambda loss: None,
     ) -> Floats:
         """Gates (units) after projected gradient descent from all ones.
 
         `limit(gates, way)` returns the constraints to project on; `way` rises from 0 to 1 as the budget shrinks to
-        its target. Their units must not overlap. `tell` receives the loss at every step.
+        its target. Their units must not overlap. `report` receives the loss at every step.
         """
         gates = torch.ones(self._model.unit_count, dtype=torch.float32)
         generator = torch.Generator().manual_seed(self._seed)
@@ -80,7 +80,7 @@ class GateSearch:
             progress(step, self._steps)
             rows = torch.randperm(self._count, generator=generator)[: self._batch_size]
             loss, slope = self._differentiate(gates, rows)
-            tell(loss)
+            report(loss)
             first = MOMENTUM * first + (1 - MOMENTUM) * slope
             second = SECOND_MOMENTUM * second + (1 - SECOND_MOMENTUM) * slope.square()
             way = (step + 1) / self._steps

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from critical_neurons.parallel import Crew, run_in_order
+from critical_neurons.parallel import Executor, run_in_order
 from critical_neurons.removal.refit.ridge import add_ridge
 from critical_neurons.selection.factorisation import factorise
 
@@ -28,7 +28,7 @@ class Inverses:
         found = self._held.pop((module, part), None)
         return self._hold(module, part, invert(self._covariances[module][part]) if found is None else found)
 
-    def prepare(self, crew: Crew) -> None:
+    def prepare(self, executor: Executor) -> None:
         """Invert on the workers as many as can be held."""
         keys, left = list[tuple[str, int]](), MOST_HELD - sum(each.nbytes for each in self._held.values())
         for module, covariances in self._covariances.items():
@@ -38,7 +38,7 @@ class Inverses:
                     keys.append((module, part))
                     left -= size
         calls = (partial(invert, self._covariances[module][part]) for module, part in keys)
-        for key, found in zip(keys, run_in_order(crew, calls), strict=True):
+        for key, found in zip(keys, run_in_order(executor, calls), strict=True):
             self._hold(*key, found)
 
     def release(self) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from critical_neurons.core.scores import LayerChoice
 from critical_neurons.core.structure import Bools, Group, Ints, Structure, Wiring
-from critical_neurons.parallel import ALONE, Crew, run_in_order
+from critical_neurons.parallel import SERIAL, Executor, run_in_order
 from critical_neurons.removal.copies import copy_whole
 from critical_neurons.removal.refit.behind import list_stops, refit_behind
 from critical_neurons.removal.refit.im2col import Weighted, from_matrix, to_matrix
@@ -88,7 +88,7 @@ class LayerwiseSearch:
         seed: int = 0,
         fisher_share: float = 0.5,
         progress: Progress = lambda done, total: None,
-        crew: Crew = ALONE,
+        crew: Executor = SERIAL,
     ) -> None:
         self._model, self._structure, self._distance, self._seed = model, structure, distance, seed
         self._fisher_share, self._crew = fisher_share, crew

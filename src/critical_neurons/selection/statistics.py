@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from critical_neurons.errors import InvalidInputError
-from critical_neurons.parallel import ALONE, Crew, run_in_order
+from critical_neurons.parallel import SERIAL, Executor, run_in_order
 from critical_neurons.removal.gradients import differentiate
 from critical_neurons.removal.refit.im2col import Weighted, by_group, channels_first, count_groups, unroll
 from critical_neurons.removal.refit.ridge import multiply_columns
@@ -49,7 +49,7 @@ def gather_moments(
     inputs: Inputs,
     batch_size: int,
     progress: Callable[[int, int], None],
-    crew: Crew = ALONE,
+    executor: Executor = SERIAL,
 ) -> tuple[dict[str, list[Moments]], list[Tensor]]:
     """The moments of every part of every module, and the model's outputs for the inputs."""
     columns = {name: [(part.group, part.columns) for part in each] for name, each in parts.items()}
@@ -61,7 +61,7 @@ def gather_moments(
     totals = {name: [_Total() for _ in each] for name, each in parts.items()}
     outputs = []
     progress(0, len(batches))
-    for found, given in run_in_order(crew, calls):
+    for found, given in run_in_order(executor, calls):
         for name, sums in found:
             for total, each in zip(totals[name], sums, strict=True):
                 total.add(each)
@@ -147,7 +147,7 @@ def gather_metrics(
     batch_size: int,
     temperature: float,
     seed: int,
-    crew: Crew = ALONE,
+    executor: Executor = SERIAL,
 ) -> dict[str, Tensor]:
     """The Fisher matrix of each module's output: (outputs, outputs), summed over positions, one sample per input.
 
@@ -160,7 +160,7 @@ def gather_metrics(
         for some, own in zip(torch.split(rows, batch_size), seeds, strict=False)
     )
     metrics: dict[str, Tensor] = {}
-    for found in run_in_order(crew, calls):
+    for found in run_in_order(executor, calls):
         for name, squares in found.items():
             metrics[name] = metrics.get(name, 0.0) + squares.double() / len(rows)
     if not all(torch.isfinite(each).all() for each in metrics.values()):

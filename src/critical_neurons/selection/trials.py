@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from critical_neurons.core.structure import Floats
-from critical_neurons.parallel import Crew, run_in_order
+from critical_neurons.parallel import Executor, run_in_order
 from critical_neurons.removal.rows import Inputs, call_model, join_outputs, take_outputs, take_rows
 from critical_neurons.selection.distance import Distance, list_outputs
 from critical_neurons.selection.replay import Replay
@@ -50,14 +50,14 @@ def measure_trials(
     sample: Sample,
     distance: Distance,
     progress: Callable[[int, int], None],
-    crew: Crew,
+    executor: Executor,
 ) -> Floats:
     """The loss of every trial; zero where nothing is removed. The model comes back as it was.
 
     Trials do not depend on each other: with fewer batches than workers, these share the trials of a batch.
     """
     real = [place for place, trial in enumerate(trials) if trial.error > 0]
-    slots = crew.slots  # of a cluster it may change
+    slots = executor.slots  # of a cluster it may change
     shares = [real] if len(sample) >= slots else [real[first::slots] for first in range(slots)]
     calls = (
         partial(_try_all, model, [trials[place].fitted for place in share], batch, wanted, distance)
@@ -66,7 +66,7 @@ def measure_trials(
     )
     losses, total = np.zeros(len(trials)), sum(map(len, sample.batches))
     progress(0, len(sample))
-    for number, found in enumerate(run_in_order(crew, calls)):
+    for number, found in enumerate(run_in_order(executor, calls)):
         batch, share = divmod(number, len(shares))
         losses[shares[share]] += np.array(found) * len(sample.batches[batch]) / total
         progress(batch + (share + 1 == len(shares)), len(sample))
@@ -105,11 +105,11 @@ class Outputs:
     def join(self) -> list[Tensor]:
         return join_outputs(self._given)
 
-    def complete(self, model: nn.Module, inputs: Inputs, rows: Tensor, size: int, crew: Crew) -> None:
+    def complete(self, model: nn.Module, inputs: Inputs, rows: Tensor, size: int, executor: Executor) -> None:
         """Run the model on those of the rows that are missing, in batches of this size."""
         batches = torch.split(rows[~torch.isin(rows, self.rows)], size)
         calls = (partial(_run, model, take_rows(inputs, some)) for some in batches if len(some))
-        for some, given in zip(batches, run_in_order(crew, calls), strict=False):
+        for some, given in zip(batches, run_in_order(executor, calls), strict=False):
             self.add(some, given)
 
 

@@ -48,7 +48,7 @@ class Inquiry:
         dealt = [set(keys[first::parts]) for first in range(min(parts, len(keys)))]
         return [replace(self, questions=tuple(q for q in self.questions if (q.unit, q.sign) in own)) for own in dealt]
 
-    def answer(self, tell: Callable[[Reply], None], seconds: float = np.inf) -> None:
+    def answer(self, send: Callable[[Reply], None], seconds: float = np.inf) -> None:
         """Further questions about a unit are skipped once one is refuted, or in a round in which one stays open."""
         deadline = time.monotonic() + seconds
         search = ReachSearch(self.relaxation)
@@ -65,7 +65,7 @@ class Inquiry:
                 if time.monotonic() >= deadline:
                     return
                 found = search.ask(question.row, question.sign, self.slack, deadline, most)
-                tell(Reply(question, found))
+                send(Reply(question, found))
                 if not question.settles:
                     continue
                 refuted |= self._refute(found)

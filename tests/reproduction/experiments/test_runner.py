@@ -112,14 +112,14 @@ class Interrupted(Exception):
 
 
 class Listener:
-    """Hears of epochs and of what is finished, and may interrupt."""
+    """Records epochs and finished cells, and may interrupt the run."""
 
     def __init__(self, *, stop_at=None):
         self.epochs, self.finished, self.stop_at = [], [], stop_at
 
-    def tell(self, what, done, of):
-        self.epochs.append((what, done))
-        if self.stop_at == (what, done):
+    def on_epoch(self, training, done, total):
+        self.epochs.append((training, done))
+        if self.stop_at == (training, done):
             raise Interrupted
 
     def finish(self, name):
@@ -154,13 +154,13 @@ class TestWhatIsDone:
     def test_is_not_done_again(self, cells, runs, tmp_path):
         first, second = Listener(), Listener()
         own, store = replace(runs, folder=tmp_path / "runs"), Store(tmp_path / "results")
-        assert run_cells(cells, store, replace(own, tell=first.tell), finished=first.finish) == []
+        assert run_cells(cells, store, replace(own, on_epoch=first.on_epoch), finished=first.finish) == []
         names = [f"{cell.table} {cell.name}" for cell in cells]
         assert first.finished == ["fashion/lenet5/seed-0", "mnist/lenet5/seed-0", *names]
         trained = {what for what, _ in first.epochs}
         assert trained == {"fashion/lenet5/seed-0", "mnist/lenet5/seed-0", f"cells/{cells[0].key}"}
         before = {path.name: path.read_bytes() for path in (tmp_path / "results").iterdir()}
-        assert run_cells(cells, store, replace(own, tell=second.tell), finished=second.finish) == []
+        assert run_cells(cells, store, replace(own, on_epoch=second.on_epoch), finished=second.finish) == []
         assert (second.epochs, second.finished) == ([], [])
         assert {path.name: path.read_bytes() for path in (tmp_path / "results").iterdir()} == before
 
@@ -170,20 +170,20 @@ class TestWhatIsDone:
         own, results = replace(runs, folder=tmp_path / "runs"), Store(tmp_path / "results")
         last = runs.schedule.epochs
         name = f"{cells[0].table} {cells[0].name}"
-        heard = []
+        listeners = []
         for stop_at in (("fashion/lenet5/seed-0", 2), name, None):
             listener = Listener(stop_at=stop_at)
-            heard.append(listener)
-            told = replace(own, tell=listener.tell)
+            listeners.append(listener)
+            recorded = replace(own, on_epoch=listener.on_epoch)
             if stop_at is None:
-                assert run_cells(cells, results, told, finished=listener.finish) == []
+                assert run_cells(cells, results, recorded, finished=listener.finish) == []
             else:
                 with pytest.raises(Interrupted):
-                    run_cells(cells, results, told, finished=listener.finish)
-        assert heard[0].epochs == [("fashion/lenet5/seed-0", 1), ("fashion/lenet5/seed-0", 2)]
-        assert heard[1].epochs[: last - 2] == [("fashion/lenet5/seed-0", each) for each in range(3, last + 1)]
-        assert heard[2].epochs == []
-        assert heard[2].finished == [
+                    run_cells(cells, results, recorded, finished=listener.finish)
+        assert listeners[0].epochs == [("fashion/lenet5/seed-0", 1), ("fashion/lenet5/seed-0", 2)]
+        assert listeners[1].epochs[: last - 2] == [("fashion/lenet5/seed-0", each) for each in range(3, last + 1)]
+        assert listeners[2].epochs == []
+        assert listeners[2].finished == [
             "fashion/lenet5/seed-0",
             "mnist/lenet5/seed-0",
             *(f"{cell.table} {cell.name}" for cell in cells[1:]),
@@ -214,7 +214,10 @@ class TestWhatIsDone:
     def test_is_the_same_for_any_number_of_jobs_and_threads(self, cells, runs, store, tmp_path):
         """To the last bit, also where torch is left with more threads than one."""
         listener = Listener()
-        own, results = replace(runs, folder=tmp_path / "runs", tell=listener.tell), Store(tmp_path / "results")
+        own, results = (
+            replace(runs, folder=tmp_path / "runs", on_epoch=listener.on_epoch),
+            Store(tmp_path / "results"),
+        )
         with on_threads(2):
             assert run_cells(cells, results, own, workers=Workers(2), finished=listener.finish) == []
         assert run_cells(cells, store, runs) == []
@@ -287,7 +290,7 @@ class TestFailures:
             folder.mkdir()
             (folder / "mnist").symlink_to(blocks / "mnist")
         listener, (cell,) = Listener(), find("table-3", "mnist/fashion")
-        own = replace(runs, folder=tmp_path / "runs", data=folder, tell=listener.tell)
+        own = replace(runs, folder=tmp_path / "runs", data=folder, on_epoch=listener.on_epoch)
         with pytest.raises(InvalidInputError, match=r"--data .*data: no .*To fetch this one: hf download zalando"):
             run_cells([cell], Store(tmp_path / "results"), own)
         assert listener.epochs == []

@@ -91,11 +91,11 @@ class TestUnits:
         assert record.result["solver"] is None
 
     def test_nothing_is_trained_on_the_source_at_initialisation(self, find, runs, tmp_path):
-        told = []
-        own = replace(runs, folder=tmp_path / "runs", tell=lambda what, *_: told.append(what))
+        reported = []
+        own = replace(runs, folder=tmp_path / "runs", on_epoch=lambda training, *_: reported.append(training))
         (cell,) = find("snip-transfer", "mnist/fashion/ours")
         assert run_cells([cell], Store(tmp_path / "results"), own) == []
-        assert dict.fromkeys(told) == dict.fromkeys(["fashion/lenet5/seed-0", f"cells/{cell.key}"])
+        assert dict.fromkeys(reported) == dict.fromkeys(["fashion/lenet5/seed-0", f"cells/{cell.key}"])
 
     @pytest.mark.slow
     def test_vgg16_is_trained_in_parts_again(self, finish):

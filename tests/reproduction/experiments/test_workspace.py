@@ -72,13 +72,13 @@ class TestTraining:
 
     @pytest.mark.parametrize("network", ["fc3", "vgg16"])
     def test_networks_are_trained_once(self, runs, tmp_path, network):
-        told = []
-        own = replace(runs, folder=tmp_path, tell=lambda *news: told.append(news))
+        reported = []
+        own = replace(runs, folder=tmp_path, on_epoch=lambda *epoch: reported.append(epoch))
         first = own.train_reference(network, "mnist", 0)
         epochs = runs.schedule.epochs
-        assert told == [(f"mnist/{network}/seed-0", number, epochs) for number in range(1, epochs + 1)]
+        assert reported == [(f"mnist/{network}/seed-0", number, epochs) for number in range(1, epochs + 1)]
         again = own.train_reference(network, "mnist", 0)
-        assert len(told) == epochs
+        assert len(reported) == epochs
         assert equal_states(first.state_dict(), again.state_dict())
 
     def test_seeds_and_data_do_not_meet(self, runs):
@@ -119,7 +119,7 @@ class TestTraining:
             raise Interrupted
 
         with pytest.raises(Interrupted):
-            replace(runs, folder=tmp_path, schedule=WHOLE, tell=stop).train_reference("fc4", "mnist", 0)
+            replace(runs, folder=tmp_path, schedule=WHOLE, on_epoch=stop).train_reference("fc4", "mnist", 0)
         assert (tmp_path / "mnist" / "fc4" / "seed-0" / INITIAL).exists()
 
     def test_epochs_of_the_figure_are_kept(self, runs):

@@ -21,7 +21,7 @@ from critical_neurons.core.workers import HERE, Workers
 from critical_neurons.errors import InvalidInputError, InvalidSettingError, UnreadableModelError
 from critical_neurons.formulations.bound_propagation import bound_network, bound_output
 from critical_neurons.formulations.bound_propagation.interval import make_box
-from critical_neurons.parallel import Piece, Tell, hire
+from critical_neurons.parallel import SendMessage, Task, open_executor
 from critical_neurons.readers import copy_for_reading
 from critical_neurons_reproduction.decoupled.parts import Decoupled, Part
 
@@ -75,25 +75,25 @@ def score_parts(
     network = cn.read_network(decoupled.model, entering)
     if not network.removable:
         raise InvalidInputError(f"the network has nothing to score:\n{network}")
-    pieces: dict[str, Piece] = {}
+    tasks: dict[str, Task] = {}
     leaving = entering
     ranges = make_box(batch.inputs, radius) if box == "image" and radius else None
     for part in decoupled.parts:
         ignored = _find_ignored(part, network, leaving, score_heads=score_heads)
         if ignored is not None:
             bound = None if ranges is None else partial(bound_network, radius=radius, box=ranges, method=method)
-            pieces[part.name] = partial(_score_part, score, program, part, leaving, batch.labels, ignored, bound)
+            tasks[part.name] = partial(_score_part, score, program, part, leaving, batch.labels, ignored, bound)
         if ranges is not None and part is not decoupled.parts[-1]:
             ranges = bound_output(cn.read_network(part.network, leaving, stop="body"), ranges, method=method)
         leaving = run_to(part, leaving)
     found: dict[str, cn.Scores] = {}
-    with hire(workers, most=len(pieces), threads=threads) as crew:
-        for done in crew.run(pieces.items()):
+    with open_executor(workers, most=len(tasks), threads=threads) as executor:
+        for done in executor.run(tasks.items()):
             if done.error is not None:
                 raise done.error
             found[done.name] = done.result
             progress(done.name, done.result)
-    singles = [found[name] for name in pieces]
+    singles = [found[name] for name in tasks]
     settings = {
         **(singles[0].settings if singles else {}),
         "ignore": [],
@@ -125,7 +125,7 @@ def _score_part(
     labels: Ints,
     ignored: list[str],
     bound: Callable[[Network, Floats], Bounds] | None,
-    tell: Tell,
+    send: SendMessage,
 ) -> cn.Scores:
     if bound is not None and isinstance(formulation, cn.Paper):  # only this formulation has a radius
         bounds = bound(cn.read_network(part.network, entering, ignore=ignored), entering.numpy())

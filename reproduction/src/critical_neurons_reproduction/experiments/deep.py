@@ -68,7 +68,7 @@ def run_deep(cell: Cell, runs: Runs) -> Settings:
         Recipe(**settings["fine_tuning"]),
         seed=settings["seed"],
         folder=runs.place(Recipe(**settings["fine_tuning"]), "cells", cell.key),
-        progress=lambda epoch: runs.tell(cell.name, epoch.number, epoch.of),
+        progress=lambda epoch: runs.on_epoch(cell.name, epoch.number, epoch.of),
     ).model
     return {**found, "fine_tuned": measure(tuned, data.test)}
 

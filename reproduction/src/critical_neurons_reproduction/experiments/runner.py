@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from critical_neurons.core.environment import describe_machine
 from critical_neurons.core.workers import HERE, Workers
 from critical_neurons.errors import InvalidSettingError, MissingExtraError, OutputError
-from critical_neurons.parallel import Piece, Tell, hire
+from critical_neurons.parallel import SendMessage, Task, open_executor
 from critical_neurons_reproduction.experiments.cells import Schedule, Settings, describe_schedule, find_data_sets
 from critical_neurons_reproduction.experiments.deep import find_transferred, run_deep
 from critical_neurons_reproduction.experiments.epochs import run_epochs
@@ -58,8 +58,8 @@ def run_cells(
     """Run the cells missing from the store and add each result as it is ready. Returns what failed, with the reason.
 
     The reference networks are trained first; cells whose reference failed are skipped. `finished` is called with the
-    name of every finished cell and training, `runs.tell` after every epoch. A result that cannot be written and lost
-    workers end the run; finished cells stay stored.
+    name of every finished cell and training, `runs.on_epoch` after every epoch. The run ends if a result cannot be
+    written or the workers are lost; finished cells stay stored.
     """
     _check_schedules(cells, runs.schedule)
     references, missing = find_work(cells, store, runs)
@@ -85,8 +85,8 @@ def run_cells(
         finished(name)
 
     # Skip cells that another run has stored by the time a worker is free.
-    pieces = ((name, partial(_run_cell, cell, sent)) for name, cell in by_name.items() if store.find_missing([cell]))
-    failed |= _work(pieces, len(possible), runs, workers, keep)
+    tasks = ((name, partial(_run_cell, cell, sent)) for name, cell in by_name.items() if store.find_missing([cell]))
+    failed |= _work(tasks, len(possible), runs, workers, keep)
     return [f"{name}: {reason}" for name, reason in failed.items()]
 
 
@@ -137,13 +137,13 @@ def _check_schedules(cells: Collection[Cell], schedule: Schedule) -> None:
             )
 
 
-def _train(reference: Reference, runs: Runs, tell: Tell) -> None:
-    _placed(runs, tell).train_reference(reference.network, reference.data, reference.seed)
+def _train(reference: Reference, runs: Runs, send: SendMessage) -> None:
+    _placed(runs, send).train_reference(reference.network, reference.data, reference.seed)
 
 
-def _run_cell(cell: Cell, runs: Runs, tell: Tell) -> tuple[Settings, dict[str, Any]]:
+def _run_cell(cell: Cell, runs: Runs, send: SendMessage) -> tuple[Settings, dict[str, Any]]:
     """The result, and the machine it was made on."""
-    own = _placed(runs, tell)
+    own = _placed(runs, send)
     started = time.perf_counter()
     result = RUNNERS[cell.settings["kind"]](cell, own)
     seconds = time.perf_counter() - started
@@ -151,33 +151,33 @@ def _run_cell(cell: Cell, runs: Runs, tell: Tell) -> tuple[Settings, dict[str, A
     return {**result, "seconds": seconds, "test_images": images}, describe_machine()
 
 
-def _placed(runs: Runs, tell: Tell) -> Runs:
-    return replace(runs, tell=lambda what, done, of: tell((what, done, of)))
+def _placed(runs: Runs, send: SendMessage) -> Runs:
+    return replace(runs, on_epoch=lambda training, done, total: send((training, done, total)))
 
 
 def _send(runs: Runs) -> Runs:
-    """A copy to send to another process: absolute paths, as its directory may differ, and no `tell`."""
+    """A copy to send to another process: absolute paths, as its directory may differ, and no `on_epoch`."""
     data = None if runs.data is None else runs.data.expanduser().absolute()
     weights = None if runs.weights is None else runs.weights.expanduser().absolute()
     scores = None if runs.scores is None else runs.scores.absolute()
     folder = runs.folder.absolute()
-    return replace(runs, folder=folder, data=data, weights=weights, scores=scores, tell=_tell_nobody)
+    return replace(runs, folder=folder, data=data, weights=weights, scores=scores, on_epoch=_ignore_epoch)
 
 
-def _tell_nobody(what: str, done: int, of: int) -> None: ...
+def _ignore_epoch(training: str, done: int, total: int) -> None: ...
 
 
 def _work(
-    pieces: Iterable[tuple[str, Piece]],
+    tasks: Iterable[tuple[str, Task]],
     count: int,
     runs: Runs,
     workers: Workers,
     take: Callable[[str, Any], None],
 ) -> dict[str, str]:
-    """Run the pieces and pass each result to `take`. Returns those that failed, with the reason."""
+    """Run the tasks and pass each result to `take`. Returns those that failed, with the reason."""
     failed: dict[str, str] = {}
-    with hire(workers, most=count, on_message=lambda name, message: runs.tell(*message)) as crew:
-        for done in crew.run(pieces):
+    with open_executor(workers, most=count, on_message=lambda name, message: runs.on_epoch(*message)) as executor:
+        for done in executor.run(tasks):
             if isinstance(done.error, OutputError):
                 raise done.error
             if done.error is not None:

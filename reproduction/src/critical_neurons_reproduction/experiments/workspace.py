@@ -28,7 +28,7 @@ from critical_neurons_reproduction.experiments.cells import (
 from critical_neurons_reproduction.recipes import Recipe
 from critical_neurons_reproduction.training import EPOCH, build_model, train
 
-Tell: TypeAlias = Callable[[str, int, int], None]
+OnEpoch: TypeAlias = Callable[[str, int, int], None]
 """Progress callback: name of the training, epochs done, total epochs."""
 
 DECOUPLED = "decoupled.pt"
@@ -57,7 +57,7 @@ class Runs:
     scores: Path | None = None
     threads: int = 1
     measured: Mapping[str, float] = field(default_factory=dict, hash=False)
-    tell: Tell = lambda what, done, of: None
+    on_epoch: OnEpoch = lambda training, done, total: None
 
     def load(self, data: str) -> Dataset:
         return _load(self._source(data), self.cache, self.schedule.images, self.schedule.measured)
@@ -109,7 +109,7 @@ class Runs:
             seed=seed,
             folder=self.place(recipe, *names),
             keep_epochs=keep_epochs,
-            progress=lambda epoch: self.tell("/".join(names), epoch.number, epoch.of),
+            progress=lambda epoch: self.on_epoch("/".join(names), epoch.number, epoch.of),
         ).model
 
     def train_decoupled(self, model: nn.Module, data: str, seed: int, *names: str) -> Decoupled:
@@ -128,7 +128,7 @@ class Runs:
             threads=self.threads,
             seed=seed,
             checkpoint=folder / DECOUPLED,
-            progress=lambda epoch, losses: self.tell("/".join(names), epoch, recipe.epochs),
+            progress=lambda epoch, losses: self.on_epoch("/".join(names), epoch, recipe.epochs),
         )
         return found
 

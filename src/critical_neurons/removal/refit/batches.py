@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from critical_neurons.removal.refit.scout import Findings
+from critical_neurons.removal.refit.dry_run import DryRun
 
 BATCH_SIZE = 64
 
@@ -26,12 +26,15 @@ def shuffle(count: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
 
-def plan_batches(found: Findings, scouted: int, rows: Tensor) -> dict[str, tuple[Tensor, ...]]:
-    """The batches that join at each module because memory suffices for them from there on, in both models."""
+def plan_batches(found: DryRun, run_on: int, rows: Tensor) -> dict[str, tuple[Tensor, ...]]:
+    """The batches that join at each module because memory suffices for them from there on, in both models.
+
+    `run_on`: the number of inputs of the dry run.
+    """
     joining: dict[str, tuple[Tensor, ...]] = {}
     used = 0
     for place, module in enumerate(found.modules):
-        each = max(2 * max(found.held[place:]) // scouted, 1)
+        each = max(2 * max(found.held[place:]) // run_on, 1)
         fits = min(max(HELD_BYTES // each, LEAST_INPUTS), len(rows))
         if fits > used and fits >= min(2 * used, len(rows)):  # a few more inputs are not worth further threads
             joining[module] = torch.split(rows[used:fits], _choose_size(fits - used))

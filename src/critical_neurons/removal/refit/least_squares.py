@@ -59,7 +59,7 @@ class Refitting(Protocol):
         """Refit the module."""
 
 
-Tell: TypeAlias = Callable[[Tensor, Tensor], None]
+OnCovariances: TypeAlias = Callable[[Tensor, Tensor], None]
 """Called with the covariance of a module's im2col columns, and their covariance with the errors of its outputs."""
 
 
@@ -71,7 +71,7 @@ def begin_refit(
     *,
     absorbed: bool,
     reads: Tensor | None = None,
-    tell: Tell | None = None,
+    on_covariances: OnCovariances | None = None,
 ) -> Refitting:
     """`kept`: the original's output channels that the module still has; `input_count`: how many inputs will be added
     in all; `absorbed`: a refitted batch norm follows, so no bias is needed; `reads`: the input channels that may have
@@ -81,7 +81,7 @@ def begin_refit(
     assert isinstance(module, Weighted)
     if method == "bias":
         return _Offset(module, kept, absorbed=absorbed)
-    return _Weights(module, kept, input_count, absorbed=absorbed, reads=reads, tell=tell)
+    return _Weights(module, kept, input_count, absorbed=absorbed, reads=reads, on_covariances=on_covariances)
 
 
 def is_refittable(module: nn.Module) -> bool:
@@ -177,9 +177,9 @@ class _Weights:
         *,
         absorbed: bool,
         reads: Tensor | None,
-        tell: Tell | None,
+        on_covariances: OnCovariances | None,
     ) -> None:
-        self._module, self._kept, self._absorbed, self._tell = module, kept, absorbed, tell
+        self._module, self._kept, self._absorbed, self._on_covariances = module, kept, absorbed, on_covariances
         self._matrix = _widen(to_matrix(module, module.weight.detach()))
         groups, columns, _ = self._matrix.shape
         self._stays = None
@@ -225,8 +225,8 @@ class _Weights:
     def finish(self) -> None:
         assert self._regression is not None
         added, shift = self._regression.solve()
-        if self._tell is not None and isinstance(self._regression, NormalEquations):
-            self._tell(*self._regression.describe())
+        if self._on_covariances is not None and isinstance(self._regression, NormalEquations):
+            self._on_covariances(*self._regression.describe())
         weight = self._module.weight
         new = require_finite(from_matrix(self._module, self._matrix.to(added) + added).to(weight))
         weight.data = torch.empty_like(weight.data).copy_(new)  # in the same memory format, or sums round otherwise

@@ -45,8 +45,8 @@ class RowProducts:
         if 0 < fitted < rows.shape[1]:
             known = _RowSystem.centre(products[:, :fitted, :fitted], errors[:, :fitted], columns)
             crossed = _centre(products[:, fitted:, :fitted])
-            missed = _centre_rows(errors[:, fitted:])
-            ridge = choose_ridge(lambda ridge: _change(crossed @ known.solve(ridge), missed))
+            held_out = _centre_rows(errors[:, fitted:])
+            ridge = choose_ridge(lambda ridge: _change(crossed @ known.solve(ridge), held_out))
         added, shift = rows.new_zeros(rows.shape[0], columns, errors.shape[2]), errors.mean(1)
         if ridge is not None:
             mean = self._origin.to(errors) + rows.mean(1, keepdim=True).to(errors)
@@ -78,8 +78,8 @@ class _RowSystem:
         return solve_regular(self.products, self.errors, scale_ridge(scale, ridge) + self.floor)
 
 
-def _change(given: Tensor, missed: Tensor) -> float:
-    return as_number(((missed - given).square() - missed.square()).sum())
+def _change(given: Tensor, errors: Tensor) -> float:
+    return as_number(((errors - given).square() - errors.square()).sum())
 
 
 def _centre(products: Tensor) -> Tensor:

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from critical_neurons.errors import InvalidInputError
 from critical_neurons.removal.metrics import evaluating, in_evaluation_mode
 from critical_neurons.removal.refit.batches import HELD_OUT, LEAST_INPUTS, plan_batches, shuffle
+from critical_neurons.removal.refit.dry_run import DryRun, run_dry
 from critical_neurons.removal.refit.im2col import find_channel_axis
 from critical_neurons.removal.refit.least_squares import Refit, Refitting, begin_refit, is_refittable
 from critical_neurons.removal.refit.passes import ForwardPass, close_all, pause_at
-from critical_neurons.removal.refit.scout import Findings, scout
 from critical_neurons.removal.rows import Inputs, call_model, count_rows, is_whole, take_rows
 
 OnOutputs: TypeAlias = Callable[[Tensor, Any], None]
@@ -47,14 +47,15 @@ def refit_modules(
     inputs: Inputs,
     method: Refit,
     progress: Callable[[int, int], None] = lambda done, total: None,
-    tell: Callable[[str, Tensor, Tensor], None] | None = None,
+    on_covariances: Callable[[str, Tensor, Tensor], None] | None = None,
     finish: OnOutputs | None = None,
 ) -> dict[str, int]:
     """Refit the modules of `smaller` at the stops, where their kind allows it.
 
     A module that only some batches reach is refitted on those. A module called several times is refitted at its first
     call only: refitting it again would change what was computed before. `progress` gets the number of modules done
-    and the total; for `tell` see `Tell`. With `finish` the passes of the smaller model go on to their end.
+    and the total. `on_covariances` is called with the name of every refitted module and the arguments of
+    `OnCovariances`. With `finish` the passes of the smaller model run to their end, and it gets their outputs.
 
     Returns the number of inputs that each module was refitted on: fewer than all where memory does not suffice, and
     no entry for modules that no input reaches in both models.
@@ -65,7 +66,9 @@ def refit_modules(
     with ExitStack() as stack:
         for setting in (torch.inference_mode(False), evaluating(original), in_evaluation_mode(smaller)):
             stack.enter_context(setting)
-        return _Stream(original, smaller, chosen, inputs, method, tell, finish).run(progress) if chosen else {}
+        return (
+            _Stream(original, smaller, chosen, inputs, method, on_covariances, finish).run(progress) if chosen else {}
+        )
 
 
 def check_inputs(inputs: Inputs) -> None:
@@ -104,11 +107,11 @@ class _Stream:
         stops: dict[str, Stop],
         inputs: Inputs,
         method: Refit,
-        tell: Callable[[str, Tensor, Tensor], None] | None,
+        on_covariances: Callable[[str, Tensor, Tensor], None] | None,
         finish: OnOutputs | None,
     ) -> None:
         self._original, self._smaller, self._stops = original, smaller, stops
-        self._inputs, self._method, self._tell, self._finish = inputs, method, tell, finish
+        self._inputs, self._method, self._on_covariances, self._finish = inputs, method, on_covariances, finish
         self._device = next((each.device for each in smaller.parameters()), None)
         self._modules = {name: smaller.get_submodule(name) for name in stops}
         self._batches: list[_Batch] = []
@@ -119,7 +122,7 @@ class _Stream:
         watched = {name: self._original.get_submodule(name) for name in self._stops}
         shuffled = shuffle(count_rows(self._inputs))  # data may be sorted by class
         few = shuffled[:LEAST_INPUTS]
-        found = scout(self._original, watched, self._take(few))
+        found = run_dry(self._original, watched, self._take(few))
         joining = plan_batches(found, len(few), shuffled)
         with pause_at(watched, behind=True), pause_at(self._modules, behind=False):
             try:
@@ -129,9 +132,9 @@ class _Stream:
         return self._used
 
     def _serve(
-        self, found: Findings, joining: dict[str, tuple[Tensor, ...]], progress: Callable[[int, int], None]
+        self, found: DryRun, joining: dict[str, tuple[Tensor, ...]], progress: Callable[[int, int], None]
     ) -> None:
-        """Refit module by module in the scouted order. A module met without having been scouted comes next."""
+        """Refit module by module in the order of the dry run. A module that the dry run did not reach comes next."""
         order = list(found.modules)
         for place, name in enumerate(order):  # the list may grow behind this place
             progress(place, len(self._stops))
@@ -176,7 +179,7 @@ class _Stream:
             sum(batch.size for batch in self._batches),
             absorbed=absorbed and module.bias is None,
             reads=stop.reads,
-            tell=None if self._tell is None else partial(self._tell, name),
+            on_covariances=None if self._on_covariances is None else partial(self._on_covariances, name),
         )
 
     def _advance(self, batch: _Batch) -> None:

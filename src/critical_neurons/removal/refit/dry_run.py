@@ -1,4 +1,4 @@
-"""Scout: a first run of the original on a few inputs: order of calls, memory in use, inputs of batch norms."""
+"""Dry run: one forward pass of the original on a few inputs: order of calls, memory in use, inputs of batch norms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from critical_neurons.removal.rows import Inputs, call_model, find_tensors
 
 
 @dataclass(frozen=True)
-class Findings:
+class DryRun:
     """The modules in the order of their first calls, the bytes that a pass holds when it pauses there, and the
     modules whose outputs are read by batch norms among them and by nothing else."""
 
@@ -28,7 +28,7 @@ class Findings:
     absorbed: frozenset[str]
 
 
-def scout(model: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs) -> Findings:
+def run_dry(model: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs) -> DryRun:
     watch = _Watch(model)
     held: dict[str, int] = {}
 
@@ -52,7 +52,7 @@ def scout(model: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs) ->
         stack.enter_context(watch)
         watch.note_inputs(inputs)
         call_model(model, inputs)
-    return Findings(tuple(held), tuple(held.values()), watch.find_absorbed())
+    return DryRun(tuple(held), tuple(held.values()), watch.find_absorbed())
 
 
 class _Watch(TorchFunctionMode):

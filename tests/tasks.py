@@ -1,4 +1,4 @@
-"""Pieces that workers run, importable there."""
+"""Tasks for workers, which import them from here."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from critical_neurons.errors import InvalidInputError, MissingExtraError
 from critical_neurons.parallel import find_allowed_threads
 
 
-def count(name, steps, log, tell):
-    """Tells of its steps; a line in the log for every time it was begun."""
+def count(name, steps, log, send):
+    """Send a message at every step; write a line to the log at every start."""
     with Path(log).open("a") as file:
         file.write(f"{name} {os.getpid()}\n")
     for step in range(steps):
-        tell(step)
+        send(step)
         time.sleep(0.05)
     return name, os.getpid()
 
@@ -31,37 +31,37 @@ def read_log(log):
     return [(name, int(pid)) for name, pid in map(str.split, lines)]
 
 
-def count_until_stopped(log, tell):
+def count_until_stopped(log, send):
     try:
         while True:
-            tell("still there")
+            send("still there")
             time.sleep(0.05)
     except KeyboardInterrupt:
         Path(log).write_text("stopped")
         raise
 
 
-def describe_threads(tell):
+def describe_threads(send):
     return torch.get_num_threads(), {pool["num_threads"] for pool in threadpool_info()}, find_allowed_threads()
 
 
-def fail(tell):
+def fail(send):
     raise InvalidInputError("labels: found none.")
 
 
-def miss(tell):
+def lack_extra(send):
     raise MissingExtraError("cvxpy", "cvxpy")
 
 
-def stumble(tell):
+def stumble(send):
     raise ZeroDivisionError("a bug")
 
 
-def end_process(tell):
+def end_process(send):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def score_class_by_class(model, inputs, labels, tell):
+def score_class_by_class(model, inputs, labels, send):
     """The scores, objectives and bounds, without what differs from run to run."""
     scores = cn.score(model, inputs, labels, formulation=cn.ByClass(cn.Paper(integer=False)))
     proved = [(part.status.value, part.objective, part.bound) for part in scores.parts]

@@ -1,4 +1,4 @@
-"""Crew: the protocol of what runs independent pieces, as many at once as it has slots."""
+"""Executor: runs independent tasks, as many at once as it has slots; in this process, one at a time."""
 
 from __future__ import annotations
 
@@ -14,57 +14,57 @@ import torch
 from critical_neurons.errors import CriticalNeuronsError, MissingExtraError, WorkersError
 from critical_neurons.parallel.threads import on_threads
 
-Tell: TypeAlias = Callable[[Any], None]
-"""Called by a piece with a message for the process that sent it."""
+SendMessage: TypeAlias = Callable[[Any], None]
+"""Called by a task with a message for the process that submitted it."""
 
 OnMessage: TypeAlias = Callable[[str, Any], None]
-"""Called with the name of a piece and its message."""
+"""Called with the name of a task and its message."""
 
-Piece: TypeAlias = Callable[[Tell], Any]
-"""A task; it and its result can be pickled."""
+Task: TypeAlias = Callable[[SendMessage], Any]
+"""A call that can be pickled, with a result that can be pickled."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A finished piece: its result, or its error."""
+    """A finished task: its result, or its error."""
 
     name: str
     result: Any = None
     error: CriticalNeuronsError | None = None
 
 
-class Crew(Protocol):
+class Executor(Protocol):
     @property
     def slots(self) -> int:
-        """How many pieces run at once, at present."""
+        """How many tasks can run at once now."""
 
-    def run(self, pieces: Iterable[tuple[str, Piece]]) -> Iterator[Done]:
-        """Yield the pieces as they finish, in any order. Each is taken from the iterable when a slot is free.
+    def run(self, tasks: Iterable[tuple[str, Task]]) -> Iterator[Done]:
+        """Yield the finished tasks, in any order. A task is taken from the iterable when a slot is free.
 
         Errors other than the package's own are bugs and end the run.
         """
 
 
 @dataclass(frozen=True)
-class Alone:
-    """This process, one piece at a time, on this many threads; None: on those that it has."""
+class SerialExecutor:
+    """Runs tasks in this process, one at a time, on `threads` threads; None keeps the present number."""
 
     threads: int | None
     on_message: OnMessage
     slots: int = 1
 
-    def run(self, pieces: Iterable[tuple[str, Piece]]) -> Iterator[Done]:
-        for name, piece in pieces:
+    def run(self, tasks: Iterable[tuple[str, Task]]) -> Iterator[Done]:
+        for name, task in tasks:
             with nullcontext() if self.threads is None else holding_threads(self.threads):
-                done = attempt(name, piece, partial(self.on_message, name))
+                done = attempt(name, task, partial(self.on_message, name))
             yield done
 
 
-def run_in_order(crew: Crew, calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
-    """The results of independent calls, in the order of the calls, so that sums of them do not depend on the crew."""
+def run_in_order(executor: Executor, calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
+    """The results of independent calls, in the order of the calls: sums of them do not depend on the executor."""
     early: dict[int, Any] = {}
     following = 0
-    for done in crew.run(_number(calls, torch.get_num_threads())):
+    for done in executor.run(_number(calls, torch.get_num_threads())):
         if done.error is not None:
             raise done.error
         early[int(done.name)] = done.result
@@ -73,8 +73,8 @@ def run_in_order(crew: Crew, calls: Iterable[Callable[[], Any]]) -> Iterator[Any
             following += 1
 
 
-def _number(calls: Iterable[Callable[[], Any]], threads: int) -> Iterator[tuple[str, Piece]]:
-    """The calls as pieces. A crew may draw them in a thread of its own, which has another number of threads."""
+def _number(calls: Iterable[Callable[[], Any]], threads: int) -> Iterator[tuple[str, Task]]:
+    """The calls as numbered tasks. An executor may iterate in its own thread, for which torch has another setting."""
     drawn = enumerate(calls)
     while True:
         torch.set_num_threads(threads)
@@ -83,13 +83,13 @@ def _number(calls: Iterable[Callable[[], Any]], threads: int) -> Iterator[tuple[
         yield str(each[0]), partial(_call, each[1])
 
 
-def _call(call: Callable[[], Any], tell: Tell) -> Any:
+def _call(call: Callable[[], Any], send: SendMessage) -> Any:
     return call()
 
 
-def attempt(name: str, piece: Piece, tell: Tell) -> Done:
+def attempt(name: str, task: Task, send: SendMessage) -> Done:
     try:
-        return Done(name, piece(tell))
+        return Done(name, task(send))
     except CriticalNeuronsError as error:
         return Done(name, error=error)
 
@@ -102,16 +102,16 @@ def explain_unpicklable(error: Exception) -> WorkersError:
     )
 
 
-_allowed: ContextVar[int | None] = ContextVar("threads of the piece", default=None)
+_allowed: ContextVar[int | None] = ContextVar("threads of the task", default=None)
 
 
 def find_allowed_threads() -> int | None:
-    """The number of threads of the running piece, which solvers use too; None outside of pieces."""
+    """The number of threads of the running task, which solvers use too; None outside of tasks."""
     return _allowed.get()
 
 
 def settle_threads(count: int) -> None:
-    """Use `count` threads in torch, BLAS and solvers from now on, in a process that only runs pieces."""
+    """Use `count` threads in torch, BLAS and solvers from now on, in a process that only runs tasks."""
     _limit_blas(count)
     torch.set_num_threads(count)
     _allowed.set(count)
