@@ -37,23 +37,28 @@ HEADER = (
 SECTION = """\
 ## Searching and refitting
 
-`python benchmarks/passes.py run`: `cn.search(macs=0.5)` and `cn.prune(compensate="least_squares")`, processor seconds
-on one thread, and as multiples of one forward pass over the same inputs. ResNet-20 on 1 000 CIFAR-10 images, accuracy
-on 2 500 validation images; the others, if there are any, on random images of 224x224. The faster of two
-passes counts. *Load* is the load average on the two cores: a busy machine slows passes and the rest unevenly. Lines
-with a commit were measured at that commit. At 0b44375, importing torch's compiler took four seconds of the first
-call, every trial of pricing took a whole pass, and batch norms a fifth of refitting. At 9c3be31 and before, comparing
-drafts took a separate pass, ridges were tried from the largest down, and pricing at standard effort took ten passes
-instead of six. At 3b574f5 and before, threads had separate arenas of memory, and each batch's products were added up
-separately. Outside of the command line tool, `MALLOC_ARENA_MAX=1` makes threads share an arena.
+The time of `cn.search(macs=0.5)` and `cn.prune(compensate="least_squares")` in processor seconds on one thread.
+*Passes* is the sum of both as a multiple of one forward pass over the same inputs, the faster of two. ResNet-20 runs
+on 1 000 CIFAR-10 images, and its accuracy is that on 2 500 validation images; other networks run on random images of
+224x224. *Load* is the load average on the two cores: a busy machine slows forward passes and the rest unevenly.
+Measured by `python benchmarks/passes.py run`.
+
+Lines with a commit were measured at that commit. These things were different then:
+
+* At 0b44375, the first call spent four seconds on importing torch's compiler, every trial of pricing took a whole
+  forward pass, and batch norms took a fifth of refitting.
+* At 9c3be31 and before, comparing drafts took a separate pass, ridges were tried from the largest down, and pricing
+  at standard effort took ten passes instead of six.
+* At 3b574f5 and before, every thread had its own memory arena, and the products of each batch were added up
+  separately. In the command line tool threads now share an arena; elsewhere, set `MALLOC_ARENA_MAX=1`.
 """
 
 
 WORKERS = """\
 A parallel search (`cn.search(workers=cn.Workers(jobs=...))`, standard effort): wall-clock seconds, including the
-start of the processes, and processor seconds of the calling process, which refits drafts. *Scores* is a digest: they
-are identical to the last bit. If other processes occupy all cores already, two workers get a larger share of the
-cores than one.
+start of the processes, and processor seconds of the calling process, which does the refitting. *Scores* is a digest
+of the scores, which are identical to the last bit. If all cores are busy already, two workers get a larger share of
+them than one.
 """
 
 

@@ -150,7 +150,7 @@ class TestPage:
         text = page.read_text()
         assert "feasible, gap 25.0%" in text
         assert f"ended after {CAP}" in text
-        assert "the solver gave up" in text
+        assert "the solver failed" in text
         assert "| cn.search | 40.00 | 80.00 |" in text
         assert "Without compensation the better program, paper, relaxed, is 10.00 points above cn.search." in text
         assert "With compensation the better program, paper, relaxed, is 10.00 points below cn.search." in text
