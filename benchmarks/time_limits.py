@@ -28,20 +28,22 @@ LIMITS = (0.1, 1.0, 10.0)
 
 TEMPLATE = """# Time limits
 
-Written by `python benchmarks/time_limits.py page` from `benchmarks/results/time_limits.jsonl`; `python
-benchmarks/time_limits.py run` measures what is not stored there. A call should exceed its limit by at most 1 s, or
-10 % if that is more; cells that do not are in bold. Reading, bounding, encoding, solving and building are included.
-Not interruptible are a call of a layer, an addition of large sparse matrices, and a step of a solver or of
-distillation.
+This page shows how long calls with a time limit take in fact. A call should exceed its limit by at most 1 s, or by
+10 % if that is more. Cells in bold exceed it by more. The time includes reading the model, bounds, encoding, solving
+and building the result. Some steps cannot be interrupted: one call of a layer, one addition of large sparse matrices,
+and one step of a solver or of distillation.
 
 If reading the model takes 0.7 s, or 7 %, longer than the limit, the call raises an error: "time_limit: 0.1 s were
-over before the model was read". If the limit is over before there is a program, every score is 1, with a note. A
-conic solver of CVXPY is not started if ten of its steps would not fit into the remaining time, nor HiGHS if its
-presolve would not.
+over before the model was read". If the limit is reached before the program is built, every score is 1, with a note.
+A conic solver of CVXPY is not started if ten of its steps would take longer than the remaining time; HiGHS is not
+started if its presolve would.
 
-Wall-clock seconds, and processor seconds in parentheses, for limits of {limits} s; load is the load average on
-{cores} when the case began, which lengthens the wall-clock time. Networks have random weights; 10 random images of
-32x32, for distillation 256. Versions: {versions}; {machine}; {date}.
+The cells give wall-clock seconds, and processor seconds in parentheses, for limits of {limits} s. The load is the
+load average on {cores} when the case began; a high load lengthens the wall-clock time. Networks have random weights.
+The inputs are 10 random images of 32x32, for distillation 256. Versions: {versions}; {machine}; {date}.
+
+Written by `python benchmarks/time_limits.py page` from `benchmarks/results/time_limits.jsonl`; `python
+benchmarks/time_limits.py run` measures the cases that are not stored there.
 
 | call | {heads} |
 |---|{rules}|
@@ -166,13 +168,13 @@ def prepare_distillation(model: str) -> Callable[[float], str]:
     import torch
 
     import critical_neurons as cn
-    from critical_neurons.removal.distil import distil
+    from critical_neurons.removal.distil import distil, hold_out
     from critical_neurons.removal.imitation import Aim
 
     def square(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         return (found - wanted).square().mean()
 
-    original, inputs, reported = make_model(model), draw_inputs(256), []
+    original, parts, reported = make_model(model), hold_out(draw_inputs(256), 0), []
     smaller = copy.deepcopy(original)
     with torch.no_grad():
         for values in smaller.parameters():
@@ -182,7 +184,7 @@ def prepare_distillation(model: str) -> Callable[[float], str]:
         reported.clear()
         settings = cn.Distillation(seconds=seconds)
         aim = Aim(square, square)
-        distil(original, smaller, inputs, aim, augment=lambda rows: rows, settings=settings, report=reported.append)
+        distil(original, smaller, *parts, aim, augment=lambda rows: rows, settings=settings, report=reported.append)
         return f"{sum('held-out' in str(each) for each in reported)} steps"
 
     return call
