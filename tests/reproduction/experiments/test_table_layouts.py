@@ -319,7 +319,10 @@ def test_vgg16_in_a_way_that_was_not_run_is_said_once(cells, store, tmp_path):
 def test_a_row_says_when_random_units_are_as_good():
     paper = {"Ours": Figure(85.3), "prune": Figure(36.0)}
     ours = {"Ref": Figure(86.0), "Ours": Figure(86.1), "prune": Figure(35.0)}
-    told = "1.0 points fewer of the parameters removed, accuracy +0.8 against the paper; +0.1 against our own"
-    assert explain(Row(("VGG-16",), {**ours, "RP": Figure(50.0)}, paper), "Ours", "prune") == f"{told} reference."
+    shown = (
+        "1.0 points fewer of the parameters removed, accuracy +0.8 compared with the paper; "
+        "+0.1 compared with our own"
+    )
+    assert explain(Row(("VGG-16",), {**ours, "RP": Figure(50.0)}, paper), "Ours", "prune") == f"{shown} reference."
     better = explain(Row(("VGG-16",), {**ours, "RP": Figure(86.4)}, paper), "Ours", "prune")
-    assert better == f"{told} reference; no better than random units, which leave 86.4."
+    assert better == f"{shown} reference; no better than removing random units, which leaves 86.4."

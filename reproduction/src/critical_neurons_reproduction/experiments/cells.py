@@ -1,4 +1,4 @@
-"""Cells: every run of every table and figure, with all its settings. The paper's, unless a comment says why not."""
+"""Cells: every run of every table and figure, with all its settings: the paper's, unless a comment says why not."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from critical_neurons_reproduction.store import Cell, Profile
 Settings: TypeAlias = Mapping[str, Any]
 
 DATA: Mapping[str, str] = {"mnist": "MNIST", "fashion": "Fashion-MNIST", "cifar10": "CIFAR-10"}
-"""Data sets by the name cells have for them, and as tables print them."""
+"""Names of data sets in cells, and in printed tables."""
 
 NETWORKS: Mapping[str, str] = {"fc3": "FC-3", "fc4": "FC-4", "lenet5": "LeNet-5", "vgg16": "VGG-16"}
 
 FOLDERS: Mapping[str, str] = {"mnist": "mnist", "fashion": "fashion_mnist", "cifar10": "cifar10"}
-"""What the data sets are called in a folder of them, and in `HUB_IDS` and `RECIPES`."""
+"""Names of data sets in cells, and those of their folders, which are also the keys of `HUB_IDS` and `RECIPES`."""
 
 AUTHORS: Settings = {
     "input_radius": 1e-5,
@@ -30,13 +30,13 @@ AUTHORS: Settings = {
     "gap": 1e-4,
     "time_limit": 3600,
 }
-"""How the authors' code solves: a box of 1e-5 around the images, gates relaxed. The limits are ours, and so is the
-objective: cells of convolutional networks are run with that of the authors' code, too."""
+"""How the authors' code solves the program: a box of 1e-5 around the images, gates relaxed. The limits and the
+objective are ours. Cells of convolutional networks are also run with the objective of the authors' code."""
 
 FINE_TUNING: Settings = Recipe(
     "sgd", 1e-2, epochs=1, momentum=0.9, nesterov=True, weight_decay=5e-4, augmented=True, annealing="linear"
 ).to_dict()
-"""Of VGG-16 as a whole: the rate at which its parts are trained, ten times this, would undo them."""
+"""Fine-tuning of VGG-16 as a whole. The learning rate of its parts, ten times this one, would be too high here."""
 
 PART_LIMIT = 60
 """Seconds for the program of one part of VGG-16."""
@@ -51,32 +51,32 @@ DEEP: Settings = {
     },
     "parts": {"box": "image", "score_heads": True},
 }
-"""VGG-16 as in the authors' code: their objective, the image's box propagated through all earlier parts, units of the
-heads scored, too."""
+"""VGG-16 as in the authors' code: their objective, the image's box propagated through all earlier parts, and units of
+the heads scored as well."""
 
 GIVEN: dict[str, Any] = {"digest": "125efa0826c655c3", "shift": -0.5}
-"""Weights of a VGG-16 trained end to end on CIFAR-10, by the sha256 of their file; its inputs are pixels in [0, 1],
-moved by so much."""
+"""Weights of a VGG-16 trained end to end on CIFAR-10, by the sha256 of their file. Its inputs are pixels in [0, 1],
+plus `shift`."""
 
 HEADS: Settings = Recipe(
     "sgd", 0.05, epochs=5, batch_size=256, momentum=0.9, nesterov=True, weight_decay=5e-4, annealing="one_cycle"
 ).to_dict()
-"""Of heads alone, behind bodies that stay as they are."""
+"""Training of the auxiliary heads alone, with the bodies frozen."""
 
 SHARE = 0.36
-"""Of VGG-16's parameters, removed in the paper."""
+"""Share of VGG-16's parameters that the paper removes."""
 
 RANDOM_DRAWS = 10
-"""Random removals are averaged: one draw alone can be lucky."""
+"""Number of random removals that are averaged: a single draw varies too much."""
 
 LINEARISED: Settings = {"formulation": "linearised", "input_radius": 0}
-"""Which takes images as points."""
+"""The linearised program has no box around the images."""
 
 SEVERAL = 10
-"""Most images of a class in IMIDP, as in the authors' code; the paper gives no number."""
+"""Largest number of images of a class in IMIDP, as in the authors' code; the paper gives no number."""
 
 SHARE_SLACK = 5.0
-"""Points that the share removed may be below the paper's where thresholds are chosen on validation images."""
+"""How many points less than the paper may be removed where thresholds are chosen on validation images."""
 
 STEPS = 20
 """Candidate thresholds per layer: quantiles of its scores, at this number of equal steps."""
@@ -87,7 +87,7 @@ FOLLOWED = (("fashion", "lenet5"), ("mnist", "lenet5"), ("fashion", "fc3"), ("mn
 
 LOSS_WEIGHTS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25)
 FIGURE_THRESHOLDS: Mapping[str, float] = {"lenet5": 0.2, "fc3": 0.1}
-"""Those of Table 2; the paper names none for its figures."""
+"""Thresholds of Table 2; the paper gives none for its figures."""
 
 SNIP_KEPT, SNIP_IMAGES = 0.45, 128
 INITIAL_THRESHOLD = 0.2
@@ -95,10 +95,10 @@ INITIAL_THRESHOLD = 0.2
 
 @dataclass(frozen=True)
 class Schedule:
-    """What trainings are cut down to: at most `epochs` epochs, and the first `images` training images.
+    """Shortened training: at most `epochs` epochs, on the first `images` training images.
 
-    `measured` are the images of the validation and of the test part that count, and `narrow` is what widths of VGG-16
-    are divided by.
+    `measured` is the number of validation images and of test images used. The widths of VGG-16 are divided by
+    `narrow`.
     """
 
     epochs: int | None = None
@@ -118,7 +118,7 @@ class Schedule:
         return self.shorten(recipe) != recipe
 
     def describe(self, recipes: Collection[Recipe]) -> str | None:
-        """None where trainings by these recipes are as long as in the paper."""
+        """How trainings by these recipes are shortened; None if they are not."""
         parts = []
         if any(map(self.cuts, recipes)):
             parts.append(f"{self.epochs} of {max(recipe.epochs for recipe in recipes)} epochs")
@@ -132,11 +132,11 @@ class Schedule:
 
 
 BEST_RECIPES = "short"
-"""Those that results are made with: they give the better references for their time."""
+"""The recipes that results are made with: their references are better for the same training time."""
 
 WHOLE = Schedule()
 QUICK = Schedule(epochs=1, images=1000, measured=500, narrow=8)
-"""Of the quick profile: to see that everything runs, not for figures."""
+"""The schedule of the quick profile: to check that everything runs, not for results."""
 
 
 def list_cells(
@@ -163,7 +163,7 @@ def list_cells(
 
 
 def find_data_sets(settings: Settings) -> list[str]:
-    """Those a cell is run on."""
+    """The data sets that a cell is run on."""
     return [settings[each] for each in ("data", "target") if each in settings]
 
 
@@ -172,7 +172,7 @@ def _digest_pictures(settings: Settings) -> Settings:
 
 
 def describe_schedule(settings: Settings, schedule: Schedule) -> str | None:
-    """In what way a cell with these settings is cut down."""
+    """How the training of a cell with these settings is shortened; None if it is not."""
     return schedule.describe([Recipe(**settings[each]) for each in ("recipe", "retraining") if each in settings])
 
 
@@ -184,7 +184,7 @@ def find_recipe(network: str, data: str, recipes: str = BEST_RECIPES) -> Recipe:
 
 
 def _find_recipes(settings: Settings, recipes: str) -> Settings:
-    """The trainings of a cell by the recipes of that name. VGG-16 has its own for fine-tuning."""
+    """All trainings of a cell, by the recipes of that name. Fine-tuning of VGG-16 has its own recipe."""
     found = {
         key: find_recipe(settings["network"], settings[of], recipes)
         for key, of in (("recipe", "data"), ("retraining", "target"), ("fine_tuning", "data"))
@@ -198,19 +198,19 @@ def _find_recipes(settings: Settings, recipes: str) -> Settings:
 
 
 def _start(kind: str, data: str, network: str, **further: Any) -> dict[str, Any]:
-    """What the settings of every cell begin with."""
+    """The first settings of every cell."""
     recipe = find_recipe(network, data).to_dict()
     return {"kind": kind, "data": data, "network": network, "recipe": recipe, **further}
 
 
 def _batch(per_class: int = 1, *, varying: bool = False, correct: bool = True, seed: int | None = None) -> Settings:
-    """As `draw_batch` takes it. `seed` None is that of the cell."""
+    """Arguments of `draw_batch`. Without a `seed` that of the cell is used."""
     return {"per_class": per_class, "varying": varying, "correct": correct, "seed": seed}
 
 
 def _both_objectives(cells: Iterator[tuple[str, Settings]]) -> Iterator[tuple[str, Settings]]:
-    """Where a program scores LeNet-5, with our objective and with the authors'. Without convolutions they are the
-    same."""
+    """Cells that score LeNet-5 by a program, once with our objective and once with the authors'. For networks without
+    convolutions the objectives are equal."""
     for name, settings in cells:
         if settings["network"] == "lenet5" and settings.get("method", "scores") == "scores":
             for objective in ("balanced", "authors"):
@@ -238,7 +238,7 @@ def _table_2() -> Iterator[tuple[str, Settings]]:
     for (title, network_title, threshold), figures in PUBLISHED["table-2"].figures.items():
         data, network = _name_of(DATA, title), _name_of(NETWORKS, network_title)
         ours, prune = figures["Ours"], figures["prune"]
-        if not ours or not prune:  # VGG-16, which has tables of its own
+        if not ours or not prune:  # VGG-16, which has its own tables
             continue
         goal = {"share": (prune.mean - SHARE_SLACK) / 100, "accuracy": ours.mean / 100, "steps": STEPS}
         yield (
@@ -268,7 +268,8 @@ def _table_2_given() -> Iterator[tuple[str, Settings]]:
 
 
 def _deep_cells(settings: Settings) -> Iterator[tuple[str, Settings]]:
-    """Every cell fine-tunes one network, the most telling first. A threshold is the paper's or removes its share."""
+    """Every cell fine-tunes one network, the most informative first. The threshold is the paper's, or the one that
+    removes the paper's share."""
     ways = (
         ("paper", SHARE, ("ours", "nothing", "random", "critical")),
         ("linearised", SHARE, ("ours", "random", "critical")),
@@ -298,8 +299,8 @@ def _table_3() -> Iterator[tuple[str, Settings]]:
         network = _name_of(NETWORKS, title)
         source, target = (_name_of(DATA, each) for each in titles)
         deep = {**DEEP, "share": SHARE} if network == "vgg16" else {"score": {**AUTHORS, "loss_weight": 5}}
-        # The paper gives neither λ nor threshold here: those of Table 2, for LeNet-5 those of MNIST, for VGG-16 as
-        # much as the paper removes.
+        # The paper gives neither λ nor threshold here. We use those of Table 2, for LeNet-5 those of MNIST, and for
+        # VGG-16 the threshold that removes the paper's share.
         yield (
             f"{source}/{target}/{network}",
             _start(
@@ -318,7 +319,7 @@ def _table_3() -> Iterator[tuple[str, Settings]]:
 
 
 def _initial(source: str, target: str, method: str) -> Settings:
-    """Chosen at initialisation, so that nothing is trained on the source."""
+    """Units are chosen at initialisation, so nothing is trained on the source."""
     return {
         "kind": "transfer",
         "data": source,
@@ -401,13 +402,13 @@ DIFFERENCES: Mapping[str, Settings] = {
     "linearised": LINEARISED,
     "any images": {"batch": _batch(correct=False)},
 }
-"""What the paper leaves open, one change at a time. Biases under masks are measured in every cell."""
+"""What the paper leaves open, one change at a time. Every cell also measures masks that keep biases."""
 
 
 def _differences() -> Iterator[tuple[str, Settings]]:
     for network, (title, change) in product(("fc3", "lenet5"), DIFFERENCES.items()):
         if network == "fc3" and change.get("objective") == "authors":
-            continue  # without convolutions it is ours
+            continue  # without convolutions it equals ours
         threshold = 0.1 if network == "fc3" else 0.2
         yield (
             f"fashion/{network}/{title.replace(' ', '-')}",
@@ -445,7 +446,7 @@ def _name_of(titles: Mapping[str, str], title: str) -> str:
 
 
 def select_cells(cells: Collection[Cell], only: Collection[str]) -> list[Cell]:
-    """Those whose name has all parts of one of the texts in it, in that order, such as fashion/lenet5."""
+    """The cells whose name contains all parts of one of the texts, in that order, such as fashion/lenet5."""
     if not only:
         return list(cells)
     chosen = [cell for cell in cells if any(_matches(cell, text) for text in only)]

@@ -1,4 +1,4 @@
-"""Overview: the first table of the page, every row of the paper's tables beside ours, and why rows miss."""
+"""Overview: the first table of the page, every row of the paper's tables beside ours, and why rows fall short."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from critical_neurons.core.markdown import format_table
 from critical_neurons_reproduction.result_tables import MISSING, Figure, Row, Table
 
 LEGEND = """\
-Accuracy / share of the parameters removed, as the authors count them. ✓ at or above the paper, or below by no
-more than the larger of the two standard deviations; ≷ the accuracy is, the share is not; ✗ the accuracy is not; ◐
-training was shortened; ¹ one seed alone. Two columns of ours where the objective matters: *balanced*, in which
-every layer counts alike, and that of the *authors'* code, which also divides by the size of a convolution's
-kernel. *In parts*: trained by decoupled greedy learning, as in the paper. *From given weights*: trained end to end
-elsewhere; of its parts only the heads are trained.
+Every entry is accuracy / share of the parameters removed, as the authors count them. A number reaches the paper's if
+it is at least the paper's, or lower by at most the larger of the two standard deviations.
+
+- ✓ accuracy and share reach the paper's; of a reference (Ref), the accuracy
+- ≷ the accuracy does, the share does not
+- ✗ the accuracy does not
+- ◐ training was shortened
+- ¹ one seed only
+
+There are two columns of ours where the objective matters: *balanced*, in which every layer has the same weight, and
+that of the *authors'* code, which also divides by the size of a convolution's kernel. *In parts*: trained by
+decoupled greedy learning, as in the paper. *From given weights*: trained end to end elsewhere; only the heads of the
+parts are trained here.
 """
 
 ACCURACY: Mapping[str, tuple[str, ...]] = {
@@ -31,13 +38,13 @@ ACCURACY: Mapping[str, tuple[str, ...]] = {
 """The columns of the first table on the page, by file."""
 
 NOT_RUN: Mapping[str, str] = {
-    "table-2-deep": "VGG-16 trained in parts: each figure that is missing takes one epoch of fine-tuning, about 20 "
-    "minutes of one core, after a training of about three hours of one core.",
-    "table-2-given": "VGG-16 from given weights: each figure that is missing takes one epoch of fine-tuning.",
+    "table-2-deep": "VGG-16 trained in parts: each missing number takes one epoch of fine-tuning, about 20 minutes "
+    "of one core, after a training of about three hours of one core.",
+    "table-2-given": "VGG-16 from given weights: each missing number takes one epoch of fine-tuning.",
     "table-3": "VGG-16, transferred: for every data set the unpruned and the pruned network are trained from their "
-    "initial weights, about three hours of one core each. Scores on CIFAR-10 are kept in `results/scores`.",
+    "initial weights, about three hours of one core each. The scores on CIFAR-10 are stored in `results/scores`.",
 }
-"""What is said once of rows without a figure, by file."""
+"""What the missing rows would take, by file; written once for all of them."""
 
 ABOVE, LESS, BELOW, SHORTENED, ONE = "✓", "≷", "✗", "◐", "¹"
 
@@ -45,13 +52,13 @@ NAMES: Mapping[str, str] = {
     "table-2-deep": "VGG-16 in parts, program {0}, rule {1}",
     "table-2-given": "VGG-16 from given weights, program {0}, rule {1}",
 }
-"""How rows are called, by file; as their labels where there is nothing here."""
+"""Titles of rows, by file; other rows are called by their labels."""
 
 
 def sum_up(tables: Mapping[str, Table]) -> str:
-    """Every row of the paper's tables, the paper's figures and ours; of equal references the first.
+    """Every row of the paper's tables, with the paper's numbers and ours. Equal references are listed once.
 
-    Rows of VGG-16 in Table 2 are left out if they were not run; `NOT_RUN` says what they take.
+    Rows of VGG-16 in Table 2 are left out if they were not run; `NOT_RUN` says what they would take.
     """
     rows = []
     reasons, lacking, references = [], [], set()
@@ -77,13 +84,13 @@ def sum_up(tables: Mapping[str, Table]) -> str:
                 why = explain(row, column, share, chosen.get(row.labels[:2]))
                 reasons.append(f"- {name}, {title}{'' if len(columns) == 1 else f', {column}'}: {why}")
     said = [NOT_RUN[name] for name in dict.fromkeys(lacking)]
-    told = ["Rows without ✓, and why:\n", *reasons, ""] if reasons else []
+    explained = ["Rows without ✓, and why:\n", *reasons, ""] if reasons else []
     lines = format_table(("table", "row", "paper", "ours, balanced", "ours, authors' objective"), rows)
-    return "\n".join([*lines, "", LEGEND, *told, *(f"{each}\n" for each in said)]) + "\n"
+    return "\n".join([*lines, "", LEGEND, *explained, *(f"{each}\n" for each in said)]) + "\n"
 
 
 def explain(row: Row, accuracy: str, share: str | None, chosen: Row | None = None) -> str:
-    """Why a row does not reach the paper, by its own figures; `chosen` has those at other thresholds."""
+    """Why a row does not reach the paper, in numbers; `chosen`: the row at thresholds chosen on validation images."""
     ours, paper = row.ours.get(accuracy), row.paper.get(accuracy)
     if ours is None or paper is None:
         return "not run."
@@ -93,17 +100,17 @@ def explain(row: Row, accuracy: str, share: str | None, chosen: Row | None = Non
     reference = row.ours.get("Ref") or row.ours.get("reference")
     gap = ours.mean - paper.mean
     if share is None:
-        parts.append(f"training ends {abs(gap):.1f} {'above' if gap >= 0 else 'below'} the paper's")
+        parts.append(f"accuracy after training {abs(gap):.1f} {'above' if gap >= 0 else 'below'} the paper's")
     else:
         removed, printed = row.ours.get(share), row.paper.get(share)
         if removed and printed:
             more = removed.mean - printed.mean
             amount = f"{abs(more):.1f} points {'more' if more >= 0 else 'fewer'} of the parameters removed"
-            parts.append(f"{amount}, accuracy {gap:+.1f} against the paper")
+            parts.append(f"{amount}, accuracy {gap:+.1f} compared with the paper")
         if reference and accuracy != "Ref":
-            parts.append(f"{ours.mean - reference.mean:+.1f} against our own reference")
+            parts.append(f"{ours.mean - reference.mean:+.1f} compared with our own reference")
         if (by_chance := row.ours.get("RP")) and by_chance.mean >= ours.mean:
-            parts.append(f"no better than random units, which leave {by_chance.mean:.1f}")
+            parts.append(f"no better than removing random units, which leaves {by_chance.mean:.1f}")
         if chosen and (other := _show_pair(chosen.ours, accuracy, share)):
             parts.append(f"{other} at thresholds chosen on validation images")
     return "; ".join(parts) + "."
@@ -115,7 +122,7 @@ def _show_pair(figures: Mapping[str, Figure | None], accuracy: str, share: str |
 
 
 def mark(row: Row, accuracy: str, share: str | None, seeds: int = 1) -> str:
-    """Our figures, and whether they reach the paper's; `seeds` are wanted."""
+    """Our numbers, and whether they reach the paper's. `seeds`: how many there should be."""
     shown, figure = _show_pair(row.ours, accuracy, share), row.ours.get(accuracy)
     if not shown or figure is None:
         return MISSING
