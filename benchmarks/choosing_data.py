@@ -31,7 +31,7 @@ from critical_neurons.core.scores import average_scores
 from critical_neurons.core.settings import Compensation
 from critical_neurons.errors import CriticalNeuronsError
 from critical_neurons.removal.metrics import measure_accuracy
-from critical_neurons_reproduction.datasets import Dataset, Part
+from critical_neurons_reproduction.datasets import Dataset, LabelledImages
 from critical_neurons_reproduction.experiments.cells import select_cells
 from critical_neurons_reproduction.experiments.workspace import Runs
 from critical_neurons_reproduction.store import Cell, Store
@@ -158,7 +158,7 @@ class Trial:
             },
         }
 
-    def draw(self, choice: Choice) -> Part:
+    def draw(self, choice: Choice) -> LabelledImages:
         """The calibration images of a choice, drawn and shuffled by the seed."""
         match choice.kind:
             case "even":
@@ -170,7 +170,7 @@ class Trial:
             case "unsure" | "sure":
                 rows = self._rank(choice.images, sure=choice.kind == "sure")
                 drawn = self._training.select(rows[self._shuffle(len(rows))])
-        return Part(drawn.inputs.contiguous(), drawn.labels)
+        return LabelledImages(drawn.inputs.contiguous(), drawn.labels)
 
     def _rank(self, count: int, *, sure: bool) -> Tensor:
         """Class-balanced, the images with the largest or the smallest margin."""
@@ -198,7 +198,7 @@ class Trial:
         return torch.randperm(count, generator=torch.Generator().manual_seed(self._seed))
 
 
-def search_by_class(search: partial[cn.Scores], images: Part) -> cn.Scores:
+def search_by_class(search: partial[cn.Scores], images: LabelledImages) -> cn.Scores:
     """Scores averaged over one search per class, each with the same budget."""
     parts = [search(images.inputs[images.labels == label]) for label in images.labels.unique()]
     settings = {**parts[0].settings, "by_class": True}

@@ -31,7 +31,7 @@ from critical_neurons.core.scores import spread_scores
 from critical_neurons.io.models import load_model
 from critical_neurons.removal.metrics import measure_accuracy
 from critical_neurons.selection.norms import score_norms
-from critical_neurons_reproduction.datasets import Part, load_stored
+from critical_neurons_reproduction.datasets import LabelledImages, load_stored
 from critical_neurons_reproduction.experiments.workspace import Runs, find_data
 from preferring import METHODS, Subject, prefer
 from storing import store_line
@@ -104,7 +104,12 @@ def run_cells(arguments: argparse.Namespace) -> None:
 
 
 def measure(
-    subject: Subject, budget: Mapping[str, float], method: str, part: Part, settings: cn.Distillation, seed: int
+    subject: Subject,
+    budget: Mapping[str, float],
+    method: str,
+    part: LabelledImages,
+    settings: cn.Distillation,
+    seed: int,
 ) -> dict[str, Any]:
     """Accuracy before, with only batch norms re-estimated, refitted, and distilled; processor seconds of each."""
     plan, choosing = clock(partial(choose, subject, budget, method, seed))
@@ -145,7 +150,9 @@ def reestimate(model: nn.Module, inputs: Tensor) -> nn.Module:
     return found.eval()
 
 
-def load_case(network: str, arguments: argparse.Namespace) -> tuple[nn.Module, Part, dict[str, Part]]:
+def load_case(
+    network: str, arguments: argparse.Namespace
+) -> tuple[nn.Module, LabelledImages, dict[str, LabelledImages]]:
     """The trained network, the images for calibration, and the images to measure on."""
     if network == PLAIN:
         from quality import CASES, load_images
@@ -159,7 +166,7 @@ def load_case(network: str, arguments: argparse.Namespace) -> tuple[nn.Module, P
     training, test = load_stored(str(find_data(arguments.data, "cifar10")), cache=arguments.cache)
     rows = torch.arange(len(training))
     first, last, tested = (
-        Part(look(part.inputs), part.labels)
+        LabelledImages(look(part.inputs), part.labels)
         for part in (training.select(rows[:TRAINED]), training.select(rows[TRAINED:]), test)
     )
     return model, first, {"validation": last, "test": tested}

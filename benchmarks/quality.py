@@ -38,7 +38,7 @@ from critical_neurons.errors import CriticalNeuronsError
 from critical_neurons.io.builtin_models import MODELS, fc3
 from critical_neurons.io.models import load_model
 from critical_neurons.removal.metrics import measure_accuracy
-from critical_neurons_reproduction.datasets import VALIDATION_SHARE, Dataset, Part, load_stored
+from critical_neurons_reproduction.datasets import VALIDATION_SHARE, Dataset, LabelledImages, load_stored
 from critical_neurons_reproduction.experiments.cells import select_cells
 from critical_neurons_reproduction.experiments.workspace import Runs, find_data
 from critical_neurons_reproduction.recipes import Recipe
@@ -248,7 +248,7 @@ def load_images(case: Case, runs: Runs) -> Dataset:
         return runs.load(case.data)
     assert runs.data is not None
     found = load_stored(find_data(runs.data, case.data), cache=runs.cache)
-    training, test = (Part(part.inputs - case.centre, part.labels) for part in found)
+    training, test = (LabelledImages(part.inputs - case.centre, part.labels) for part in found)
     last = len(training) - round(VALIDATION_SHARE * len(training))
     rows = torch.arange(len(training))
     return Dataset(training.select(rows[:last]), training.select(rows[last:]), test)
@@ -271,12 +271,14 @@ def load_network(case: Case, data: Dataset, runs: Runs, seed: int, weights: Path
     ).model
 
 
-def build_subject(case: Case, model: nn.Module, training: Part, seed: int, size: int) -> Subject:
+def build_subject(case: Case, model: nn.Module, training: LabelledImages, seed: int, size: int) -> Subject:
     calibration = draw_calibration(training, size, seed)
     return Subject(model, calibration.inputs.contiguous(), calibration.labels, case.program or PAPER)
 
 
-def draw_calibration(training: Part, size: int, seed: int, *, correct_by: nn.Module | None = None) -> Part:
+def draw_calibration(
+    training: LabelledImages, size: int, seed: int, *, correct_by: nn.Module | None = None
+) -> LabelledImages:
     """A class-balanced calibration set, drawn and shuffled by the seed; for one seed, sets are nested. With
     `correct_by` only images that this network classifies correctly."""
     classes = len(training.labels.unique())
@@ -284,7 +286,7 @@ def draw_calibration(training: Part, size: int, seed: int, *, correct_by: nn.Mod
     return drawn.select(torch.randperm(len(drawn), generator=torch.Generator().manual_seed(seed)))
 
 
-def choose_part(data: Dataset, settings: Mapping[str, Any]) -> Part:
+def choose_part(data: Dataset, settings: Mapping[str, Any]) -> LabelledImages:
     part = data.test if settings["part"] == "test" else data.validation
     return part if settings["measured"] is None else part.select(torch.arange(min(settings["measured"], len(part))))
 
@@ -300,7 +302,7 @@ class Trial:
     def run(
         self,
         budget: Mapping[str, float],
-        part: Part,
+        part: LabelledImages,
         known: Mapping[str, Any] | None = None,
         searched: Sequence[str] = COMPENSATIONS,
     ) -> dict[str, Any]:
@@ -379,7 +381,7 @@ class Trial:
 class Judge:
     """Builds and measures every distinct smaller network once. `seconds`: of the last `prune`, by compensation."""
 
-    def __init__(self, subject: Subject, part: Part) -> None:
+    def __init__(self, subject: Subject, part: LabelledImages) -> None:
         self._subject, self._part = subject, part
         self._known: dict[tuple[bytes, str], float] = {}
         self.seconds: dict[str, float] = {}

@@ -109,18 +109,18 @@ def test_what_is_searched_for_is_also_removed_at_random(task, monkeypatch):
 
 
 def test_an_interrupt_leaves_what_was_found(task, tmp_path, monkeypatch):
-    original, reported = module._Task.find, []
+    original, reported = module._SweepTask.find, []
 
     def find(self, method, share, tell):
         if share < 0.5:
             raise KeyboardInterrupt
         return original(self, method, share, tell)
 
-    monkeypatch.setattr(module._Task, "find", find)
+    monkeypatch.setattr(module._SweepTask, "find", find)
     found = cn.sweep(*task, units=[0.8, 0.3], folder=tmp_path / "sweep", **QUICK)
     assert [point.share for point in found.curve.points] == [0.8]
     assert found.curve.notes == (module.INTERRUPTED,)
-    monkeypatch.setattr(module._Task, "find", original)
+    monkeypatch.setattr(module._SweepTask, "find", original)
     whole = cn.sweep(*task, units=[0.8, 0.3], folder=tmp_path / "sweep", progress=reported.append, **QUICK)
     assert reported[0] == "1 network to find, 1 found before"
     assert [point.share for point in whole.curve.points] == [0.8, 0.3]

@@ -18,7 +18,7 @@ from choosing_data_page import CONFIDENCE, Difference, build_page, collect, judg
 from critical_neurons.cli.options import MOST_PER_CLASS
 from critical_neurons.removal.refit.stream import LEAST_INPUTS
 from critical_neurons.selection import effort
-from critical_neurons_reproduction.datasets import Dataset, Part
+from critical_neurons_reproduction.datasets import Dataset, LabelledImages
 from critical_neurons_reproduction.experiments.cells import Schedule
 from critical_neurons_reproduction.experiments.workspace import Runs
 from critical_neurons_reproduction.store import Cell, Record, Store
@@ -39,9 +39,9 @@ def quick() -> Iterator[None]:
         yield
 
 
-def make_part(count: int, seed: int) -> Part:
+def make_part(count: int, seed: int) -> LabelledImages:
     generator = torch.Generator().manual_seed(seed)
-    return Part(torch.rand(count, FEATURES, generator=generator), torch.arange(count) % 4)
+    return LabelledImages(torch.rand(count, FEATURES, generator=generator), torch.arange(count) % 4)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_test_images_have_no_part(model, data):
     """Other test images, the same result; other validation images, another."""
     choice = Choice(FEW)
 
-    def measure(validation: Part, test: Part) -> dict:
+    def measure(validation: LabelledImages, test: LabelledImages) -> dict:
         result = Trial(model, Dataset(data.training, validation, test), 0).run(choice, "least_squares")
         return {name: value for name, value in result.items() if name != "seconds"}
 

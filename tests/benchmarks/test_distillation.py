@@ -10,7 +10,7 @@ from torch import nn
 
 import critical_neurons as cn
 import distillation
-from critical_neurons_reproduction.datasets import Part
+from critical_neurons_reproduction.datasets import LabelledImages
 from distillation import HARNESS, OURS, measure, reestimate
 from distillation_page import describe, draw
 from preferring import Subject
@@ -40,7 +40,7 @@ def subject() -> Subject:
 
 @pytest.mark.parametrize("method", [OURS, "greedy elimination"])
 def test_a_cell_has_every_step_and_its_seconds(subject, method):
-    found = measure(subject, {"macs": 0.6}, method, Part(subject.inputs, subject.labels), FEW, 0)
+    found = measure(subject, {"macs": 0.6}, method, LabelledImages(subject.inputs, subject.labels), FEW, 0)
     assert found["accuracy"]["before"] == 1.0
     assert set(found["accuracy"]) - {"before"} == set(found["processor_seconds"]) - {"choosing"}
     assert sum(found["kept"].values()) < 23

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from critical_neurons.errors import InvalidFileError, InvalidInputError, OutputError
 from critical_neurons.io.data import Look, load_batch
 from critical_neurons_reproduction import datasets as data_module
-from critical_neurons_reproduction.datasets import HUB_IDS, Part, load_dataset, load_stored
+from critical_neurons_reproduction.datasets import HUB_IDS, LabelledImages, load_dataset, load_stored
 
 ROUNDING = 1e-6
 """float32 pixels in [0, 1], resized in batches or one by one."""
@@ -235,10 +235,10 @@ class TestRefusals:
 
 def test_the_digest_tells_images_and_labels_apart():
     inputs, labels = torch.rand(4, 3, 32, 32), torch.tensor([0, 1, 0, 1])
-    digest = Part(inputs, labels).digest
-    assert digest == Part(inputs.clone(), labels.clone()).digest
-    assert digest != Part(inputs.flip(0), labels).digest
-    assert digest != Part(inputs, labels.flip(0)).digest
+    digest = LabelledImages(inputs, labels).digest
+    assert digest == LabelledImages(inputs.clone(), labels.clone()).digest
+    assert digest != LabelledImages(inputs.flip(0), labels).digest
+    assert digest != LabelledImages(inputs, labels.flip(0)).digest
 
 
 def test_stored_images_keep_their_order_and_size(source, tmp_path):

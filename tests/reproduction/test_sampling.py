@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
-from critical_neurons_reproduction.datasets import Part
+from critical_neurons_reproduction.datasets import LabelledImages
 from critical_neurons_reproduction.sampling import draw_batch
 
 CLASSES, PER_CLASS = 4, 30
@@ -13,7 +13,7 @@ SEEDS = range(20)
 def numbered_part():
     """Every image tells its own number and class: (number, label) as two features."""
     labels = torch.arange(CLASSES * PER_CLASS) % CLASSES
-    return Part(torch.stack([torch.arange(len(labels)), labels], dim=1).float(), labels)
+    return LabelledImages(torch.stack([torch.arange(len(labels)), labels], dim=1).float(), labels)
 
 
 class RightOnSome(nn.Module):

@@ -13,7 +13,7 @@ import pytest
 
 from critical_neurons.errors import InvalidFileError, InvalidSettingError, OutputError
 from critical_neurons_reproduction import store as module
-from critical_neurons_reproduction.store import Cell, State, Store
+from critical_neurons_reproduction.store import Cell, CellState, Store
 from tests.forging import forge
 
 CELL = Cell("table2", "mnist fc3, seed 0", {"data": "mnist", "loss_weight": 5.0, "widths": (300, 100), "seed": 0})
@@ -104,11 +104,11 @@ def test_status_tells_done_from_shortened_from_missing(tmp_path):
     store.add(replace(done, schedule="3 of 30 epochs"), {"accuracy": 0.5})
     other = Cell("table1", "idp", {})
     assert store.report_status([missing, short, done, quick, other]) == [
-        State("table2", "cell 0", "missing"),
-        State("table2", "cell 1", "shortened", "3 of 30 epochs"),
-        State("table2", "cell 2", "done", "the paper's"),
-        State("table2", "cell 0", "done", "the paper's"),
-        State("table1", "idp", "missing"),
+        CellState("table2", "cell 0", "missing"),
+        CellState("table2", "cell 1", "shortened", "3 of 30 epochs"),
+        CellState("table2", "cell 2", "done", "the paper's"),
+        CellState("table2", "cell 0", "done", "the paper's"),
+        CellState("table1", "idp", "missing"),
     ]
     found = store.find_best(short, replace(done, schedule="3 of 30 epochs"), missing)
     assert [record and record.result for record in found] == [{"accuracy": 0.3}, {"accuracy": 0.4}, None]

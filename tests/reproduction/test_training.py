@@ -12,7 +12,7 @@ from critical_neurons.errors import InvalidFileError, InvalidInputError, Invalid
 from critical_neurons.io.builtin_models import MODELS
 from critical_neurons.io.models import read_checkpoint
 from critical_neurons.removal.metrics import measure_accuracy
-from critical_neurons_reproduction.datasets import Dataset, Part
+from critical_neurons_reproduction.datasets import Dataset, LabelledImages
 from critical_neurons_reproduction.recipes import RECIPES, SHIFT, Recipe, augment
 from critical_neurons_reproduction.training import CHECKPOINT, EPOCH, INITIAL, build_model, train
 from tests.zoo import first_or_slow
@@ -24,7 +24,9 @@ SEED = 5
 @pytest.fixture(scope="module")
 def digits():
     (inputs, labels), test = split_digits(seed=0)
-    return Dataset(Part(inputs[:900], labels[:900]), Part(inputs[900:], labels[900:]), Part(*test))
+    return Dataset(
+        LabelledImages(inputs[:900], labels[:900]), LabelledImages(inputs[900:], labels[900:]), LabelledImages(*test)
+    )
 
 
 def network():
@@ -221,7 +223,9 @@ class TestRefusals:
             train(start(), digits, RECIPE, seed=2, folder=folder)
 
     def test_other_data(self, digits, folder):
-        other = Dataset(Part(1 - digits.training.inputs, digits.training.labels), digits.validation, digits.test)
+        other = Dataset(
+            LabelledImages(1 - digits.training.inputs, digits.training.labels), digits.validation, digits.test
+        )
         with pytest.raises(InvalidFileError, match=r"differs in training images\."):
             train(start(), other, RECIPE.shortened(1), seed=1, folder=folder)
 

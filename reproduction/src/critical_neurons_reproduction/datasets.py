@@ -58,7 +58,7 @@ ACCEPTED = (
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class LabelledImages:
     """inputs (images, 3, 32, 32) in [0, 1] and labels (images,); `load_stored` keeps the stored shape. Channels of
     grey images share memory."""
 
@@ -68,8 +68,8 @@ class Part:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def select(self, rows: Tensor) -> Part:
-        return Part(self.inputs[rows], self.labels[rows])
+    def select(self, rows: Tensor) -> LabelledImages:
+        return LabelledImages(self.inputs[rows], self.labels[rows])
 
     @cached_property
     def digest(self) -> str:
@@ -84,9 +84,9 @@ class Part:
 class Dataset:
     """`validation` is held out from the training split and not in `training`. Classes count from 0."""
 
-    training: Part
-    validation: Part
-    test: Part
+    training: LabelledImages
+    validation: LabelledImages
+    test: LabelledImages
 
     @property
     def classes(self) -> int:
@@ -109,17 +109,20 @@ def load_dataset(source: str | os.PathLike[str], *, cache: str | os.PathLike[str
         )
     images = tensors["train_images"]
     return Dataset(
-        Part(_resize(images[training]), labels[training]),
-        Part(_resize(images[held_out]), labels[held_out]),
-        Part(_resize(tensors["test_images"]), tensors["test_labels"]),
+        LabelledImages(_resize(images[training]), labels[training]),
+        LabelledImages(_resize(images[held_out]), labels[held_out]),
+        LabelledImages(_resize(tensors["test_images"]), tensors["test_labels"]),
     )
 
 
-def load_stored(source: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> tuple[Part, Part]:
+def load_stored(
+    source: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None
+) -> tuple[LabelledImages, LabelledImages]:
     """The splits train and test as stored: original order and image size, no validation split; values in [0, 1]."""
     _, tensors = _open(source, cache)
     training, test = (
-        Part(tensors[f"{split}_images"].float() / 255, tensors[f"{split}_labels"]) for split in ("train", "test")
+        LabelledImages(tensors[f"{split}_images"].float() / 255, tensors[f"{split}_labels"])
+        for split in ("train", "test")
     )
     return training, test
 

@@ -8,12 +8,12 @@ from torch import nn
 
 from critical_neurons.errors import InvalidInputError, InvalidSettingError
 from critical_neurons.removal.metrics import predict
-from critical_neurons_reproduction.datasets import Part
+from critical_neurons_reproduction.datasets import LabelledImages
 
 
 def draw_batch(
-    part: Part, per_class: int = 1, *, seed: int, varying: bool = False, correct_by: nn.Module | None = None
-) -> Part:
+    part: LabelledImages, per_class: int = 1, *, seed: int, varying: bool = False, correct_by: nn.Module | None = None
+) -> LabelledImages:
     """`per_class` images of every class, ordered by class, drawn without replacement.
 
     `varying` also draws the number of images of every class, from one to `per_class` (the paper's imbalanced IMIDP).

@@ -116,7 +116,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class State:
+class CellState:
     """Whether a cell is done; `schedule` is that of its result, if there is one."""
 
     table: str
@@ -175,7 +175,7 @@ class Store:
             raise OutputError(f"{path}: the result cannot be written ({error.strerror or error}).") from error
         return record
 
-    def report_status(self, cells: Iterable[Cell]) -> list[State]:
+    def report_status(self, cells: Iterable[Cell]) -> list[CellState]:
         """Whether each cell is done, done by a shortened schedule, or missing."""
         wanted = list(cells)
         return [_judge(cell, record) for cell, record in zip(wanted, self.find_best(*wanted), strict=True)]
@@ -227,11 +227,11 @@ def _choose_best(cell: Cell, records: Mapping[str, Record]) -> Record | None:
     return shortened[-1] if shortened else None
 
 
-def _judge(cell: Cell, record: Record | None) -> State:
+def _judge(cell: Cell, record: Record | None) -> CellState:
     if record is None:
-        return State(cell.table, cell.name, "missing")
+        return CellState(cell.table, cell.name, "missing")
     schedule = record.cell.schedule
-    return State(cell.table, cell.name, "done" if schedule is None else "shortened", schedule or WHOLE_SCHEDULE)
+    return CellState(cell.table, cell.name, "done" if schedule is None else "shortened", schedule or WHOLE_SCHEDULE)
 
 
 def _append(path: Path, line: bytes) -> None:

@@ -13,7 +13,7 @@ from critical_neurons.cli.tables import list_notes, make_table
 
 if TYPE_CHECKING:
     from critical_neurons_reproduction.result_tables import Table as Figures
-    from critical_neurons_reproduction.store import State
+    from critical_neurons_reproduction.store import CellState
 
 
 CELLS_SHOWN = 12
@@ -30,7 +30,7 @@ def report_figures(figures: Figures) -> RenderableType:
     return Group(Text(figures.title), table, *list_notes(figures.notes))
 
 
-def report_states(states: Sequence[State]) -> RenderableType:
+def report_states(states: Sequence[CellState]) -> RenderableType:
     """The number of finished cells per table, and the missing cells."""
     table = make_table("Table", ">Done", ">Shortened", ">Missing", "Schedules")
     for name in dict.fromkeys(state.table for state in states):

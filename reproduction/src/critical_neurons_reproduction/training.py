@@ -21,7 +21,7 @@ from critical_neurons.core.files import make_folder, write_atomically
 from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError
 from critical_neurons.io.models import read_checkpoint
 from critical_neurons.removal.metrics import count_classes, measure_accuracy
-from critical_neurons_reproduction.datasets import Dataset, Part
+from critical_neurons_reproduction.datasets import Dataset, LabelledImages
 from critical_neurons_reproduction.recipes import Recipe, augment, set_rate
 
 INITIAL, CHECKPOINT = "initial.safetensors", "checkpoint.pt"
@@ -113,7 +113,7 @@ def train(
 
 
 def _train_epoch(
-    model: nn.Module, part: Part, optimiser: torch.optim.Optimizer, recipe: Recipe, number: int
+    model: nn.Module, part: LabelledImages, optimiser: torch.optim.Optimizer, recipe: Recipe, number: int
 ) -> float:
     """Train epoch `number`, counted from one; returns its mean loss."""
     model.train()

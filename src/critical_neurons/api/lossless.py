@@ -124,7 +124,7 @@ def lossless(
     with reading_until(started, seconds):
         network = read_network(source, example)
     deadline = started + seconds - BUILDING * (time.monotonic() - started)
-    task = _Task(network, boxes, started, deadline, workers, record, progress)
+    task = _LosslessTask(network, boxes, started, deadline, workers, record, progress)
     stability = task.prove(data, check_seed(seed))
     if time.monotonic() >= deadline and not any(unit.state in (State.OFF, State.ON) for unit in stability.units):
         return _leave(source, network, stability)
@@ -139,7 +139,7 @@ def _leave(source: nn.Module, network: Network, stability: Stability) -> Lossles
     return Lossless(copy_whole(source), stability, plan, (count_parameters(source),) * 2)
 
 
-class _Task:
+class _LosslessTask:
     def __init__(
         self,
         network: Network,

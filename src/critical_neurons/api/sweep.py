@@ -128,7 +128,7 @@ def sweep(
     data = gather_data(inputs, labels)
     if data.labels is None and "paper" in methods:
         raise InvalidInputError("labels: none. The paper's scores need the index of the right class of every input.")
-    task = _Task(
+    task = _SweepTask(
         unwrap(model),
         data,
         None if test is None else gather_test(test, data),
@@ -192,7 +192,7 @@ def _digest(data: Data) -> str:
 
 
 @dataclass(frozen=True)
-class _Task:
+class _SweepTask:
     """What all points share. Structure and search are set up on first use, in the worker that uses them; `scored` has
     its scores so far, by share or method."""
 
@@ -267,7 +267,7 @@ class _Store:
     """A folder with the points found so far, and a folder for the network of each."""
 
     folder: Path
-    task: _Task
+    task: _SweepTask
 
     def read(self, wanted: Sequence[tuple[Method, float]]) -> dict[tuple[Method, float], Any]:
         make_folder(self.folder)

@@ -47,7 +47,7 @@ def run_to_an_end(run: Callable[[], None]) -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end)
     _occupy_closed()
-    sys.stdout, sys.stderr = _Stream(1, strict=True).open(), _Stream(2, strict=False).open()
+    sys.stdout, sys.stderr = _StandardStream(1, strict=True).open(), _StandardStream(2, strict=False).open()
     try:
         try:
             _check_folder()
@@ -104,7 +104,7 @@ def _leave(code: int, text: str) -> NoReturn:
     os._exit(code)
 
 
-class _Stream(io.RawIOBase):
+class _StandardStream(io.RawIOBase):
     """Standard output, or standard error, whose failures are ignored."""
 
     def __init__(self, number: int, *, strict: bool) -> None:

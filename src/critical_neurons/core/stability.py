@@ -16,7 +16,7 @@ from critical_neurons.core.documents import Amount, Count, Document, from_plain
 from critical_neurons.core.structure import Fingerprint, Structure
 from critical_neurons.errors import PlanMismatchError
 
-Method: TypeAlias = Literal["interval", "backward", "linear program", "integer program", "points", "none"]
+ProofMethod: TypeAlias = Literal["interval", "backward", "linear program", "integer program", "points", "none"]
 """How a unit was decided: interval arithmetic, backward substitution, a linear program, branch and bound, or points
 of the box at which it is on and off. "none": it is undecided."""
 
@@ -44,7 +44,7 @@ class UnitStability:
 
     unit: Count
     state: State
-    method: Method
+    method: ProofMethod
     lower: float | None
     upper: float | None
     lowest: float | None
@@ -110,7 +110,7 @@ class Stability(Document):
         chosen = range(len(self.units)) if layer is None else self.layers[layer]
         return Counter(self.units[unit].state for unit in chosen)
 
-    def count_methods(self) -> Counter[Method]:
+    def count_methods(self) -> Counter[ProofMethod]:
         return Counter(unit.method for unit in self.units)
 
     def check(self, structure: Structure, boxes: str) -> None:
@@ -148,7 +148,7 @@ class Stability(Document):
     @property
     def summary(self) -> str:
         methods = self.count_methods()
-        by = ", ".join(f"{methods[method]} by {method}" for method in get_args(Method)[:-1] if methods[method])
+        by = ", ".join(f"{methods[method]} by {method}" for method in get_args(ProofMethod)[:-1] if methods[method])
         programs = sum(unit.programs for unit in self.units)
         ended = f"; stopped: {self.stopped}" if self.stopped else ""
         return f"settled {by or 'none'}; {programs} linear programs, {self.seconds:.1f} s{ended}"

@@ -32,7 +32,7 @@ def compare_outputs(model: nn.Module, other: nn.Module, inputs: Inputs, *, batch
     model and y' of the other; ȳ is the mean of the tensor that contains y.
     """
     predictions: list[tuple[Tensor, Tensor]] = []
-    spreads: dict[int, _Spread] = {}
+    spreads: dict[int, _SquaredDeviations] = {}
     squares, alike, classes = 0.0, True, True
     for rows in split_rows(inputs, batch_size):
         one, two = (_run(each, rows) for each in (model, other))
@@ -44,7 +44,7 @@ def compare_outputs(model: nn.Module, other: nn.Module, inputs: Inputs, *, batch
             if alike and values.is_floating_point() and values.numel():
                 exact = values.double()
                 squares += float((others.double() - exact).square().sum())
-                spreads.setdefault(place, _Spread()).add(exact)
+                spreads.setdefault(place, _SquaredDeviations()).add(exact)
     difference, reason = None, ""
     if not alike:
         reason = "the models give different numbers of results for the same inputs"
@@ -81,7 +81,7 @@ def _relate(squares: float, spread: float) -> float | None:
     return sqrt(squares / spread) if spread > 0 and isfinite(squares / spread) else None
 
 
-class _Spread:
+class _SquaredDeviations:
     """The sum of squared deviations from the mean, updated batch by batch (Chan, Golub and LeVeque)."""
 
     def __init__(self) -> None:

@@ -105,7 +105,7 @@ def distil(
         return training.best.put_into(copy.deepcopy(smaller))
 
 
-class _Weights:
+class _Snapshot:
     """Weights at some step, and their loss on held-out inputs."""
 
     def __init__(self, model: nn.Module, loss: float) -> None:
@@ -140,7 +140,7 @@ class _Training:
         self._trial = math.ceil(TRIAL_SHARE * self._steps) if len(self._rates) > 1 else 0
         self._steps_left = self._steps + len(self._rates) * self._trial
         self._began, self._steps_done, now = began, 0, time.monotonic()
-        self.best = self.first = _Weights(pair.smaller, self._measure())
+        self.best = self.first = _Snapshot(pair.smaller, self._measure())
         check = time.monotonic() - now
         self._end = began + settings.seconds - check  # the last step is followed by a check
         self._step_seconds = STEP_COST * check * self._size / ((1 + self._variants) * count_rows(held_out))
@@ -183,7 +183,7 @@ class _Training:
             if done * checks >= checked + 1:
                 checked, loss = int(done * checks), self._measure()
                 if loss < self.best.loss:
-                    self.best = _Weights(self._pair.smaller, loss)
+                    self.best = _Snapshot(self._pair.smaller, loss)
             self._report_progress()
             if done >= 1:
                 break

@@ -17,7 +17,7 @@ from critical_neurons.removal.refit.im2col import find_channel_axis
 from critical_neurons.removal.refit.least_squares import is_refittable
 from critical_neurons.removal.rows import Inputs, call_model, map_inputs
 
-Loss: TypeAlias = Callable[[Any, Any], Tensor]
+OutputLoss: TypeAlias = Callable[[Any, Any], Tensor]
 
 LAST_LAYER, STREAMS = 0.5, 10.0
 """Weights of the squared differences, relative to the variance, of the last layer's input and of those of other
@@ -37,7 +37,7 @@ class Aim:
     """Functions of both models' outputs: `loss` is minimised, `judge` decides which weights are returned. The inputs
     of the `readers`, the last layer last, are matched as well."""
 
-    loss: Loss
+    loss: OutputLoss
     judge: Callable[[Any, Any], float | Tensor]
     readers: tuple[StreamReader, ...] = ()
 

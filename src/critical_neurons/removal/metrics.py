@@ -81,7 +81,7 @@ def measure_activations(model: nn.Module, example: Inputs) -> int:
     """
     row = match_model(_first(example), model)
     weights = [*model.parameters(), *model.buffers()]
-    with evaluating(model), _step_by_step(), _Watch(find_tensors(row), known=weights) as watch:
+    with evaluating(model), _step_by_step(), _MemoryWatch(find_tensors(row), known=weights) as watch:
         run_model(model, row)
     return int(watch.peak)
 
@@ -220,7 +220,7 @@ def _step_by_step() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-class _Watch(DispatchMode):  # type: ignore[no-untyped-call]
+class _MemoryWatch(DispatchMode):  # type: ignore[no-untyped-call]
     """Tracks the memory of live tensors and its peak."""
 
     def __init__(self, inputs: Iterable[Tensor], known: Iterable[Tensor]) -> None:

@@ -13,7 +13,7 @@ from critical_neurons.core.solution import Step
 FORMAT = "critical_neurons report"
 FORMAT_VERSION = 1
 
-Kind: TypeAlias = Literal["share", "count", "bytes", "seconds"]
+ValueKind: TypeAlias = Literal["share", "count", "bytes", "seconds"]
 """How a quantity is formatted."""
 
 
@@ -27,7 +27,7 @@ class Gain:
     difference; `note` then describes it."""
 
     name: str
-    kind: Kind
+    kind: ValueKind
     before: float | None
     after: float
     note: str = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from critical_neurons.reports.content import CHANCE, Gain, Kind
+from critical_neurons.reports.content import CHANCE, Gain, ValueKind
 
 SHORT = 1e-4
 """Times below this, in seconds, are shown in microseconds."""
@@ -10,7 +10,7 @@ SHORT = 1e-4
 THOUSANDS = ("", "k", "M", "G", "T")
 
 
-def show_quantity(value: float, kind: Kind) -> str:
+def show_quantity(value: float, kind: ValueKind) -> str:
     """About three digits, in a suitable unit."""
     match kind:
         case "share":

@@ -17,7 +17,7 @@ by units of the same part only. 2304 columns are 256 channels of a 3x3 convoluti
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ColumnBlock:
     """Some im2col columns of one convolution group or of a linear layer: weights (columns, outputs) in double
     precision, the numbers of the outputs, and the unit of every column."""
 
@@ -43,7 +43,7 @@ def group_is_read(structure: Structure, group: Group, model: nn.Module) -> bool:
     return bool(read) and bool(np.isin(group.units, np.concatenate(read)).all())
 
 
-def split_module(module: nn.Module, wiring: Wiring) -> list[Part]:
+def split_module(module: nn.Module, wiring: Wiring) -> list[ColumnBlock]:
     assert isinstance(module, Weighted)
     weight = to_matrix(module, module.weight.detach().double())
     inputs = wiring.inputs.reshape(wiring.groups, -1)
@@ -54,5 +54,7 @@ def split_module(module: nn.Module, wiring: Wiring) -> list[Part]:
         count = -(-len(units) * kernel // MOST_COLUMNS)
         for some in np.array_split(np.arange(len(units)), count):
             columns = slice(int(some[0]) * kernel, (int(some[-1]) + 1) * kernel)
-            parts.append(Part(group, columns, weight[group, columns], outputs[group], np.repeat(units[some], kernel)))
+            parts.append(
+                ColumnBlock(group, columns, weight[group, columns], outputs[group], np.repeat(units[some], kernel))
+            )
     return parts

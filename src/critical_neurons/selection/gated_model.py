@@ -16,7 +16,7 @@ from critical_neurons.selection.distance import list_outputs
 
 
 @dataclass(frozen=True, eq=False)
-class _Gated:
+class _GatedParameter:
     """A parameter, and the units whose gates multiply it, broadcast to its shape."""
 
     name: str
@@ -54,7 +54,7 @@ class GatedModel:
             and np.isin(each.units, unread).any()
         ]
 
-    def _gate_weight(self, wiring: Wiring) -> _Gated:
+    def _gate_weight(self, wiring: Wiring) -> _GatedParameter:
         module = self.module.get_submodule(wiring.module)
         weight, units = module.get_parameter("weight"), torch.from_numpy(wiring.inputs)
         trailing = (1,) * (weight.ndim - 2)
@@ -63,15 +63,15 @@ class GatedModel:
         else:
             grouped = units.reshape(wiring.groups, 1, -1).expand(-1, len(weight) // wiring.groups, -1)
             index = grouped.reshape(len(weight), -1, *trailing)
-        return _Gated(f"{wiring.module}.weight", weight, index.to(weight.device))
+        return _GatedParameter(f"{wiring.module}.weight", weight, index.to(weight.device))
 
-    def _gate_slice(self, each: Slice, unread: Ints) -> _Gated:
+    def _gate_slice(self, each: Slice, unread: Ints) -> _GatedParameter:
         owner, _, key = each.tensor.rpartition(".")
         values: Tensor = getattr(self.module.get_submodule(owner), key)
         units = torch.from_numpy(np.where(np.isin(each.units, unread), each.units, NO_UNIT))
         shape = [1] * values.ndim
         shape[each.axis] = -1
-        return _Gated(each.tensor, values, units.reshape(shape).to(values.device))
+        return _GatedParameter(each.tensor, values, units.reshape(shape).to(values.device))
 
     def run(self, inputs: Inputs, gates: Tensor) -> list[Tensor]:
         """The model's outputs with these gates."""

@@ -18,7 +18,7 @@ from critical_neurons.removal.gradients import differentiate
 from critical_neurons.removal.refit.im2col import Weighted, by_group, channels_first, count_groups, unroll
 from critical_neurons.removal.refit.ridge import multiply_columns
 from critical_neurons.removal.rows import Inputs, call_model, count_rows, join_outputs, take_rows
-from critical_neurons.selection.consumers import Part
+from critical_neurons.selection.consumers import ColumnBlock
 from critical_neurons.selection.distance import Distance, list_outputs
 
 ROWS_PER_COLUMN, LEAST_ROWS = 4, 10_000
@@ -45,7 +45,7 @@ class _Sums:
 
 def gather_moments(
     model: nn.Module,
-    parts: Mapping[str, Sequence[Part]],
+    parts: Mapping[str, Sequence[ColumnBlock]],
     inputs: Inputs,
     batch_size: int,
     progress: Callable[[int, int], None],

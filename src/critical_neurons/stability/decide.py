@@ -11,7 +11,7 @@ import numpy as np
 from critical_neurons.core.bounds import Interval
 from critical_neurons.core.deadline import TimeIsUp, until
 from critical_neurons.core.network import Network, Relu
-from critical_neurons.core.stability import Method, State, UnitStability
+from critical_neurons.core.stability import ProofMethod, State, UnitStability
 from critical_neurons.core.structure import Bools, Floats, Ints
 from critical_neurons.formulations.bound_propagation import bound_values
 from critical_neurons.formulations.bound_propagation.backward import Backward
@@ -28,7 +28,7 @@ MOST_WORK = 2 * 10**9
 MOST_TIGHTENED = 500
 """Layers with more undecided elements get no tighter bounds for the sake of later layers."""
 
-METHODS: tuple[Method, ...] = ("interval", "backward", "linear program", "integer program")
+METHODS: tuple[ProofMethod, ...] = ("interval", "backward", "linear program", "integer program")
 INTERVAL, BACKWARD, LINEAR, INTEGER = range(4)
 
 Run: TypeAlias = Callable[[Sequence[Inquiry], float, Callable[[Inquiry, Reply], None]], None]
@@ -108,7 +108,7 @@ class Decision:
         for unit in range(self._network.unit_count):
             low, high = self._points.lowest[unit], self._points.highest[unit]
             state: State = State.UNDECIDED
-            method: Method = "none"
+            method: ProofMethod = "none"
             if upper[unit] <= slack[unit] or lower[unit] >= -slack[unit]:
                 state = State.OFF if upper[unit] <= slack[unit] else State.ON
                 method = METHODS[rank[unit]]

@@ -48,7 +48,7 @@ class _Part:
 
 
 @dataclass(order=True)
-class _Node:
+class _BoxNode:
     """A part of the box, by the pairs that are `on` and `off`. The node with the highest bound is split next."""
 
     priority: float
@@ -75,7 +75,7 @@ class ReachSearch:
         self._engine.change_cost(-cost)
         size, numbers = relaxation.box.lower.size, count()
         seen, best = -np.inf, relaxation.ends.lower[:size]
-        waiting = [_Node(-np.inf, next(numbers), (), ())]
+        waiting = [_BoxNode(-np.inf, next(numbers), (), ())]
         closed, nodes = -np.inf, 0
         while waiting and -waiting[0].priority > max(slack, closed) and nodes < most_nodes:
             node = heapq.heappop(waiting)
@@ -98,11 +98,11 @@ class ReachSearch:
                 closed = max(closed, bound)
                 continue
             pair = int(scores.argmax())
-            heapq.heappush(waiting, _Node(-bound, next(numbers), (*node.on, pair), node.off))
-            heapq.heappush(waiting, _Node(-bound, next(numbers), node.on, (*node.off, pair)))
+            heapq.heappush(waiting, _BoxNode(-bound, next(numbers), (*node.on, pair), node.off))
+            heapq.heappush(waiting, _BoxNode(-bound, next(numbers), node.on, (*node.off, pair)))
         return Answer(max([closed, *(-node.priority for node in waiting)]), seen, best, nodes)
 
-    def _solve(self, node: _Node, cost: Floats, deadline: float) -> tuple[float, Floats | None, Floats] | None:
+    def _solve(self, node: _BoxNode, cost: Floats, deadline: float) -> tuple[float, Floats | None, Floats] | None:
         """An upper bound of cost · v, the point of the relaxation (None if infeasible), and the branching score of
         each pair. None if out of time."""
         relaxation = self._relaxation

@@ -11,7 +11,7 @@ from safetensors.torch import load
 import critical_neurons as cn
 from critical_neurons.errors import InvalidFileError, InvalidSettingError
 from critical_neurons_reproduction.baselines import share_as_published
-from critical_neurons_reproduction.datasets import Part
+from critical_neurons_reproduction.datasets import LabelledImages
 from critical_neurons_reproduction.decoupled import decouple, score_parts, train_heads
 from critical_neurons_reproduction.experiments.cells import FINE_TUNING, GIVEN, HEADS, Schedule
 from critical_neurons_reproduction.experiments.deep import (
@@ -36,7 +36,7 @@ def test_the_network_is_that_of_the_file_on_shifted_images(finish, runs, weights
     model = runs.build("vgg16", 0)
     model.load_state_dict(load(weights.read_bytes()))
     test = runs.load("cifar10").test
-    assert record.result["reference"] == measure(model, Part(test.inputs - 0.5, test.labels))
+    assert record.result["reference"] == measure(model, LabelledImages(test.inputs - 0.5, test.labels))
     assert record.result["as_published"] >= 0.36
 
 

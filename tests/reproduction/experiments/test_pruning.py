@@ -11,7 +11,7 @@ from torch.nn import functional
 import critical_neurons as cn
 from critical_neurons.core.batch import digest_rows
 from critical_neurons.removal.metrics import predict
-from critical_neurons_reproduction.datasets import Dataset, Part
+from critical_neurons_reproduction.datasets import Dataset, LabelledImages
 from critical_neurons_reproduction.experiments.cells import (
     RANDOM_DRAWS,
     STEPS,
@@ -191,7 +191,9 @@ class Flattered(Runs):
 
     def load(self, data):
         whole, model = super().load(data), Runs(**vars(self)).train_reference("fc3", data, 0)
-        return Dataset(whole.training, whole.validation, Part(whole.test.inputs, predict(model, whole.test.inputs)))
+        return Dataset(
+            whole.training, whole.validation, LabelledImages(whole.test.inputs, predict(model, whole.test.inputs))
+        )
 
 
 class TestComparison:

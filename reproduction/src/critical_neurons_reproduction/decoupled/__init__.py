@@ -3,11 +3,11 @@
 from critical_neurons_reproduction.decoupled.head_training import train_heads
 from critical_neurons_reproduction.decoupled.part_scoring import join_scores, run_to, score_parts
 from critical_neurons_reproduction.decoupled.part_training import train_part, train_parts
-from critical_neurons_reproduction.decoupled.parts import Decoupled, Part, build_head, decouple
+from critical_neurons_reproduction.decoupled.parts import Decoupled, DecoupledPart, build_head, decouple
 
 __all__ = [
     "Decoupled",
-    "Part",
+    "DecoupledPart",
     "build_head",
     "decouple",
     "join_scores",

@@ -23,7 +23,7 @@ from critical_neurons.formulations.bound_propagation import bound_network, bound
 from critical_neurons.formulations.bound_propagation.interval import make_box
 from critical_neurons.parallel import SendMessage, Task, open_executor
 from critical_neurons.readers import copy_for_reading
-from critical_neurons_reproduction.decoupled.parts import Decoupled, Part
+from critical_neurons_reproduction.decoupled.parts import Decoupled, DecoupledPart
 
 BODY, HEAD = "body.", "head."
 """Prefixes of module names in a part: modules of the network, modules of the head."""
@@ -120,7 +120,7 @@ def _read_bounding(formulation: Formulation, box: BoxName) -> tuple[float, Bound
 def _score_part(
     score: Callable[..., cn.Scores],
     formulation: Formulation,
-    part: Part,
+    part: DecoupledPart,
     entering: Tensor,
     labels: Ints,
     ignored: list[str],
@@ -133,7 +133,7 @@ def _score_part(
     return score(part.network, entering, labels, formulation=formulation, ignore=ignored)
 
 
-def run_to(part: Part, entering: Tensor) -> Tensor:
+def run_to(part: DecoupledPart, entering: Tensor) -> Tensor:
     """The input of the next part: the body's output in evaluation mode and float64, as in the programs."""
     with torch.no_grad():
         leaving: Tensor = copy_for_reading(part.body)(entering)
@@ -182,7 +182,7 @@ def join_scores(
     )
 
 
-def _find_ignored(part: Part, network: Network, entering: Tensor, *, score_heads: bool) -> list[str] | None:
+def _find_ignored(part: DecoupledPart, network: Network, entering: Tensor, *, score_heads: bool) -> list[str] | None:
     """The part's layers to leave unscored: its head, unless `score_heads`, and layers the network cannot prune.
 
     None if the part has no layer to score.

@@ -25,7 +25,7 @@ from critical_neurons.errors import InvalidFileError, InvalidInputError, Invalid
 from critical_neurons.io.models import read_checkpoint
 from critical_neurons.removal.metrics import count_classes
 from critical_neurons.structure import fingerprint
-from critical_neurons_reproduction.decoupled.parts import Decoupled, Part
+from critical_neurons_reproduction.decoupled.parts import Decoupled, DecoupledPart
 from critical_neurons_reproduction.recipes import Recipe, augment, set_rate
 
 FORMAT = "critical_neurons decoupled training"
@@ -36,7 +36,7 @@ DIGEST_ROWS = 1024
 Losses: TypeAlias = tuple[float, ...]
 """The mean loss of every part over an epoch; for a frozen part, its last one before freezing."""
 
-Labelled: TypeAlias = tuple[Tensor, Tensor]
+LabelledBatch: TypeAlias = tuple[Tensor, Tensor]
 """Inputs of a part and their labels."""
 
 
@@ -70,7 +70,7 @@ def train_parts(
     for part in decoupled.parts:
         part.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster on CPUs
     optimisers = tuple(recipe.build_optimiser(part.network.parameters()) for part in decoupled.parts)
-    task = _Task(decoupled.parts, optimisers, inputs, labels, recipe, buffer_size, threads, seed)
+    task = _PartTraining(decoupled.parts, optimisers, inputs, labels, recipe, buffer_size, threads, seed)
     record = {} if checkpoint is None else task.describe()
     losses = [] if checkpoint is None else task.resume(checkpoint, record)
     if checkpoint is not None and not losses:
@@ -87,7 +87,7 @@ def train_parts(
     return tuple(losses)
 
 
-def train_part(part: Part, optimiser: Optimizer, inputs: Tensor, labels: Tensor) -> tuple[float, Tensor]:
+def train_part(part: DecoupledPart, optimiser: Optimizer, inputs: Tensor, labels: Tensor) -> tuple[float, Tensor]:
     """One optimiser step of one part. Returns the loss and the body's output before the step, detached."""
     weight = next(part.body.parameters())
     part.network.train()
@@ -106,10 +106,10 @@ def count_epochs(recipe: Recipe, parts: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class _Task:
+class _PartTraining:
     """The arguments of one call of `train_parts`, shared by all its epochs."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[DecoupledPart, ...]
     optimisers: tuple[Optimizer, ...]
     inputs: Tensor
     labels: Tensor
@@ -129,7 +129,7 @@ class _Task:
         batches = np.array_split(rng.permutation(len(self.labels)), max(1, len(self.labels) // size))
         count = len(self.parts)
         ends = count_epochs(self.recipe, count)
-        buffers: list[deque[Labelled]] = [deque(maxlen=self.buffer_size) for _ in range(count)]
+        buffers: list[deque[LabelledBatch]] = [deque(maxlen=self.buffer_size) for _ in range(count)]
         totals = np.zeros(count)
         with torch.random.fork_rng(devices=[]), ThreadPoolExecutor(self.threads) as pool:
             torch.manual_seed(int(rng.integers(2**31)))  # for augmentation and dropout
@@ -148,14 +148,14 @@ class _Task:
         trained = (totals / len(batches)).tolist()
         return tuple(trained[index] if epoch < ends[index] else before[index] for index in range(count))
 
-    def _take_batch(self, rows: Tensor) -> Labelled:
+    def _take_batch(self, rows: Tensor) -> LabelledBatch:
         inputs = self.inputs[rows]
         if self.recipe.augmented:
             inputs = augment(inputs)
         layout = torch.channels_last if inputs.ndim == 4 else torch.contiguous_format
         return inputs.contiguous(memory_format=layout), self.labels[rows]
 
-    def _take_step(self, index: int, drawn: Labelled, done: float) -> tuple[int, Tensor, float, Tensor]:
+    def _take_step(self, index: int, drawn: LabelledBatch, done: float) -> tuple[int, Tensor, float, Tensor]:
         (inputs, labels), part = drawn, self.parts[index]
         if done >= 1:
             with torch.no_grad():
@@ -240,7 +240,7 @@ def _check_data(model: nn.Module, inputs: Tensor, labels: Tensor) -> None:
     check_classes(labels.cpu().numpy(), count_classes(model, inputs))
 
 
-def _check_losses(parts: Sequence[Part], losses: Sequence[Losses]) -> None:
+def _check_losses(parts: Sequence[DecoupledPart], losses: Sequence[Losses]) -> None:
     for part, loss in zip(parts, losses[-1], strict=True):
         if not math.isfinite(loss):
             raise InvalidSettingError(

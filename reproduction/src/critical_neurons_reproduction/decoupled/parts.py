@@ -25,7 +25,7 @@ HIDDEN_PER_CHANNEL = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class DecoupledPart:
     """Consecutive modules of the network (the body, with their names there) and an auxiliary head. The last part has
     an empty head: it ends with the network's own classifier."""
 
@@ -48,7 +48,7 @@ class Decoupled:
     """The network and its parts, in order. They share its modules: training a part trains the network."""
 
     model: nn.Sequential
-    parts: tuple[Part, ...]
+    parts: tuple[DecoupledPart, ...]
 
 
 def decouple(model: nn.Sequential, example: Tensor, *, hidden: int | None = HIDDEN, seed: int = 0) -> Decoupled:
@@ -67,7 +67,7 @@ def decouple(model: nn.Sequential, example: Tensor, *, hidden: int | None = HIDD
         heads = [build_head(tuple(values.shape[1:]), logits.shape[1], hidden=hidden) for values in maps]
     weight = next(whole.parameters())
     pairs = zip(bodies, [*heads, nn.Sequential()], strict=True)
-    return Decoupled(whole, tuple(Part(body, head.to(weight)) for body, head in pairs))
+    return Decoupled(whole, tuple(DecoupledPart(body, head.to(weight)) for body, head in pairs))
 
 
 def build_head(shape: tuple[int, ...], classes: int, *, hidden: int | None = HIDDEN) -> nn.Sequential:

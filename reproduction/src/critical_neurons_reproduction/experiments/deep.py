@@ -17,7 +17,7 @@ from critical_neurons.core.documents import parse_json, read_file
 from critical_neurons.core.files import make_folder, write_atomically
 from critical_neurons.errors import InvalidFileError, InvalidSettingError
 from critical_neurons_reproduction.baselines import share_as_published, share_of_parameters, share_of_units
-from critical_neurons_reproduction.datasets import Dataset, Part
+from critical_neurons_reproduction.datasets import Dataset, LabelledImages
 from critical_neurons_reproduction.decoupled import Decoupled, decouple, score_parts, train_heads
 from critical_neurons_reproduction.experiments.cells import WHOLE, Schedule, Settings
 from critical_neurons_reproduction.experiments.pruning import (
@@ -162,7 +162,7 @@ def _load_given(settings: Settings, runs: Runs, data: Dataset) -> Decoupled:
     return decoupled
 
 
-def _measure_once(model: nn.Module, test: Part, path: Path) -> float:
+def _measure_once(model: nn.Module, test: LabelledImages, path: Path) -> float:
     """The accuracy of the whole network, which is the same in all cells."""
     if not path.exists():
         write_atomically(path, json.dumps(measure(model, test)).encode())
@@ -197,4 +197,6 @@ def _digest(content: bytes) -> str:
 
 def _shift(data: Dataset, by: float) -> Dataset:
     """Images as the network was trained on them."""
-    return Dataset(*(Part(part.inputs + by, part.labels) for part in (data.training, data.validation, data.test)))
+    return Dataset(
+        *(LabelledImages(part.inputs + by, part.labels) for part in (data.training, data.validation, data.test))
+    )

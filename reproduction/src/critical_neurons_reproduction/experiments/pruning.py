@@ -20,7 +20,7 @@ from critical_neurons_reproduction.baselines import (
     share_of_parameters,
     share_of_units,
 )
-from critical_neurons_reproduction.datasets import Dataset, Part
+from critical_neurons_reproduction.datasets import Dataset, LabelledImages
 from critical_neurons_reproduction.experiments.cells import Settings
 from critical_neurons_reproduction.experiments.workspace import Runs
 from critical_neurons_reproduction.recipes import Recipe
@@ -96,7 +96,7 @@ def score_interruptible(model: nn.Module, inputs: Any, labels: Any, **settings: 
     return scores
 
 
-def draw(settings: Settings, data: Dataset, model: nn.Module) -> Part:
+def draw(settings: Settings, data: Dataset, model: nn.Module) -> LabelledImages:
     """The batch of images to score on."""
     batch = settings["batch"]
     return draw_batch(
@@ -111,7 +111,7 @@ def draw(settings: Settings, data: Dataset, model: nn.Module) -> Part:
 def choose_thresholds(
     model: nn.Module,
     scores: cn.Scores,
-    validation: Part,
+    validation: LabelledImages,
     *,
     share: float,
     accuracy: float,
@@ -147,7 +147,7 @@ def find_levels(values: np.ndarray, steps: int) -> list[float]:
     return [float(each) for each in levels if each > ordered[0]]
 
 
-def measure_removal(model: nn.Module, plan: cn.Plan, test: Part) -> Settings:
+def measure_removal(model: nn.Module, plan: cn.Plan, test: LabelledImages) -> Settings:
     """Shares removed and accuracy; L1 and L2 remove as many units of every layer by the norm of their weights."""
     return {
         "units": share_of_units(plan),
@@ -160,11 +160,11 @@ def measure_removal(model: nn.Module, plan: cn.Plan, test: Part) -> Settings:
     }
 
 
-def measure_without(model: nn.Module, plan: cn.Plan, part: Part) -> float:
+def measure_without(model: nn.Module, plan: cn.Plan, part: LabelledImages) -> float:
     return measure(cn.prune(model, plan, part.inputs[:1]), part)
 
 
-def measure(model: nn.Module, part: Part) -> float:
+def measure(model: nn.Module, part: LabelledImages) -> float:
     return measure_accuracy(model, part.inputs, part.labels)
 
 

@@ -21,9 +21,9 @@ from critical_neurons_reproduction.experiments.transfer import run_transfer
 from critical_neurons_reproduction.experiments.workspace import Runs
 from critical_neurons_reproduction.store import Cell, Store
 
-Runner: TypeAlias = Callable[[Cell, Runs], Settings]
+CellRunner: TypeAlias = Callable[[Cell, Runs], Settings]
 
-RUNNERS: Mapping[str, Runner] = {
+RUNNERS: Mapping[str, CellRunner] = {
     "removal": run_removal,
     "comparison": run_comparison,
     "decoupled": run_deep,

@@ -22,7 +22,7 @@ Values: TypeAlias = Mapping[str, float | None]
 
 Entries: TypeAlias = Iterable[tuple[Labels, Values]]
 
-Read: TypeAlias = Callable[[Cell, Settings], Entries]
+ReadRows: TypeAlias = Callable[[Cell, Settings], Entries]
 """From a cell and its result to the table rows it has values for."""
 
 REMOVED = ("units", "parameters")
@@ -43,7 +43,7 @@ class Layout:
     `published`; if that has none, by cell."""
 
     published: Published
-    read: Read
+    read: ReadRows
     further: tuple[str, ...] = FURTHER
     notes: tuple[str, ...] = ()
 
@@ -140,7 +140,7 @@ def _read_appendix(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Value
         )
 
 
-def _read_table_2(rule: str) -> Read:
+def _read_table_2(rule: str) -> ReadRows:
     """Rows of networks scored as a whole. For thresholds chosen per layer, their mean is shown."""
 
     def read(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Values]]:
@@ -213,7 +213,7 @@ def _read_rescale(cell: Cell, result: Settings) -> Entries:
     return [(labels, {"Ref": result["reference"], "masked": removal["accuracy"], **_removed(removal)})]
 
 
-def _read_point(label: Callable[[Settings], str]) -> Read:
+def _read_point(label: Callable[[Settings], str]) -> ReadRows:
     def read(cell: Cell, result: Settings) -> Entries:
         (removal,) = result["removals"]
         values = {"reference": result["reference"], "accuracy": removal["accuracy"], **_removed(removal)}
@@ -248,7 +248,7 @@ def _read_difference(cell: Cell, result: Settings) -> Entries:
     return [((NETWORKS[network], change.replace("-", " ")), values)]
 
 
-def _restrict(read: Read, keep: Callable[[Settings], bool]) -> Read:
+def _restrict(read: ReadRows, keep: Callable[[Settings], bool]) -> ReadRows:
     return lambda cell, result: read(cell, result) if keep(cell.settings) else ()
 
 
@@ -282,7 +282,9 @@ def _without_others(published: Published) -> Published:
     return replace(published, figures={k: v for k, v in published.figures.items() if not others & set(k)})
 
 
-def _per_network(name: str, title: str, headings: Labels, read: Read, further: tuple[str, ...]) -> dict[str, Layout]:
+def _per_network(
+    name: str, title: str, headings: Labels, read: ReadRows, further: tuple[str, ...]
+) -> dict[str, Layout]:
     """A figure for each pair of data set and network in `FOLLOWED`."""
     return {
         f"{name}-{data}-{network}": Layout(

@@ -15,7 +15,7 @@ from critical_neurons_reproduction.baselines import (
     share_of_parameters,
     share_of_units,
 )
-from critical_neurons_reproduction.datasets import Dataset, Part
+from critical_neurons_reproduction.datasets import Dataset, LabelledImages
 from critical_neurons_reproduction.experiments.cells import Settings
 from critical_neurons_reproduction.experiments.deep import score_transferred
 from critical_neurons_reproduction.experiments.pruning import (
@@ -98,7 +98,7 @@ class _Mask(nn.Module):
         return weight * mask
 
 
-def _draw_for_snip(source: Dataset, settings: Settings) -> Part:
+def _draw_for_snip(source: Dataset, settings: Settings) -> LabelledImages:
     """Training images at random, as SNIP takes them."""
     generator = torch.Generator().manual_seed(settings["seed"])
     rows = torch.randperm(len(source.training), generator=generator)[: settings["snip"]["images"]]

@@ -15,7 +15,7 @@ from critical_neurons.core.files import make_folder
 from critical_neurons.errors import InvalidInputError
 from critical_neurons.io.builtin_models import MODELS, vgg16
 from critical_neurons.io.models import load_model
-from critical_neurons_reproduction.datasets import HUB_IDS, Dataset, Part, digest_pictures, load_dataset
+from critical_neurons_reproduction.datasets import HUB_IDS, Dataset, LabelledImages, digest_pictures, load_dataset
 from critical_neurons_reproduction.decoupled import Decoupled, decouple, train_parts
 from critical_neurons_reproduction.experiments.cells import (
     BEST_RECIPES,
@@ -165,5 +165,5 @@ def _load(source: str, cache: Path | None, images: int | None, measured: int | N
     return Dataset(_first(whole.training, images), _first(whole.validation, measured), _first(whole.test, measured))
 
 
-def _first(part: Part, count: int | None) -> Part:
+def _first(part: LabelledImages, count: int | None) -> LabelledImages:
     return part if count is None or count >= len(part) else part.select(torch.arange(count))

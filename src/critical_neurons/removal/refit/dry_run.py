@@ -29,7 +29,7 @@ class DryRun:
 
 
 def run_dry(model: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs) -> DryRun:
-    watch = _Watch(model)
+    watch = _CallWatch(model)
     held: dict[str, int] = {}
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -55,7 +55,7 @@ def run_dry(model: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs) 
     return DryRun(tuple(held), tuple(held.values()), watch.find_absorbed())
 
 
-class _Watch(TorchFunctionMode):
+class _CallWatch(TorchFunctionMode):
     """Observes all inputs and outputs of torch functions while the model runs, by weak references."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -104,7 +104,7 @@ class _Statistics:
         assert module.running_var is not None
         self._module, self._kept = module, kept
         self._mean, self._variance = module.running_mean, module.running_var
-        self._before, self._after = _Spread(), _Spread()
+        self._before, self._after = _ChannelMoments(), _ChannelMoments()
 
     def add(self, read: Tensor, given: Tensor, found: Tensor, *, input_count: int, held_out: bool) -> None:
         self._before.add(_select(channels_first(self._module, read), self._kept))
@@ -122,7 +122,7 @@ class _Statistics:
         self._module.running_var = require_finite(new_variance.to(self._variance))
 
 
-class _Spread:
+class _ChannelMoments:
     """Mean and variance of every channel, in double precision."""
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class _Offset:
 
     def __init__(self, module: Weighted, kept: Tensor, *, absorbed: bool) -> None:
         self._module, self._kept, self._absorbed = module, kept, absorbed
-        self._errors = _Spread()
+        self._errors = _ChannelMoments()
 
     def add(self, read: Tensor, given: Tensor, found: Tensor, *, input_count: int, held_out: bool) -> None:
         module, weight = self._module, self._module.weight

@@ -169,7 +169,7 @@ class _Moments:
             self.products + other.products,
         )
 
-    def centre(self, stays: _Columns | None = None) -> _System:
+    def centre(self, stays: _Columns | None = None) -> _NormalSystem:
         """Subtract the means, and take only the columns that stay."""
         known = self if stays is None else stays.take(self)
         mean = known.inputs[:, :, None] / self.count
@@ -178,7 +178,7 @@ class _Moments:
         counts = torch.full_like(mean[:, 0, 0], squares.shape[1]) if stays is None else stays.counts.to(mean)
         floor = scale_ridge(mean_square(known.squares, counts), ROUNDING)
         squares.diagonal(dim1=1, dim2=2).add_(floor[:, None])
-        return _System(squares, products, counts)
+        return _NormalSystem(squares, products, counts)
 
 
 @dataclass(frozen=True)
@@ -213,14 +213,14 @@ class _Columns:
 
 
 @dataclass(frozen=True)
-class _System:
+class _NormalSystem:
     """x x' and x e' of centred rows, and the number of columns per group."""
 
     squares: Tensor
     products: Tensor
     columns: Tensor
 
-    def take(self, outputs: slice) -> _System:
+    def take(self, outputs: slice) -> _NormalSystem:
         return replace(self, products=self.products[:, :, outputs])
 
     def solve(self, ridge: float) -> Tensor:

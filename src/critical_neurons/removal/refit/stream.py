@@ -67,7 +67,9 @@ def refit_modules(
         for setting in (torch.inference_mode(False), evaluating(original), in_evaluation_mode(smaller)):
             stack.enter_context(setting)
         return (
-            _Stream(original, smaller, chosen, inputs, method, on_covariances, finish).run(progress) if chosen else {}
+            _RefitStream(original, smaller, chosen, inputs, method, on_covariances, finish).run(progress)
+            if chosen
+            else {}
         )
 
 
@@ -99,7 +101,7 @@ class _Batch:
     smaller: ForwardPass
 
 
-class _Stream:
+class _RefitStream:
     def __init__(
         self,
         original: nn.Module,
