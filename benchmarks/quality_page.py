@@ -84,7 +84,7 @@ and how many: [choice-of-data.md](choice-of-data.md).
 METHODS = """\
 ## How it was measured
 
-- **ours**: `cn.search` told whether weights will be refitted (`compensate="none"` or `"least_squares"`), then
+- **ours**: `cn.search`, with `compensate="none"`, or `"least_squares"` if weights are refitted afterwards, then
   `cn.plan` and `cn.prune`. No labels.
 - **L1, L2, Taylor, Hessian, FPGM, LAMP, BN scale, activation**: Torch-Pruning's importances with its default
   settings, for the groups of its own dependency graph. Taylor and Hessian use the labels. For Hessian, Torch-Pruning

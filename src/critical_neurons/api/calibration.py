@@ -75,7 +75,7 @@ def gather_test(test: Any, data: Data) -> Data:
 
 
 def choose_one_per_class(labels: Ints, correct: Bools, seed: int) -> Ints:
-    """Ascending indices of one random data point per class, correctly classified if there is such a one."""
+    """Ascending indices of one random data point per class, correctly classified if possible."""
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     ranked = shuffled[np.argsort(~correct[shuffled], kind="stable")]
     _, first = np.unique(labels[ranked], return_index=True)

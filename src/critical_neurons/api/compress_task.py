@@ -175,7 +175,7 @@ def score_one_per_class(
     solver: Solver,
     detail: Callable[[Progress], None],
 ) -> Scores:
-    """The paper's scores: from one input per class, correctly classified if there is such a one."""
+    """The paper's scores: from one input per class, correctly classified if possible."""
     assert data.labels is not None
     correct = predict(model, data.inputs).numpy() == data.labels
     few = data.take(choose_one_per_class(data.labels, correct, settings.seed))

@@ -106,7 +106,7 @@ def lossless(
       folded into the next layers, as are units equal to a multiple of another. With `collapse`, a linear layer whose
       units are all active is merged with the next.
     * `time_limit`: seconds; units that are undecided when proofs have to end, or at Ctrl-C, stay. If none is decided
-      by then the model comes back as it was. `workers` share the programs.
+      by then, a copy of the model is returned. `workers` share the programs.
     * `record`: a file in which proofs are stored as they come, and from which those of an earlier call are read.
 
     >>> found = cn.lossless(model, (0.0, 1.0), inputs=inputs, time_limit=5)

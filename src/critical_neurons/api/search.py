@@ -65,8 +65,8 @@ def search(
 
     The search is a heuristic: `objective` is the distance of the outputs, without a bound. With "least_squares"
     `layer_choices` has the least-squares error of each layer's choice, beyond what removals in other layers cost, and
-    a lower bound for all choices of equally many units. `progress` receives a
-    `cn.Progress`: the stage, how far it is and the time left of it. `search_history` of the scores says how it went.
+    a lower bound for all choices of equally many units. `progress` receives a `cn.Progress`: the stage, how far it is
+    and its time left. `search_history` of the scores has the course of the search.
 
     >>> scores = cn.search(model, inputs, units=0.5, effort="quick")
     >>> smaller = cn.prune(model, cn.plan(scores), inputs, compensate="least_squares")

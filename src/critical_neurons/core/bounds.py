@@ -60,7 +60,7 @@ class Bounds:
     before_relu: Mapping[int, Interval]
     before_pool: Mapping[int, Interval]
     pruned: bool = False
-    """Whether they hold whatever the scores are."""
+    """Whether they hold for all scores."""
     box: Interval | None = None
     """What the inputs range over, (batch, *shape), where that is not `radius` around them."""
 
@@ -120,7 +120,7 @@ class Bounds:
         _check_inside("bounds: box", "", self.inputs, box)
 
     def _draw_probes(self, network: Network) -> Iterator[tuple[str, Floats, Floats | None]]:
-        """What to say of the probe, inputs, and what is left of every unit."""
+        """For every probe: its description in messages, the inputs, and the factor of every unit (None: all 1)."""
         yield "", self.inputs, None
         generator = np.random.default_rng(0)
         if self.pruned:

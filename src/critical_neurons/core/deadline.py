@@ -18,8 +18,8 @@ GRACE, GRACE_SHARE = 0.7, 0.07
 
 
 class TimeIsUp(BaseException):
-    """Caught where the deadline was set; the user never sees it. No `Exception`, so that nothing on its way takes it
-    for a failure of the model."""
+    """Caught where the deadline was set; the user never sees it. It is not an `Exception`, so that handlers in
+    between do not take it for a failure of the model."""
 
 
 @contextmanager

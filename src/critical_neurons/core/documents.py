@@ -140,7 +140,7 @@ def check_file(path: str | os.PathLike[str], largest: float = math.inf) -> None:
 
 
 def find_free_memory() -> int:
-    """Bytes that can be used without swapping, or all there are where that is not told."""
+    """Bytes that can be used without swapping, or all memory, where the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))

@@ -27,9 +27,9 @@ class SearchStage:
 
 @dataclass(frozen=True)
 class Draft:
-    """A smaller network that was tried `seconds` after the search began: how far its outputs are from the model's,
-    and what it is judged by where outputs are classes: the share of decisions that change, near misses in part.
-    A distance that is not finite is None."""
+    """A smaller network that was tried `seconds` after the search began: how far its outputs are from the model's
+    and, where outputs are classes, the criterion of the choice (`miss`): a smoothed share of changed decisions. A
+    distance that is not finite is None."""
 
     seconds: Amount
     loss: float | None
@@ -38,8 +38,8 @@ class Draft:
 
 @dataclass(frozen=True)
 class RemovalCost:
-    """How far the outputs are expected to move as the units of some layers go, the other layers whole: from none gone
-    to all of them, evenly; and how many of the units the search removed."""
+    """The expected distance of the outputs as units of some layers are removed and all other layers stay whole, at
+    evenly spaced numbers of units from none to all; and how many of these units the search removed."""
 
     layers: tuple[str, ...]
     units: Count

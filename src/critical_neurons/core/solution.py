@@ -65,7 +65,7 @@ class Step:
     """
 
     time_limit: float | None = field(default=None, kw_only=True, compare=False)
-    """Seconds after which the solve ends; told while it runs, and left out of its history."""
+    """Seconds after which the solve ends. Known while it runs; not part of its history."""
 
     seconds: float
     objective: float | None

@@ -37,7 +37,7 @@ COPIED_ROWS = 64
 """Rows copied at once, to save memory."""
 
 FEWEST_JUDGED = 128
-"""Augmented inputs to measure the held-out loss on; of few held-out inputs several variants are drawn."""
+"""Augmented inputs to measure the held-out loss on. If few inputs are held out, each is augmented several times."""
 
 RATES = (1e-2, 3e-3, 1e-3)
 """Learning rates to try."""
@@ -65,7 +65,7 @@ SAVED_BYTES = 2**30
 
 
 def hold_out(inputs: Inputs, seed: int) -> tuple[Inputs, Inputs]:
-    """Copies of the inputs to fit on, and of those held out to judge by. Inputs that cannot be split are both."""
+    """Copies of the inputs to fit on and of the held-out inputs. Inputs that cannot be split are used for both."""
     if is_whole(inputs) or count_rows(inputs) == 1:
         return inputs, inputs
     shuffled = torch.randperm(count_rows(inputs), generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""Gradients: of models that change in place what their gradient needs, too."""
+"""Gradients: also of models that overwrite tensors which the backward pass needs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ CHANGED_IN_PLACE = "modified by an inplace operation"
 
 
 def differentiate(run: Callable[[], Result]) -> Result:
-    """What `run` gives, which does a forward and a backward pass.
+    """Call `run`, which does a forward and a backward pass, and return its result.
 
-    A ReLU in place behind another ReLU is fine in evaluation but has no gradient in torch. Then it runs once more,
-    with copies of what is changed: slower, so only where it is needed.
+    An in-place ReLU behind another ReLU works in evaluation, but its backward pass fails in torch. Then `run` is
+    called again, with copies of the tensors that are overwritten. That is slower, so it is done only where needed.
     """
     try:
         return run()

@@ -181,7 +181,7 @@ def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards buffers are as they were, too: a forward may count its calls in them."""
+    """Evaluation mode; afterwards buffers are restored as well, since a forward pass may count its calls in them."""
     owners = [module._buffers for module in model.modules()]
     buffers = [(own, name, values) for own in owners for name, values in own.items()]
     saved = [None if values is None else values.detach().clone() for _, _, values in buffers]

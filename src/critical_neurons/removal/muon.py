@@ -1,4 +1,4 @@
-"""Muon: steps along orthogonalised momentum (Jordan et al., 2024), which need fewer of them than Adam's.
+"""Muon: an optimiser with steps along orthogonalised momentum (Jordan et al., 2024). It needs fewer steps than Adam.
 
 The momentum of a weight matrix has a few large singular values, and Adam follows those. With all singular values near
 one, the rare directions are learned as fast.

@@ -161,7 +161,7 @@ class Search:
         return self.find(Budget(macs=halve_macs(self.structure)))
 
     def report(self, stage: str) -> Stage:
-        """Begin a stage. What is returned receives the progress of it."""
+        """Begin a stage. The returned object is called with its progress."""
         self._stages.append((stage, time.monotonic()))
         self.tell(Progress(stage))
         return Stage(lambda progress: self.tell(progress), stage)

@@ -14,7 +14,7 @@ from critical_neurons.removal.refit.ridge import add_ridge
 from critical_neurons.selection.factorisation import factorise
 
 MOST_HELD = 2**30
-"""Bytes of inverses that are held: those used last."""
+"""Memory for inverses, in bytes; those used last are kept."""
 
 
 class Inverses:

@@ -36,7 +36,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class _Sums:
-    """Of some rows of a part: how many, their mean, and products of what is left without it, in single precision."""
+    """The number of some rows of a part, their mean, and the products of the centred rows, in single precision."""
 
     count: int
     mean: Tensor

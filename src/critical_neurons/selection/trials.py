@@ -52,7 +52,7 @@ def measure_trials(
     progress: Callable[[int, int], None],
     executor: Executor,
 ) -> Floats:
-    """The loss of every trial; zero where nothing is removed. The model comes back as it was.
+    """The loss of every trial; zero where nothing is removed. The model is restored afterwards.
 
     Trials do not depend on each other: with fewer batches than workers, these share the trials of a batch.
     """

@@ -16,7 +16,7 @@ HELD_OUT = 4
 """One in this many batches is held out to choose the regularisation."""
 
 LEAST_INPUTS = 2 * HELD_OUT
-"""With fewer, no more than one input would be held out."""
+"""With fewer inputs at most one would be held out."""
 
 HELD_BYTES = 2**30
 """Memory for all paused passes together."""
