@@ -120,14 +120,14 @@ class TestData:
         seen = torch.cat([OTHERS, INPUTS[7:9]]).double()
         comparison = compare(smaller, labels, calibration=seen)
         assert comparison.data == "calibration"
-        assert "2 of the inputs are among the calibration ones" in str(comparison)
+        assert "2 of the inputs are calibration inputs" in str(comparison)
         assert compare(smaller, labels, calibration=OTHERS).data == "test"
 
     def test_a_smaller_network_remembers_what_it_was_scored_and_refitted_on(self, labels, tmp_path):
         plan = cn.plan(cn.score(build(), INPUTS[:5], labels[:5], formulation="linearised"), units=0.5)
         scored = cn.prune(build(), plan, OTHERS)
         assert compare(scored, labels).data == "calibration"
-        assert "5 of the inputs are among the calibration ones" in str(compare(scored, labels))
+        assert "5 of the inputs are calibration inputs" in str(compare(scored, labels))
         plan = cn.plan(cn.score(build(), SCORED[:5], formulation="linearised"), units=0.5)
         refitted = cn.prune(build(), plan, SCORED, compensate="least_squares", calibration=INPUTS[:30])
         assert compare(refitted, labels).data == "calibration"
@@ -142,10 +142,10 @@ class TestData:
     def test_data_that_could_not_be_looked_up_is_told(self, smaller, labels):
         forgetful = copy.deepcopy(smaller)
         del forgetful.calibrated_on
-        assert "Taken for test data unchecked" in str(compare(forgetful, labels))
-        assert "unchecked" not in str(compare(smaller, labels))
-        assert "unchecked" not in str(compare(forgetful, labels, calibration=OTHERS))
-        assert "unchecked" not in str(compare(forgetful, labels, data="calibration"))
+        assert "Assumed to be test data" in str(compare(forgetful, labels))
+        assert "Assumed to be test data" not in str(compare(smaller, labels))
+        assert "Assumed to be test data" not in str(compare(forgetful, labels, calibration=OTHERS))
+        assert "Assumed to be test data" not in str(compare(forgetful, labels, data="calibration"))
 
     def test_arrays_and_batches(self, smaller, labels):
         pairs = [(INPUTS[:30], labels[:30]), (INPUTS[30:], labels[30:])]
@@ -236,7 +236,7 @@ class TestAnything:
         assert cn.compare(model, model, inputs, calibration=others, **settings).data == "test"
         seen = tuple(torch.cat([one, other[:2]]) for one, other in zip(others, inputs, strict=True))
         found = cn.compare(model, model, inputs, calibration=seen, **settings)
-        assert "2 of the inputs are among the calibration ones" in str(found)
+        assert "2 of the inputs are calibration inputs" in str(found)
 
     def test_large_inputs_are_run_in_small_batches(self, monkeypatch):
         sizes = []

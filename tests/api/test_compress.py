@@ -341,7 +341,7 @@ def test_what_a_user_may_get_wrong(model, digits):
         ({"macs": 0.5, "keep": "conv"}, "keep: no layer conv"),
         ({"macs": 0.5, "round_to": 0}, "round_to=0"),
         ({"macs": 1.5}, "macs: found 1.5. Accepted: a share"),
-        ({"macs": 0.5, "solver": "highs"}, "solver: of a program, but units are searched for"),
+        ({"macs": 0.5, "solver": "highs"}, "solver: only for a program, but units are chosen by a search"),
         ({"macs": 0.5, "formulation": "milp"}, "formulation: found 'milp'"),
         ({"macs": 0.5, "formulation": cn.Paper(rescale=0.0)}, "budget: it takes the place .* leave out rescale"),
         ({"macs": 0.5, "formulation": "exact", "stop": "0"}, "stop: the exact formulation"),

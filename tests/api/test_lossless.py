@@ -253,7 +253,7 @@ MODEL = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "say what inputs range over"),
+        ({}, "give the range of the inputs"),
         ({"box": (np.ones(3), np.zeros(3))}, "it is empty"),
         ({"box": (np.zeros(3), np.full(3, np.inf))}, "NaN or infinite"),
         ({"box": (np.zeros(3), np.array([1.0, np.nan, 1.0]))}, "NaN or infinite"),
@@ -266,7 +266,7 @@ MODEL = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
         ({"box": (0.0, 1.0), "inputs": np.full((2, 3), np.nan)}, "NaN or infinite"),
         ({"inputs": np.ones((2, 3)), "radius": -1.0}, "radius"),
         ({"inputs": np.ones((2, 3)), "radius": np.nan}, "radius"),
-        ({"radius": 1.0}, "no inputs"),
+        ({"radius": 1.0}, "needs inputs"),
         ({"box": UNIT_BOX, "time_limit": 0}, "time_limit"),
         ({"box": UNIT_BOX, "collapse": 1}, "collapse"),
         ({"box": UNIT_BOX, "workers": 2}, "workers"),

@@ -926,7 +926,7 @@ class TestCompress:
             (("--macs", 0.5, "--output", "a.pt2", "--output", "./a.pt2"), "given to --output twice"),
             ((), "Give one of --macs, --params, --units, --latency and --max-drop"),
             (("--macs", 0.5, "--max-drop", 0.1), "Give one of --macs"),
-            (("--macs", 0.5, "--time-limit", 9, "--threads", 1), "--time-limit, --threads: of a program"),
+            (("--macs", 0.5, "--time-limit", 9, "--threads", 1), "--time-limit, --threads: only for a program"),
         ],
     )
     def test_told_before_anything_is_loaded(self, options, message):

@@ -64,7 +64,7 @@ def test_boxes_of_data(where):
     ("options", "message"),
     [
         (("--input-shape", 6, "--box", "0,1"), "where the result goes"),
-        (("--input-shape", 6, "--record", "r.json"), "say what inputs range over"),
+        (("--input-shape", 6, "--record", "r.json"), "give the range of the inputs"),
         (("--input-shape", 6, "--box", "1,0", "--record", "r.json"), "it is empty"),
         (("--input-shape", 6, "--box", "0,inf", "--record", "r.json"), "NaN or infinite"),
         (("--input-shape", 6, "--box", "0", "--record", "r.json"), "two numbers"),

@@ -107,5 +107,5 @@ def test_files_of_another_version(tmp_path):
 def test_damaged_files(change, tmp_path):
     path = tmp_path / "comparison.json"
     path.write_text(seal({**make().to_dict(), **change}))
-    with pytest.raises(InvalidFileError, match=r"comparison\.json: (what it says does not fit|has entries that)"):
+    with pytest.raises(InvalidFileError, match=r"comparison\.json: (its content is inconsistent|has entries that)"):
         Comparison.load(path)

@@ -103,7 +103,7 @@ def test_what_cannot_be_met_is_said(clock):
         meet_latency(0.5, float, float, lambda share: 0.9)
     with pytest.raises(InvalidSettingError, match=r"latency: 0.05 .* cannot be met.*Give a larger share"):
         cn.compress(build(), INPUTS, latency=0.05, effort="quick", onnx=False)
-    with pytest.raises(InvalidSettingError, match="latency: units are searched for"):
+    with pytest.raises(InvalidSettingError, match="latency: needs a search"):
         cn.compress(build(), INPUTS, torch.zeros(20), latency=0.5, paper=True)
     with pytest.raises(InvalidSettingError, match="latency: found 2"):
         cn.compress(build(), INPUTS, latency=2)

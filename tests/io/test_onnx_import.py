@@ -364,7 +364,9 @@ class TestHostileFiles:
         content = onnx.load(build_linear(tmp_path / "model.onnx"))
         content.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
         onnx.save(content, tmp_path / "model.onnx")
-        with pytest.raises(InvalidFileError, match="its input 'x' is no float32 or float64 tensor"):
+        with pytest.raises(
+            InvalidFileError, match=r"its input 'x' cannot be read\. Accepted: a float32 or float64 tensor"
+        ):
             cn.from_onnx(tmp_path / "model.onnx")
 
 

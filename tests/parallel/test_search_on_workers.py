@@ -93,7 +93,7 @@ def test_a_model_that_cannot_be_sent():
 
 
 def test_workers_are_of_a_search():
-    with pytest.raises(InvalidSettingError, match="workers: of a search"):
+    with pytest.raises(InvalidSettingError, match="workers: only for a search"):
         cn.compress(build(), draw(), macs=0.5, paper=True, workers=cn.Workers(2))
 
 

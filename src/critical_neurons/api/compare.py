@@ -90,9 +90,9 @@ def compare(
     notes = [*explain_figures(count_rows(trial.inputs), repeats, threads)]
     if trial.common and data == "test":
         data = "calibration"
-        notes.append(f"{trial.common} of the inputs are among the calibration ones: the data is labelled so.")
+        notes.append(f"{trial.common} of the inputs are calibration inputs: the data is labelled calibration.")
     if data == "test" and not trial.checked:
-        notes.append("Taken for test data unchecked: no calibration inputs were given to look these up among.")
+        notes.append("Assumed to be test data: no calibration inputs were given to compare them with.")
     report("accuracy and sizes")
     measured = [_measure(each, trial.inputs) for each in trial.models]
     most = max(each.peak_activation_bytes for each in measured)

@@ -116,16 +116,15 @@ def compress(
     program = _choose_program(formulation, paper=paper)
     if program is None and solver is not None:
         raise InvalidSettingError(
-            "solver: of a program, but units are searched for. Give paper=True or a formulation, or leave it out."
+            "solver: only for a program, but units are chosen by a search. Give paper=True or formulation=, or leave "
+            "it out."
         )
     if program is not None and workers != HERE:
         raise InvalidSettingError(
-            "workers: of a search. Those of a program go with formulation=cn.ByClass(workers=...)."
+            "workers: only for a search. For a program give formulation=cn.ByClass(workers=...)."
         )
     if program is not None and latency is not None:
-        raise InvalidSettingError(
-            "latency: units are searched for then. Leave out paper= and formulation=, or give macs=."
-        )
+        raise InvalidSettingError("latency: needs a search. Leave out paper= and formulation=, or give macs=.")
     if program is not None:
         check_together(program, None if paper else budget, settings.span)
     solved_by = Solver(seed=seed) if solver is None else as_solver(solver)

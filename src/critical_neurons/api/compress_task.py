@@ -39,7 +39,7 @@ FEWEST_SCORED, MOST_SCORED = 10, 100
 SCORED_NUMBERS = 10**7
 """Fewer data points are scored if their forward pass would have more numbers: deep networks would take minutes."""
 
-LOOKING = "Looking for the most that can go"
+LOOKING = "Looking for the smallest network within max_drop"
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ def _score_for_share(task: ScoreTask, points: DataPoints, wanted: float, started
     best, interrupted = _score_all(task.weigh(low), points, started)
     if best.per_unit.mean() > wanted and best.status is not Status.OPTIMAL:
         raise SolverError(
-            f"mean_score: the search was stopped before it knew whether a mean of {wanted:.4g} is possible."
+            f"mean_score: the search was stopped before it was clear whether a mean of {wanted:.4g} is possible."
         )
     if best.per_unit.mean() > wanted:
         raise InfeasibleProgramError(
@@ -180,11 +180,13 @@ def _score_all(task: ScoreTask, points: DataPoints, started: float) -> tuple[Sco
 
 def _check_squared(network: Network, by_class: ByClass | None) -> None:
     if by_class is not None:
-        raise InvalidSettingError("ByClass: the squared loss has targets, which are of no class.")
+        raise InvalidSettingError(
+            "ByClass: the squared loss has targets instead of classes. Give one program for all."
+        )
     left_out = [note for note in network.notes if LEFT_OUT in note]
     if left_out:
         raise InvalidSettingError(
-            f"loss: 'squared' is of the model's outputs, but {left_out[0]}. Give classes, or take the last step away."
+            f"loss: 'squared' is about the model's outputs, but {left_out[0]}. Give classes, or remove the last step."
         )
 
 

@@ -144,8 +144,12 @@ class ScoreTask:
             advice = PATTERN_ADVICE if isinstance(formulation, Paper) else "Allow more."
             raise InfeasibleProgramError(f"budget: no scores keep within {self.budget}. {advice}")
         if solution.point is None:
-            told = "" if self.budget is None else f" There may be none within {self.budget}; solver='highs' can tell."
-            raise SolverError(f"{self.backend.name}: {solution.status.sentence}{told}")
+            doubt = (
+                ""
+                if self.budget is None
+                else f" There may be none within {self.budget}; solver='highs' can decide that."
+            )
+            raise SolverError(f"{self.backend.name}: {solution.status.sentence}{doubt}")
         certified = not isinstance(formulation, Linearised)
         notes = (
             *network.notes,

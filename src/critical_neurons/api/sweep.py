@@ -45,7 +45,7 @@ from critical_neurons.selection.norms import score_norms
 from critical_neurons.structure import find_structure, fingerprint, unwrap
 
 CURVE = "curve.json"
-INTERRUPTED = "interrupted: not all points are there"
+INTERRUPTED = "interrupted: some points are missing"
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,9 @@ def compress(
     if solver != unused and not by_program:
         told = [each for each in list_settings(Solver) if getattr(solver, each.name) != getattr(unused, each.name)]
         names = ", ".join(name_option(each) for each in told)
-        raise InvalidSettingError(f"{names}: of a program, but units are searched for. Add --paper or --formulation.")
+        raise InvalidSettingError(
+            f"{names}: only for a program, but units are chosen by a search. Add --paper or --formulation."
+        )
     compensation, workers = options.join_compensation(compensate, distillation), worker_options.read()
     import critical_neurons as cn
     from critical_neurons.cli.tables import compression_to_dict, describe_batch, report_compression
@@ -118,7 +120,7 @@ def compress(
     from critical_neurons.io.models import load_model
 
     if model in MODELS and weights is None:
-        note(f"{model} without --weights is untrained, and other weights every time.")
+        note(f"{model} without --weights is untrained: its weights are random, and differ from run to run.")
     test = form.load_test(data, test_data, test_split)
     inputs, labels = form.load(
         data, per_class=per_class, most_per_class=options.MOST_PER_CLASS, seed=solver.seed, split=split
@@ -129,7 +131,7 @@ def compress(
     network = load_model(model, weights, options.find_shape(inputs))
     note(describe_batch(inputs, labels))
     if test is None and labels is not None:
-        note("No test data: the comparison is on these, and its accuracy is called calibration.")
+        note("No test data: the comparison uses these inputs, and its accuracy is labelled calibration.")
     with show_progress() as progress:
         found = cn.compress(
             network,

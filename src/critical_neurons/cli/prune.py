@@ -198,4 +198,4 @@ def _check_source(
     if carry_out is not None and given:
         raise InvalidSettingError(f"{given[0]}: --carry-out says what stays. Leave one of them out.")
     if trust_edited and carry_out is None:
-        raise InvalidSettingError("--trust-edited: is of the plan of --carry-out, and there is none.")
+        raise InvalidSettingError("--trust-edited: applies to the plan of --carry-out, which is not given.")

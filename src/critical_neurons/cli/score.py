@@ -98,7 +98,7 @@ def score(
     inputs, labels = form.load(data, per_class=per_class, seed=solver.seed, split=split)
     network = load_model(model, weights, options.find_shape(inputs))
     if model in MODELS and weights is None:
-        note(f"{model} without --weights is untrained, and other weights every time.")
+        note(f"{model} without --weights is untrained: its weights are random, and differ from run to run.")
     note(describe_batch(inputs, labels))
     with show_progress() as progress:
         scores = cn.score(

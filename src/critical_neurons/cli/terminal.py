@@ -35,8 +35,8 @@ Parameters = ParamSpec("Parameters")
 LOUDNESS = tuple(
     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option])
     for name, option in (
-        ("quiet", typer.Option("--quiet", "-q", help="No notes and no progress: results and errors alone.")),
-        ("verbose", typer.Option("--verbose", "-v", help="Every step as a line of its own, with the time.")),
+        ("quiet", typer.Option("--quiet", "-q", help="No notes and no progress: only results and errors.")),
+        ("verbose", typer.Option("--verbose", "-v", help="Every step on its own line, with the time.")),
     )
 )
 

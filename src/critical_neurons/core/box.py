@@ -20,14 +20,14 @@ def make_boxes(box: Any, inputs: Floats | None, radius: float | None) -> Interva
     """The box, (1, *shape); with a radius one around every input, (batch, *shape), within `box` if there is one."""
     if box is None and radius is None:
         raise InvalidSettingError(
-            "box: say what inputs range over, with a box, or with inputs and a radius around them."
+            "box: give the range of the inputs, as a box, or as inputs and a radius around them."
         )
     whole = None if box is None else _make_box(box, inputs)
     if radius is None:
         assert whole is not None
         return Interval(whole.lower[None], whole.upper[None])
     if inputs is None:
-        raise InvalidSettingError("radius: found no inputs for it to be around. Give inputs=, or a box alone.")
+        raise InvalidSettingError("radius: needs inputs, around which the boxes lie. Give inputs=, or a box alone.")
     reach = check_number("radius", radius, Real, is_amount, "0 or more")
     lower, upper = inputs - reach, inputs + reach
     if whole is not None:

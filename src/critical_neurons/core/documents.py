@@ -69,17 +69,17 @@ class Document:
         if data.get("version") != cls.FORMAT_VERSION:
             raise InvalidFileError(
                 f"{path}: format version {data.get('version')!r}, of another release; this one reads version "
-                f"{cls.FORMAT_VERSION}. Make the file anew."
+                f"{cls.FORMAT_VERSION}. Write the file again."
             )
         digest = data.pop("digest", None)
         if not trust_edited and digest != digest_content(data):
-            raise InvalidFileError(f"{path}: damaged, or changed after it was written (its digest is another).")
+            raise InvalidFileError(f"{path}: damaged, or changed after it was written (its digest does not match).")
         try:
             found = cls.from_dict(data)
             again = found.to_dict()
             unknown = [name for name, value in data.items() if again.get(name) != value]
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-            raise InvalidFileError(f"{path}: what it says does not fit together ({error}).") from error
+            raise InvalidFileError(f"{path}: its content is inconsistent ({error}).") from error
         if unknown:
             raise InvalidFileError(f"{path}: has entries that are not known, in {', '.join(unknown)}.")
         return found

@@ -186,7 +186,7 @@ class Plan(Shown, Document):
                 raise ValueError(f"{layer.name}: the kept units are not ascending numbers below {layer.size}")
             kept[list(each.kept)] = True
             if (layer.units[~kept] == NO_UNIT).any():
-                why = layer.reason or "they are used with what cannot shrink"
+                why = layer.reason or "they are used together with something that cannot be made smaller"
                 raise ValueError(f"{layer.name}: it removes channels that must stay: {why}")
             stays[layer.units[~kept]] = False
         reasons = {each.name: each.reason for each in read.layers}

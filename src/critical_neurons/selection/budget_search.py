@@ -54,7 +54,7 @@ NUMBERS_PER_OUTPUT = 3
 
 UNCERTIFIED = "searched: good units for this budget, nothing is certified of the network's loss"
 ESTIMATED = "estimated: the units of every layer chosen as if the other layers lost none"
-HALFWAY = "estimated: units chosen for a budget halfway down"
+HALFWAY = "estimated: units chosen for removing half of the removable multiply-adds"
 UNFITTED = "not all units are read by layers that could be refitted; units chosen as if none were"
 
 

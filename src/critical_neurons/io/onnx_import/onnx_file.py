@@ -112,7 +112,7 @@ def _read_input(file: Path, value: Any) -> tuple[tuple[int | None, ...], torch.d
     tensor = value.type.tensor_type
     if tensor.elem_type not in kinds or not tensor.HasField("shape") or len(tensor.shape.dim) < 2:
         raise InvalidFileError(
-            f"{file}: its input {value.name!r} is no float32 or float64 tensor of shape (batch, ...). Accepted: that."
+            f"{file}: its input {value.name!r} cannot be read. Accepted: a float32 or float64 tensor (batch, ...)."
         )
     shape = tuple(axis.dim_value if axis.dim_value > 0 else None for axis in tensor.shape.dim)
     return shape, kinds[tensor.elem_type]
