@@ -72,7 +72,6 @@ PARTS = {
     "covariances": [(LayerwiseSearch, "__init__")],
     "Fisher matrices": [(LayerwiseSearch, "_find_roots")],
     "elimination": [(LayerwiseSearch, "order")],
-    "exchanges": [(LayerwiseSearch, "exchange")],
     "pricing": [(LayerwiseSearch, "price")],
     "drafts": [(LayerwiseSearch, "carry_out"), (LayerwiseSearch, "judge")],
     "bounds": [(LayerwiseSearch, "describe")],

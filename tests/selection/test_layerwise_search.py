@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import critical_neurons as cn
-from critical_neurons.parallel import ALONE
+from critical_neurons.parallel import SERIAL
 from critical_neurons.removal.refit import ridge
 from critical_neurons.removal.refit.behind import refit_behind
 from critical_neurons.removal.remove import remove_units
@@ -157,6 +157,6 @@ def test_outputs_that_are_missing_are_computed():
     outputs, rows = Outputs(), torch.randperm(INPUTS)
     with torch.no_grad():
         outputs.add(rows[:50], model(inputs[rows[:50]]))
-        outputs.complete(model, inputs, rows[:80], 7, ALONE)
+        outputs.complete(model, inputs, rows[:80], 7, SERIAL)
         assert torch.equal(outputs.rows.sort().values, rows[:80].sort().values)
         assert torch.allclose(outputs.join()[0], model(inputs[outputs.rows]))

@@ -257,7 +257,7 @@ class _SweepTask:
         if key not in self.scored and method == "paper":
             self.scored[key] = score_one_per_class(self.model, self.data, self.settings, PAPER, Solver(), send)
         elif key not in self.scored:
-            self.search.tell = send
+            self.search.on_progress = send
             self.scored[key] = self.search.find(Budget(**{self.measure: share}))  # type: ignore[arg-type]
         return self.scored[key]
 

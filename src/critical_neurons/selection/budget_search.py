@@ -88,7 +88,7 @@ class SearchSettings:
 
 
 class Search:
-    """A model and inputs, analysed once, and scores for any number of budgets. `tell` receives progress."""
+    """A model and inputs, analysed once, and scores for any number of budgets. `on_progress` receives progress."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Search:
         structure: Structure | None = None,
         executor: Executor = SERIAL,
     ) -> None:
-        self._settings, self.tell, self._executor = settings, progress, executor
+        self._settings, self.on_progress, self._executor = settings, progress, executor
         self._compensate, self.effort = split_compensation(settings.compensate)[0], choose_effort(settings.effort)
         source, rows = unwrap(model), gather_inputs(inputs)
         check_inputs(rows)
@@ -137,7 +137,7 @@ class Search:
             seed=self._settings.seed,
             fisher_share=self.effort.fisher_share,
             progress=self.report("gathering what layers read"),
-            crew=self._executor,
+            executor=self._executor,
         )
 
     @cached_property
@@ -163,8 +163,8 @@ class Search:
     def report(self, stage: str) -> Stage:
         """Begin a stage. The returned object is called with its progress."""
         self._stages.append((stage, time.monotonic()))
-        self.tell(Progress(stage))
-        return Stage(lambda progress: self.tell(progress), stage)
+        self.on_progress(Progress(stage))
+        return Stage(lambda progress: self.on_progress(progress), stage)
 
     def _begin(self, budget: Budget) -> BudgetTask:
         self._stages.clear()

@@ -14,7 +14,7 @@ from critical_neurons.core.budget import Budget
 from critical_neurons.core.progress import Progress, Stage
 from critical_neurons.core.scores import LayerChoice
 from critical_neurons.core.search_history import Draft, RemovalCost, thin
-from critical_neurons.core.structure import Bools, Floats, Ints, Structure
+from critical_neurons.core.structure import Bools, Floats, Structure
 from critical_neurons.selection.budget_counts import Spending
 from critical_neurons.selection.effort import Effort
 from critical_neurons.selection.elimination import Elimination
@@ -31,7 +31,7 @@ class Prepared(Protocol):
 
     structure: Structure
     effort: Effort
-    tell: Callable[[Progress], None]
+    on_progress: Callable[[Progress], None]
 
     @property
     def layers(self) -> LayerwiseSearch: ...
@@ -66,9 +66,7 @@ class BudgetTask:
         """Scores by the order of elimination; revised in rounds, of which the best is returned."""
         layers, rounds, report = self.search.layers, self.search.effort.rounds, self.search.report
         counts, view = self._count(), layers.whole
-        traced = self.search.traced
-        report("exchanging units")
-        per_unit = self._grade(counts, layers.exchange(view, traced, counts))
+        per_unit = self._grade(counts, self.search.traced)
         stays, costs = self._keep_best(per_unit), self._list_costs(counts)
         if not rounds:
             report("measuring")
@@ -81,15 +79,14 @@ class BudgetTask:
                 round_ = f"round {number} of {rounds}"
                 view = after
                 found = layers.order(view, report(f"{round_}, ordering units"))
-                report(f"{round_}, exchanging units")
-                per_unit = self._grade(counts, layers.exchange(view, found, counts))
+                per_unit = self._grade(counts, found)
                 carry_out = layers.judge if number == rounds else layers.carry_out
                 after = carry_out(self._keep_best(per_unit), report(f"{round_}, refitting a draft"))
                 drafts.append(self._draft(after.loss, after.miss))
                 if after.miss < best[2].miss:
                     best, taken = (per_unit, view, after), number
         except KeyboardInterrupt:
-            self.search.tell(Progress("interrupted: the best so far is kept"))
+            self.search.on_progress(Progress("interrupted: the best so far is kept"))
         per_unit, view, after = best
         report("bounding choices")
         return Found(per_unit, after.loss, layers.describe(view, after.stays), tuple(drafts), taken, costs)
@@ -109,7 +106,7 @@ class BudgetTask:
 
     def trace(self) -> Floats:
         """Scores by the order of elimination in each layer, with all other layers whole."""
-        return self._grade(self._count(), [each.order.numpy() for each in self.search.traced])
+        return self._grade(self._count(), self.search.traced)
 
     def _count(self) -> list[int]:
         """How many units every group keeps: as the budget says, or allocated by what removals cost the loss."""
@@ -118,11 +115,11 @@ class BudgetTask:
             return [int(stays[group.units].sum()) for group in self.structure.groups]
         return self.spending.share([each.errors.numpy() for each in self.search.traced])
 
-    def _grade(self, counts: Sequence[int], orders: Sequence[Ints]) -> Floats:
+    def _grade(self, counts: Sequence[int], found: Sequence[Elimination]) -> Floats:
         """Scores from orders of removal. Adjusted if a plan would keep other units, as their costs may differ."""
         per_unit = np.zeros(self.structure.unit_count)
-        for group, count, order in zip(self.structure.groups, counts, orders, strict=True):
-            per_unit[group.units[order]] = _grade(len(group), count)
+        for group, count, each in zip(self.structure.groups, counts, found, strict=True):
+            per_unit[group.units[each.order.numpy()]] = _grade(len(group), count)
         stays = self._keep_best(per_unit)[:-1]
         return per_unit if np.array_equal(stays, per_unit >= REMOVED_BELOW) else _rank(per_unit, stays)
 

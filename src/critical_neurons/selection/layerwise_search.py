@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from critical_neurons.core.scores import LayerChoice
-from critical_neurons.core.structure import Bools, Group, Ints, Structure, Wiring
+from critical_neurons.core.structure import Bools, Group, Structure, Wiring
 from critical_neurons.parallel import SERIAL, Executor, run_in_order
 from critical_neurons.removal.copies import copy_whole
 from critical_neurons.removal.refit.behind import list_stops, refit_behind
@@ -34,7 +34,6 @@ from critical_neurons.selection.factorisation import take_root
 from critical_neurons.selection.inverses import Inverses, invert
 from critical_neurons.selection.lower_bound import bound_error
 from critical_neurons.selection.statistics import gather_metrics, gather_moments
-from critical_neurons.selection.swaps import exchange
 from critical_neurons.selection.trial_weights import Fitted, put_weights
 from critical_neurons.selection.trials import Outputs, RemovalTrial, Sample, measure_trials
 
@@ -88,15 +87,15 @@ class LayerwiseSearch:
         seed: int = 0,
         fisher_share: float = 0.5,
         progress: Progress = lambda done, total: None,
-        crew: Executor = SERIAL,
+        executor: Executor = SERIAL,
     ) -> None:
         self._model, self._structure, self._distance, self._seed = model, structure, distance, seed
-        self._fisher_share, self._crew = fisher_share, crew
+        self._fisher_share, self._executor = fisher_share, executor
         self._consumers = list_consumers(structure, model)
         self._parts = {each.module: split_module(model.get_submodule(each.module), each) for each in self._consumers}
         numbers = sum(NUMBERS_PER_OUTPUT * len(each.outputs) * each.positions for each in structure.wirings)
         self._batch = max(min(MOST_BATCH, BATCH_NUMBERS // max(numbers, 1)), 1)
-        self._moments, self._outputs = gather_moments(model, self._parts, inputs, self._batch, progress, crew)
+        self._moments, self._outputs = gather_moments(model, self._parts, inputs, self._batch, progress, executor)
         self._inputs, self._roots = inputs, WeakKeyDictionary[View, dict[str, list[Tensor]]]()
         generator = torch.Generator().manual_seed(seed)
         self._shuffled = torch.randperm(count_rows(inputs), generator=generator)  # data may be sorted by class
@@ -139,32 +138,15 @@ class LayerwiseSearch:
 
     def order(self, view: View, progress: Progress = lambda done, total: None) -> list[Elimination]:
         """For every group the order of removal, and the error after each removal."""
-        if self._crew.slots > 1:
-            view.inverses.prepare(self._crew)
+        if self._executor.slots > 1:
+            view.inverses.prepare(self._executor)
         found, groups = list[Elimination](), self._structure.groups
         progress(0, len(groups))
         calls = (partial(eliminate, self._find_maps(group, view), len(group), group.blocks) for group in groups)
-        for each in run_in_order(self._crew, calls):
+        for each in run_in_order(self._executor, calls):
             found.append(each)
             progress(len(found), len(groups))
         return found
-
-    def exchange(self, view: View, found: Sequence[Elimination], counts: Sequence[int]) -> list[Ints]:
-        """Improve the choice of the last `counts` units of each order by exchanges, and return the new orders."""
-        groups, held = self._structure.groups, []
-        for group, each, count in zip(groups, found, counts, strict=True):
-            kept = torch.ones(len(group), dtype=torch.bool)
-            kept[each.order[: len(group) - count]] = False
-            held.append(kept)
-        calls = (
-            partial(exchange, self._find_maps(group, view), kept, group.blocks)
-            for group, kept in zip(groups, held, strict=True)
-        )
-        orders = []
-        for each, improved in zip(found, run_in_order(self._crew, calls), strict=True):
-            order, stays = each.order.numpy(), improved.numpy()
-            orders.append(order[np.argsort(stays[order], kind="stable")])
-        return orders
 
     def price(
         self, found: Sequence[Elimination], passes: int, progress: Progress = lambda done, total: None
@@ -180,7 +162,7 @@ class LayerwiseSearch:
         trials = [self._try(*each, share) for each in zip(groups, found, strict=True) for share in TRIED_SHARES]
         sample = Sample(self._inputs, self._outputs, torch.split(rows, self._batch))
         draft = copy_whole(self._model)
-        losses = measure_trials(draft, trials, sample, self._distance, progress, self._crew)
+        losses = measure_trials(draft, trials, sample, self._distance, progress, self._executor)
         priced = []
         for each, tried, lost in zip(found, _by_group(trials), _by_group(list(losses)), strict=True):
             worths = [loss / trial.error for loss, trial in zip(lost, tried, strict=True) if trial.error > 0]
@@ -205,7 +187,7 @@ class LayerwiseSearch:
 
     def _compare(self, other: nn.Module, rows: Tensor, known: Outputs) -> tuple[float, float]:
         """The distance of another model's outputs for these rows, and `Distance.miss`."""
-        known.complete(other, self._inputs, rows, self._batch, self._crew)
+        known.complete(other, self._inputs, rows, self._batch, self._executor)
         found, wanted = known.join(), take_outputs(self._outputs, self._inputs, known.rows)
         return float(self._distance.measure(found, wanted)), self._distance.miss(found, wanted)
 
@@ -232,7 +214,7 @@ class LayerwiseSearch:
                 self._batch,
                 TEMPERATURE,
                 self._seed,
-                self._crew,
+                self._executor,
             )
             self._roots[view] = {}
             for name, parts in self._parts.items():
