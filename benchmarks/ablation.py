@@ -3,6 +3,7 @@
     python benchmarks/ablation.py run --data DIR --resnet20 WEIGHTS      all cells not stored yet
     python benchmarks/ablation.py run ... --only mlp --only draw-0       cells whose names contain these
     python benchmarks/ablation.py table                                  stored results as Markdown
+    python benchmarks/ablation.py page                                   docs/ablation.md
 
 DIR of --data holds fashion_mnist and cifar10; WEIGHTS is a checkpoint of a CIFAR ResNet-20 for inputs normalised by
 ImageNet's mean and standard deviation. Validation images are the last 5 000 of the train split; the checkpoint was
@@ -14,12 +15,11 @@ with a `commit`, belong to earlier versions of the search; the table lists them 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,28 +29,33 @@ import torch
 from torch import Tensor, nn
 
 import critical_neurons as cn
+from ablation_page import CALIBRATION, MEASURED, RESULTS, read_lines, write_page
 from architectures.residual import CifarResNet
 from critical_neurons.core.markdown import format_table
-from critical_neurons.core.settings import Compensation
+from critical_neurons.core.settings import Compensation, EffortName
 from critical_neurons.removal.metrics import measure_accuracy
 from critical_neurons.selection import gate_descent, layerwise_search
-from critical_neurons.selection.effort import EFFORTS
+from critical_neurons.selection.effort import EFFORTS, Effort
 from critical_neurons.selection.layerwise_search import LayerwiseSearch
 from critical_neurons_reproduction.datasets import load_stored
 from storing import store_line
 
-RESULTS = Path(__file__).parent / "results" / "ablation.jsonl"
-VALIDATION, MEASURED, CALIBRATION, EPOCHS = 5000, 2500, 1000, 6
+VALIDATION, EPOCHS = 5000, 6
 MEAN, DEVIATION = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[:, :, None, None]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A search with this effort, and with some attributes of modules or classes patched."""
+    """A search with this effort, some settings of it changed, and some attributes of modules or classes patched."""
 
-    effort: str = "quick"
+    effort: EffortName = "quick"
     replaced: tuple[tuple[Any, str, Any], ...] = ()
     compensate: Compensation = "least_squares"
+    changed: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> Effort:
+        return replace(EFFORTS[self.effort], **self.changed)
 
 
 def keep_orders(layers: LayerwiseSearch, view: Any, found: Any, counts: Any) -> Any:
@@ -69,8 +74,10 @@ VARIANTS = {
         f"quick, temperature {value:g}": Variant(replaced=((layerwise_search, "TEMPERATURE", value),))
         for value in (1.0, 16.0)
     },
-    "quick, priced in 8 passes": Variant(effort="priced"),
+    "quick, priced in 8 passes": Variant(changed={"passes": 8}),
     "standard": Variant("standard"),
+    "standard, no exchanges": Variant("standard", ((LayerwiseSearch, "exchange", keep_orders),)),
+    "standard, not revised": Variant("standard", changed={"rounds": 0}),
     "thorough": Variant("thorough"),
     "gates": Variant("standard", compensate="none"),
     "gates, temperature 1": Variant("standard", ((gate_descent, "TEMPERATURE", 1.0),), "none"),
@@ -79,10 +86,9 @@ VARIANTS = {
 NETWORKS = {
     "mlp": ({"units": 0.2}, {"macs": 0.3}),
     "lenet5": ({"units": 0.3}, {"macs": 0.3}),
-    "resnet20": ({"macs": 0.5},),
+    "resnet20": ({"macs": 0.5}, {"macs": 0.3}),
 }
 DRAWS = range(3)
-EFFORTS["priced"] = replace(EFFORTS["quick"], passes=8)
 
 
 def main() -> None:
@@ -92,17 +98,28 @@ def main() -> None:
     run.add_argument("--data", required=True, type=Path, help="folder with fashion_mnist and cifar10")
     run.add_argument("--resnet20", type=Path, help="checkpoint; without it ResNet-20 is skipped")
     run.add_argument("--only", action="append", default=[], help="part of cell names, such as mlp or draw-0")
+    run.add_argument("--skip", action="append", default=[], help="part of names of cells to leave out, such as gates")
     commands.add_parser("table", help="print the stored results")
+    commands.add_parser("page", help="write docs/ablation.md from the stored results")
     arguments = parser.parse_args()
-    if arguments.command == "table":
-        print("\n".join(list_rows(read_lines())))
-        return
+    match arguments.command:
+        case "run":
+            run_cells(arguments)
+        case "table":
+            print("\n".join(list_rows(read_lines())))
+        case "page":
+            write_page(list_present())
+
+
+def run_cells(arguments: argparse.Namespace) -> None:
+    """Measure and store the chosen cells that are not stored yet."""
     torch.set_num_threads(1)
-    stored = {line["name"] for line in read_lines() if is_present(line)}
+    stored = {line["name"] for line in list_present()}
     for network in NETWORKS if arguments.resnet20 else ("mlp", "lenet5"):
         for draw in DRAWS:
             cells = [each for each in list_cells(network, draw) if each[0] not in stored]
             cells = [each for each in cells if all(part in each[0] for part in arguments.only)]
+            cells = [each for each in cells if not any(part in each[0] for part in arguments.skip)]
             if cells:
                 subject = load_subject(network, draw, arguments.data, arguments.resnet20)
                 for name, budget, variant in cells:
@@ -180,13 +197,14 @@ def measure(subject: Subject, budget: dict[str, float], variant: Variant) -> dic
         "prune_seconds": round(pruning, 2),
         "pass_seconds": round(one_pass, 2),
         "passes": round((searching + pruning) / one_pass, 1),
-        "effort": asdict(EFFORTS[variant.effort]),
+        "effort": asdict(variant.settings),
     }
 
 
 @contextmanager
 def replace_all(variant: Variant) -> Iterator[None]:
     with ExitStack() as stack:
+        stack.enter_context(patch.dict(EFFORTS, {variant.effort: variant.settings}))
         for owner, name, value in variant.replaced:
             stack.enter_context(patch.object(owner, name, value))
         yield
@@ -197,14 +215,14 @@ def clock(work: Callable[[], Any]) -> tuple[Any, float]:
     return work(), time.process_time() - started
 
 
-def read_lines() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+def list_present() -> list[dict[str, Any]]:
+    return [line for line in read_lines() if is_present(line)]
 
 
 def is_present(line: dict[str, Any]) -> bool:
-    """Whether a line was measured with the current variants and settings."""
+    """Whether a line was measured with the current search, variants and settings."""
     variant = VARIANTS.get(line["name"].split("/", 3)[3])
-    return variant is not None and line.get("effort") == asdict(EFFORTS[variant.effort])
+    return "commit" not in line and variant is not None and line.get("effort") == asdict(variant.settings)
 
 
 def list_rows(lines: list[dict[str, Any]]) -> list[str]:
@@ -214,20 +232,20 @@ def list_rows(lines: list[dict[str, Any]]) -> list[str]:
 
 
 def list_means(lines: list[dict[str, Any]]) -> list[str]:
-    """Means over draws, by network, budget and variant."""
+    """Means over draws, by network, budget, variant and commit."""
     found = defaultdict(list)
     for line in lines:
         network, _, budget, variant = line["name"].split("/", 3)
-        found[network, budget, variant].append(line)
+        found[network, budget, variant, line.get("commit", "")].append(line)
     rows = []
-    for (network, budget, variant), same in sorted(found.items()):
+    for (network, budget, variant, commit), same in sorted(found.items()):
         accuracy, passes = (
             fmean(each["accuracy"] for each in same),
             [each["passes"] for each in same if "passes" in each],
         )
         told = f"{fmean(passes):.1f}" if passes else ""
-        rows.append((network, budget, variant, len(same), f"{accuracy:.4f}", told))
-    return format_table(("network", "kept", "variant", "draws", "accuracy", "passes"), rows)
+        rows.append((network, budget, variant, commit, len(same), f"{accuracy:.4f}", told))
+    return format_table(("network", "kept", "variant", "commit", "draws", "accuracy", "passes"), rows)
 
 
 if __name__ == "__main__":

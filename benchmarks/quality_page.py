@@ -65,8 +65,8 @@ FORMER = """\
 
 Points of test accuracy lost with a budget of MACs, refitted on 1 000 images, mean over seeds; in brackets the loss of
 the best of 14 other methods in that cell. Measured with the search of version 0.1.0, which tried many candidates;
-that of 0.2.0 makes one choice and revises it, in a fraction of the time (`python benchmarks/ablation.py table` has an
-ablation study). Every cell, and how it was measured: [quality-cells.md](quality-cells.md).
+that of 0.2.0 makes one choice and revises it, in a fraction of the time; what each part of it is worth:
+[ablation.md](ablation.md). Every cell, and how it was measured: [quality-cells.md](quality-cells.md).
 """
 
 CELLS = """\
