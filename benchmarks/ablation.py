@@ -9,7 +9,8 @@ DIR of --data holds fashion_mnist and cifar10; WEIGHTS is a checkpoint of a CIFA
 ImageNet's mean and standard deviation. Validation images are the last 5 000 of the train split; the checkpoint was
 trained on them, too. The other networks are trained on the rest for a minute. Every cell is one line of
 benchmarks/results/ablation.jsonl, with the settings of its effort. Lines with settings that have changed since, or
-with a `commit`, belong to earlier versions of the search; the table lists them separately.
+with a `commit`, belong to earlier versions of the search; the table lists them separately. The page shows the last
+with all the parts that were studied.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 import critical_neurons as cn
-from ablation_page import CALIBRATION, MEASURED, RESULTS, read_lines, write_page
+from ablation_page import CALIBRATION, MEASURED, RESULTS, list_studied, read_lines, write_page
 from architectures.residual import CifarResNet
 from critical_neurons.core.markdown import format_table
 from critical_neurons.core.settings import Compensation, EffortName
@@ -58,17 +59,12 @@ class Variant:
         return replace(EFFORTS[self.effort], **self.changed)
 
 
-def keep_orders(layers: LayerwiseSearch, view: Any, found: Any, counts: Any) -> Any:
-    return [each.order.numpy() for each in found]
-
-
 def keep_errors(layers: LayerwiseSearch, found: Any, passes: int, told: Any) -> Any:
     return found
 
 
 VARIANTS = {
     "quick": Variant(),
-    "quick, no exchanges": Variant(replaced=((LayerwiseSearch, "exchange", keep_orders),)),
     "quick, errors not priced": Variant(replaced=((LayerwiseSearch, "price", keep_errors),)),
     **{
         f"quick, temperature {value:g}": Variant(replaced=((layerwise_search, "TEMPERATURE", value),))
@@ -76,7 +72,6 @@ VARIANTS = {
     },
     "quick, priced in 8 passes": Variant(changed={"passes": 8}),
     "standard": Variant("standard"),
-    "standard, no exchanges": Variant("standard", ((LayerwiseSearch, "exchange", keep_orders),)),
     "standard, not revised": Variant("standard", changed={"rounds": 0}),
     "thorough": Variant("thorough"),
     "gates": Variant("standard", compensate="none"),
@@ -108,13 +103,13 @@ def main() -> None:
         case "table":
             print("\n".join(list_rows(read_lines())))
         case "page":
-            write_page(list_present())
+            write_page(list_studied())
 
 
 def run_cells(arguments: argparse.Namespace) -> None:
     """Measure and store the chosen cells that are not stored yet."""
     torch.set_num_threads(1)
-    stored = {line["name"] for line in list_present()}
+    stored = {line["name"] for line in read_lines() if is_present(line)}
     for network in NETWORKS if arguments.resnet20 else ("mlp", "lenet5"):
         for draw in DRAWS:
             cells = [each for each in list_cells(network, draw) if each[0] not in stored]
@@ -213,10 +208,6 @@ def replace_all(variant: Variant) -> Iterator[None]:
 def clock(work: Callable[[], Any]) -> tuple[Any, float]:
     started = time.process_time()
     return work(), time.process_time() - started
-
-
-def list_present() -> list[dict[str, Any]]:
-    return [line for line in read_lines() if is_present(line)]
 
 
 def is_present(line: dict[str, Any]) -> bool:

@@ -51,6 +51,7 @@ Lines with a commit were measured at that commit. These things were different th
   at standard effort took ten passes instead of six.
 * At 3b574f5 and before, every thread had its own memory arena, and the products of each batch were added up
   separately. In the command line tool threads now share an arena; elsewhere, set `MALLOC_ARENA_MAX=1`.
+* At 26fa57e and before, kept units were exchanged for removed ones ([ablation.md](ablation.md)).
 """
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ablation import VARIANTS, list_present
-from ablation_page import PAGE, PARTS, Difference, Study, build_page
+from ablation import VARIANTS
+from ablation_page import PAGE, PARTS, Difference, Study, build_page, list_studied
 
 
 def make_lines(accuracies, variant, budget="macs-0.3", network="mlp"):
@@ -22,13 +22,13 @@ def make_lines(accuracies, variant, budget="macs-0.3", network="mlp"):
 
 
 def test_the_page_is_that_of_the_results():
-    page = build_page(list_present())
+    page = build_page(list_studied())
     assert page == PAGE.read_text()
     assert "not measured" not in page
 
 
 def test_every_variant_is_compared_with_another():
-    assert {each for part in PARTS for pair in part.variants.items() for each in pair} == set(VARIANTS)
+    assert {each for part in PARTS for pair in part.variants.items() for each in pair} >= set(VARIANTS)
 
 
 def test_differences_are_paired_over_draws_and_budgets_that_have_both():
