@@ -161,7 +161,7 @@ def test_files_have_names_of_their_own():
         assert packages in ({"api", "cli"}, {"api", "core"})
 
 
-def test_public_classes_have_names_of_their_own():
+def test_classes_have_names_of_their_own():
     texts = (path.read_text() for path in SOURCE.rglob("*.py"))
-    found = Counter(name for text in texts for name in re.findall(r"^class ([A-Z]\w*)", text, re.MULTILINE))
+    found = Counter(name for text in texts for name in re.findall(r"^class (\w+)", text, re.MULTILINE))
     assert [name for name, count in found.items() if count > 1] == []

@@ -737,7 +737,7 @@ def test_what_rounding_costs_is_not_called_optimal():
 def test_a_budget_that_interior_points_find_no_scores_for(monkeypatch):
     case = share_case("mlp")
     nothing = Solution(Status.TIMED_OUT, None, None, None, 0.0, (), {})
-    monkeypatch.setattr("critical_neurons.solvers.interior_point._Search.run", lambda search: nothing)
+    monkeypatch.setattr("critical_neurons.solvers.interior_point._BarrierSearch.run", lambda search: nothing)
     with pytest.raises(
         SolverError, match=r"There may be none within Budget\(units=0.5\); solver='highs' can decide that"
     ):

@@ -50,7 +50,7 @@ def eliminate(consumers: Sequence[Consumer], unit_count: int, blocks: int = 1) -
 
     The units form `blocks` blocks of equal size, which lose their units in turn.
     """
-    systems = [_System(consumer) for consumer in consumers]
+    systems = [_EliminationSystem(consumer) for consumer in consumers]
     block = torch.arange(unit_count) // (unit_count // blocks)
     alive, due = torch.ones(unit_count, dtype=torch.bool), torch.ones(blocks, dtype=torch.bool)
     order: list[Tensor] = []
@@ -81,7 +81,7 @@ def measure_error(consumers: Sequence[Consumer], stays: Tensor) -> float:
     return total
 
 
-class _System:
+class _EliminationSystem:
     """H and V on the remaining columns.
 
     Removing columns subtracts P'P from H, with one row of P per column. Rows are collected until one large matrix

@@ -41,11 +41,11 @@ RECENT = 20
 
 
 @dataclass(order=True)
-class _Node(ScoreNode):
+class _RelaxationNode(ScoreNode):
     point: Floats = field(compare=False)
 
 
-class BranchLoop(ScoreTree[_Node]):
+class BranchLoop(ScoreTree[_RelaxationNode]):
     def __init__(
         self, build: Callable[[Program, Limits], LinearEngine], program: Program, limits: Limits, report: Report
     ) -> None:
@@ -95,7 +95,7 @@ class BranchLoop(ScoreTree[_Node]):
             return
         where = self._place((lower + upper) / 2) if point is None else point
         self._recent = [*self._recent[1 - RECENT :], where]
-        heapq.heappush(self._open, _Node(bound, self._next_number(), lower, upper, where[self._columns]))
+        heapq.heappush(self._open, _RelaxationNode(bound, self._next_number(), lower, upper, where[self._columns]))
 
     def _tighten(self, point: Floats) -> bool:
         found = self._add_violated_rows(point)
@@ -108,7 +108,7 @@ class BranchLoop(ScoreTree[_Node]):
                 found = True
         return found
 
-    def _choose(self, node: _Node) -> int:
+    def _choose(self, node: _RelaxationNode) -> int:
         """The fractional score of the highest priority nearest to the pivot; if none is fractional, a free one."""
         free = node.lower < node.upper
         split = free & (np.minimum(node.point, 1.0 - node.point) > FEASIBILITY_TOLERANCE)

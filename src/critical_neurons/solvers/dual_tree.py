@@ -45,12 +45,12 @@ MOST_OPEN = 20_000
 
 
 @dataclass(order=True)
-class _Node(ScoreNode):
+class _DualNode(ScoreNode):
     multipliers: Floats = field(compare=False)
     column: int = field(compare=False)
 
 
-class DualLoop(ScoreTree[_Node]):
+class DualLoop(ScoreTree[_DualNode]):
     def __init__(
         self, build: Callable[[Program, Limits], LinearEngine], program: Program, limits: Limits, report: Report
     ) -> None:
@@ -73,7 +73,7 @@ class DualLoop(ScoreTree[_Node]):
         steps = min(MOST_ROOT_STEPS, ROOT_STEPS * len(self._columns))
         self._explore(lower[None], upper[None], self._bounds.start()[None], np.array([-np.inf]), steps)
 
-    def _take(self) -> list[_Node]:
+    def _take(self) -> list[_DualNode]:
         if len(self._open) <= MOST_OPEN:
             return [heapq.heappop(self._open) for _ in range(min(TOGETHER, len(self._open)))]
         self._open.sort()  # a sorted list is a heap
@@ -119,7 +119,7 @@ class DualLoop(ScoreTree[_Node]):
                 self._end(lower[at], bounds[at])
                 continue
             parts = lower[at], upper[at], multipliers[at], int(columns[at])
-            heapq.heappush(self._open, _Node(float(bounds[at]), self._next_number(), *parts))
+            heapq.heappush(self._open, _DualNode(float(bounds[at]), self._next_number(), *parts))
 
     def _bound(self, lower: Floats, upper: Floats, multipliers: Floats, steps: int) -> BoundedNodes:
         """In pieces of the same size, however many processes there are."""

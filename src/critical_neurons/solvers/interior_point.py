@@ -63,7 +63,7 @@ class BarrierSolver:
         reason = find_obstacle(program)
         if reason is not None:
             raise InvalidSettingError(f"solver: barrier takes no program with {reason}. Use solver='highs'.")
-        return _Search(program, limits, report).run()
+        return _BarrierSearch(program, limits, report).run()
 
 
 def find_obstacle(program: Program) -> str | None:
@@ -75,7 +75,7 @@ def find_obstacle(program: Program) -> str | None:
     return None if np.isfinite(np.stack(imply_bounds(program))).all() else "columns that nothing bounds"
 
 
-class _Search(SearchRecord):
+class _BarrierSearch(SearchRecord):
     """Searches over the columns that are neither fixed nor those of the convex term."""
 
     def __init__(self, program: Program, limits: Limits, report: Report) -> None:

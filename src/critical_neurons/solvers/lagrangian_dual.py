@@ -43,7 +43,7 @@ def maximise_dual(
 
     `program_at` gives the program at any loss weight; nothing but its cost depends on that.
     """
-    return _Search(solver, program_at, level, limits, report).run()
+    return _MultiplierSearch(solver, program_at, level, limits, report).run()
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class _Found:
     softmax: float
 
 
-class _Search:
+class _MultiplierSearch:
     def __init__(
         self, solver: Backend, program_at: Callable[[float], Program], level: float, limits: Limits, report: Report
     ) -> None:

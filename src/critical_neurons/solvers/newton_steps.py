@@ -63,7 +63,7 @@ class NewtonState:
         gaps = np.maximum(gaps, SMALLEST_GAP)
         duals = np.concatenate([self.multipliers, self._below, self._above])
         self.barrier = float(gaps @ duals / len(gaps))
-        system = _System(self.rows, roots, gaps, duals, check)
+        system = _NewtonSystem(self.rows, roots, gaps, duals, check)
         primal = self.rows.multiply(self.point) + self.slacks - (self.limits + RELAXATION)
         dual = slope + self.rows.gather(self.multipliers) - self._below + self._above
         moved, turned = system.solve(primal, dual, -gaps * duals)
@@ -80,7 +80,7 @@ class NewtonState:
         return length
 
 
-class _System:
+class _NewtonSystem:
     """Newton's equations, reduced to the columns. `gaps` and `duals` belong to the rows, then the lower, then the
     upper bounds."""
 

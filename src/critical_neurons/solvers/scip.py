@@ -145,7 +145,7 @@ class _Scip:
 
     def solve_integer(self, seconds: float, gap: float, start: Floats | None, watch: Watch) -> LinearResult:
         end = time.monotonic() + seconds
-        search = _Search((self._cost, self._lower, self._upper, self._integer), self._limits, gap)
+        search = _ScipSearch((self._cost, self._lower, self._upper, self._integer), self._limits, gap)
         search.add_rows(stack_rows(self._rows, len(self._cost)))
         if start is not None:
             search.suggest(start)
@@ -157,7 +157,7 @@ class _Scip:
         return finite
 
 
-class _Search:
+class _ScipSearch:
     """One integer program inside SCIP."""
 
     def __init__(self, program: tuple[Floats, Floats, Floats, Bools], limits: Limits, gap: float) -> None:
