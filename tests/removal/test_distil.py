@@ -287,9 +287,13 @@ def test_readers_are_those_of_streams_and_the_last_layer():
     assert [(each.module, len(each.kept)) for each in readers] == [("stem", 6), ("inner", 8), ("head", 8)]
 
 
-def test_only_colour_images_are_augmented_unasked():
-    for inputs in (torch.rand(4, 1, 16, 16), torch.rand(4, 3), torch.rand(4, 3, 50), (torch.rand(4, 3, 16, 16),)):
+def test_maps_are_augmented_unasked_and_only_colour_images_are_flipped():
+    for inputs in (torch.rand(4, 1, 4, 4), torch.rand(4, 3), torch.rand(4, 3, 50), (torch.rand(4, 3, 16, 16),)):
         assert choose_augmentation(inputs, "auto")(inputs) is inputs
+    ramps = torch.arange(16.0).expand(40, 1, 16, 16) * torch.arange(1.0, 41.0).reshape(-1, 1, 1, 1)
+    mixed = choose_augmentation(ramps, "auto")(ramps)
+    assert not torch.equal(mixed, ramps)
+    assert (mixed.diff(dim=3) > 0).all(), "a mixture of rising rows rises, a flipped row falls"
     images = torch.rand(40, 3, 16, 16)
     assert not torch.equal(choose_augmentation(images, "auto")(images), images)
     assert choose_augmentation(images, "none")(images) is images

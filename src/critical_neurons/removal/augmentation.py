@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from critical_neurons.removal.rows import Inputs
 Augmentation: TypeAlias = Callable[[Inputs], Inputs]
 
 COLOURS = 3
-"""Inputs with this many channels count as images. One channel may be a spectrogram, which must not be flipped."""
+"""Maps with this many channels count as images. One channel may be a spectrogram, which must not be flipped."""
 
 SMALLEST_SIDE = 8
 
@@ -24,28 +24,36 @@ SHIFT_SHARE = 8
 
 
 def choose_augmentation(inputs: Inputs, name: AugmentationName) -> Augmentation:
-    """ "auto" augments colour images (batch, 3, height, width) only; "mixtures" works for any single tensor."""
-    if name == "mixtures":
-        if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
-            raise InvalidSettingError(
-                "augment: 'mixtures' is for one input of floating-point numbers. Give a function as augmentation=, "
-                "or augment='none'."
-            )
-        return _blend_inputs
-    images = isinstance(inputs, Tensor) and inputs.ndim == 4 and inputs.is_floating_point()
-    if name == "images" and not images:
-        raise InvalidSettingError(
-            "augment: 'images' is for one input (batch, channels, height, width) of floating-point numbers. "
-            "Give a function as augmentation=, or augment='none'."
-        )
-    if name == "images" or (name == "auto" and images and _look_coloured(inputs)):
-        return _move_images
-    return lambda given: given
+    """The augmentation of that name; "mixtures" works for any single tensor, "images" for any (batch, channels,
+    height, width)."""
+    match _choose_name(inputs) if name == "auto" else name:
+        case "mixtures":
+            if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+                raise InvalidSettingError(
+                    "augment: 'mixtures' is for one input of floating-point numbers. Give a function as "
+                    "augmentation=, or augment='none'."
+                )
+            return _blend_inputs
+        case "images":
+            if not _are_maps(inputs):
+                raise InvalidSettingError(
+                    "augment: 'images' is for one input (batch, channels, height, width) of floating-point numbers. "
+                    "Give a function as augmentation=, or augment='none'."
+                )
+            return _move_images
+        case _:
+            return lambda given: given
 
 
-def _look_coloured(inputs: Inputs) -> bool:
-    assert isinstance(inputs, Tensor)
-    return inputs.shape[1] == COLOURS and min(inputs.shape[2:]) >= SMALLEST_SIDE
+def _choose_name(inputs: Inputs) -> AugmentationName:
+    """Mixtures, without flips and shifts, for other maps than colour images: digits, spectrograms."""
+    if not _are_maps(inputs) or min(inputs.shape[2:]) < SMALLEST_SIDE:
+        return "none"
+    return "images" if inputs.shape[1] == COLOURS else "mixtures"
+
+
+def _are_maps(inputs: Inputs) -> TypeGuard[Tensor]:
+    return isinstance(inputs, Tensor) and inputs.ndim == 4 and inputs.is_floating_point()
 
 
 def _move_images(images: Inputs) -> Inputs:
