@@ -516,6 +516,20 @@ def test_solves_in_threads_do_not_meet(name):
     assert [solution.status for solution in solutions] == [Status.FEASIBLE] * 2
 
 
+@pytest.mark.parametrize("case", [*ANSWERS, *INTEGER_ANSWERS, *IMPOSSIBLE])
+def test_first_order_takes_networks_only(case):
+    """It says what it found, what it takes and what to use instead; the networks below are its conformance tests."""
+    build = {**ANSWERS, **INTEGER_ANSWERS, **{name: (build, None) for name, build in IMPOSSIBLE.items()}}[case][0]
+    with pytest.raises(InvalidSettingError, match=r"solver: first-order found .* Accepted: .* Use .*solver='highs'"):
+        find_solver("first-order").solve(build(), LIMITS, ignore_progress)
+
+
+def test_first_order_has_no_options():
+    find_solver("first-order").check_options({})
+    with pytest.raises(InvalidSettingError, match=r"options: first-order has none\. Found: no_such_thing"):
+        find_solver("first-order").check_options({"no_such_thing": 1})
+
+
 NETWORKS = ["mlp", "mlp of three hidden layers", "mlp without biases", "nest", "stride, padding and dilation"]
 
 
@@ -529,7 +543,7 @@ def solve_network(solver, network, *, integer):
 
 @pytest.mark.parametrize("integer", [False, True])
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("name", SOLVERS[1:])
+@pytest.mark.parametrize("name", [*SOLVERS[1:], "first-order"])
 def test_solvers_agree_on_networks(name, network, integer):
     """On the objective; the scores may differ."""
     if integer and Capability.INTEGER not in find_solver(name).capabilities:

@@ -138,22 +138,22 @@ class ConvexTerm(Protocol):
 
 class Saddle(Protocol):
     """All rows of a program and its logits as affine functions of the columns before those of the convex term, for
-    methods that need only products. `limits` are those of the rows."""
+    methods that need only products. `limits` are those of the rows. What `project` ensures is no row."""
 
     @property
     def limits(self) -> tuple[Floats, Floats]: ...
 
-    def aim(self, columns: Floats) -> None:
-        """Choose the rows that matter near these columns, where one row stands for a family; `limits` may change."""
+    def project(self, columns: Floats, strides: Floats, lower: Floats, upper: Floats) -> Floats:
+        """The nearest columns within the bounds; the squared distance of each counts with 1 / stride."""
 
     def apply(self, columns: Floats) -> tuple[Floats, Floats]:
         """The values of the rows, and the logits (batch, classes)."""
 
-    def adjoint(self, multipliers: Floats, seeds: Floats) -> Floats:
-        """The coefficients of multipliers · rows + the sum of seeds · logits."""
+    def adjoint(self, multipliers: Floats, gradients: Floats) -> Floats:
+        """The coefficients of multipliers · rows + the sum of gradients · logits."""
 
-    def bound(self, multipliers: Floats, seeds: Floats, lower: Floats, upper: Floats) -> float:
-        """A lower bound of cost · x + the sum of seeds · logits over all feasible x in the box, for any
+    def bound(self, multipliers: Floats, gradients: Floats, lower: Floats, upper: Floats) -> float:
+        """A lower bound of cost · x + the sum of gradients · logits over all feasible x within the bounds, for any
         multipliers."""
 
     def repair(self, point: Floats) -> Floats:

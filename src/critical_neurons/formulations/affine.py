@@ -270,8 +270,11 @@ class AffineNetwork(ResolvedNetwork):
 
         return self.revise(columns, compute)
 
-    def revise(self, columns: Floats, choose: Choice) -> tuple[Floats, dict[int, Floats]]:
-        """The columns with the same scores and new explicit values, chosen op by op, and the values of that pass."""
+    def revise(
+        self, columns: Floats, choose: Choice, *, moves_scores: bool = False
+    ) -> tuple[Floats, dict[int, Floats]]:
+        """The columns with new explicit values, chosen op by op, and the values of that pass. The scores stay the
+        same unless the choice moves them; then it is asked even where no value is explicit."""
         revised = columns[: self.column_count].copy()
         values: dict[int, Floats] = dict(self._constants)
         shrunk: dict[int, Floats] = {}
@@ -280,7 +283,7 @@ class AffineNetwork(ResolvedNetwork):
                 continue
             part = self.parts.get(index)
             values[index] = self._step(index, op, values, shrunk, revised, None)
-            if part is not None and len(part.explicit):
+            if part is not None and (moves_scores or len(part.explicit)):
                 read = shrunk[index] if index in shrunk else values[op.sources[0]]
                 revised[part.columns] = choose(part, read, op, revised)
                 values[index] = self._step(index, op, values, shrunk, revised, None)

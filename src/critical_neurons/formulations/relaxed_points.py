@@ -43,8 +43,28 @@ class Repair:
     def __call__(self, point: Floats) -> Floats:
         repaired = point.copy()
         if self.lift or self.affine.column_count > self.affine.unit_count:
-            repaired[: self.affine.column_count], _ = self.affine.revise(point, _lift if self.lift else _clip)
+            choose = self._lift if self.lift else _clip
+            repaired[: self.affine.column_count], _ = self.affine.revise(point, choose, moves_scores=self.lift)
         return fit_sparsity(self.program, repaired)
+
+    def _lift(self, part: Part, read: Floats, op: Op, columns: Floats) -> Floats:
+        if not isinstance(part, Gate):
+            return _clip(part, read, op, columns)
+        deep = part.shrink > SHALLOW * part.scale
+        lacking, excess = (
+            np.divide(np.maximum(by, 0.0), part.shrink, where=deep, out=np.zeros(deep.shape))
+            .reshape(len(read), part.units.size, -1)
+            .max(axis=(0, 2))
+            for by in (part.floor - read, read - part.ceiling)
+        )
+        units = part.units.reshape(-1)
+        scored = units != NO_UNIT
+        own = units[scored]
+        wanted = columns[own] + np.where(lacking > 0, lacking, -excess)[scored]
+        change = np.zeros(units.size)
+        change[scored] = np.clip(wanted, self.program.lower[own], self.program.upper[own]) - columns[own]
+        columns[own] += change[scored]
+        return _clip(part, read + change.reshape(part.units.shape) * part.shrink, op, columns)
 
 
 @dataclass(frozen=True)
@@ -86,25 +106,6 @@ def fit_sparsity(program: Program, point: Floats) -> Floats:
         bounding = np.flatnonzero(rows.matrix[:, [sparsity]].toarray().reshape(-1))
         point[sparsity] = (rows.lower - rows.matrix @ point)[bounding].max()
     return point
-
-
-def _lift(part: Part, read: Floats, op: Op, columns: Floats) -> Floats:
-    if not isinstance(part, Gate):
-        return _clip(part, read, op, columns)
-    deep = part.shrink > SHALLOW * part.scale
-    lacking, excess = (
-        np.divide(np.maximum(by, 0.0), part.shrink, where=deep, out=np.zeros(deep.shape))
-        .reshape(len(read), part.units.size, -1)
-        .max(axis=(0, 2))
-        for by in (part.floor - read, read - part.ceiling)
-    )
-    units = part.units.reshape(-1)
-    scored = units != NO_UNIT
-    change = np.zeros(units.size)
-    scores = columns[units[scored]]
-    change[scored] = np.clip(scores + np.where(lacking > 0, lacking, -excess)[scored], 0.0, 1.0) - scores
-    columns[units[scored]] = scores + change[scored]
-    return _clip(part, read + change.reshape(part.units.shape) * part.shrink, op, columns)
 
 
 def _clip(part: Part, read: Floats, op: Op, columns: Floats) -> Floats:
