@@ -1,5 +1,8 @@
 """The first-order method: sound bounds, the optima of HiGHS, feasible points, and adjoints that match."""
 
+import os
+import signal
+import threading
 from dataclasses import replace
 from itertools import pairwise
 
@@ -80,7 +83,8 @@ def assert_certified(program, found, expected):
 
 
 def test_the_optimum_of_highs(program):
-    expected, found = solve(program, "highs"), solve(program, "first-order", replace(LIMITS, gap=GAP))
+    limits = replace(LIMITS, gap=GAP, time_limit=300.0)
+    expected, found = solve(program, "highs"), solve(program, "first-order", limits)
     assert found.status is Status.OPTIMAL
     assert found.objective == pytest.approx(expected.objective, abs=2 * GAP * max(1.0, abs(expected.objective)))
     assert_certified(program, found, expected)
@@ -253,6 +257,19 @@ def test_an_interrupt_leaves_the_best_so_far(monkeypatch, where):
     assert found.interrupted
     assert found.status is Status.FEASIBLE
     assert found.objective <= program.value(program.start)
+
+
+def test_a_real_interrupt():
+    program = make_program(make_pooled, 1e-1)
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        found = solve(program, "first-order", replace(LIMITS, gap=0.0))
+    finally:
+        timer.join()
+    assert found.interrupted
+    assert found.status is Status.FEASIBLE
+    assert found.seconds < LIMITS.time_limit
 
 
 def test_progress_never_gets_worse():
