@@ -65,7 +65,7 @@ class FirstOrderSolver:
             )
         if program.start is None:
             raise _refuse("one whose budget excludes the unpruned network", "solver='highs' or 'barrier'")
-        return _Search(program, program.saddle, program.start, limits, report).run()
+        return _FirstOrderSearch(program, program.saddle, program.start, limits, report).run()
 
 
 def _refuse(found: str, advice: str) -> InvalidSettingError:
@@ -75,7 +75,7 @@ def _refuse(found: str, advice: str) -> InvalidSettingError:
     )
 
 
-class _Search(SearchRecord):
+class _FirstOrderSearch(SearchRecord):
     """Searches over all columns before those of the convex term."""
 
     def __init__(self, program: Program, saddle: Saddle, start: Floats, limits: Limits, report: Report) -> None:
