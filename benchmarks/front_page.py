@@ -23,11 +23,19 @@ from distillation_page import summarise
 from refitted import OTHERS, RANDOM
 from refitted import read_lines as read_refitted
 
+Lines = Sequence[Mapping[str, Any]]
+
 FOLDER = Path(__file__).parent.parent / "docs" / "figures"
 README = Path(__file__).parent.parent / "README.md"
 RESULTS_PAGE = FOLDER.parent / "results.md"
-TABLE = re.compile("(?<=<!-- table -->\n)(.*?)(?=<!-- end of the table -->)", re.DOTALL)
-"""The place of a table in a page."""
+TABLE, CHANNEL_TABLE = (
+    re.compile(f"(?<=<!-- {name} -->\n)(.*?)(?=<!-- end of the {name} -->)", re.DOTALL)
+    for name in ("table", "table of channels")
+)
+"""The places of tables in pages."""
+
+ORDER = (OURS, *OTHERS)
+NAMES = {"macs": "of the multiply-adds", "units": "of the channels"}
 
 TITLE = "ResNet-20, CIFAR-10, weights of a public repository"
 LABELS = {RANDOM: "random units", "L2": "L2 norm"}
@@ -41,45 +49,54 @@ THEMES = {
 
 
 def main() -> None:
-    folder = make_folder(FOLDER)
+    folder, lines = make_folder(FOLDER), read_refitted()
     for theme in THEMES:
-        write_atomically(folder / f"front-{theme}.svg", draw(read_refitted(), theme))
-    for page, table in ((README, summarise(read_lines())), (RESULTS_PAGE, tabulate(read_refitted()))):
-        text = "\n".join(table) + "\n"
-        write_atomically(page, TABLE.sub(lambda _, text=text: text, page.read_text()).encode())
+        write_atomically(folder / f"front-{theme}.svg", draw(lines, theme))
+    pages = {README: {TABLE: summarise(read_lines())}, RESULTS_PAGE: {TABLE: tabulate(lines, "macs")}}
+    pages[RESULTS_PAGE][CHANNEL_TABLE] = tabulate(lines, "units")
+    for page, tables in pages.items():
+        content = page.read_text()
+        for place, table in tables.items():
+            text = "\n".join(table) + "\n"
+            content = place.sub(lambda _, text=text: text, content)
+        write_atomically(page, content.encode())
 
 
-def tabulate(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A row for every method and division of the budget among layers; accuracy by share of the MACs."""
-    shares = sorted({line["macs"] for line in lines}, reverse=True)
-    cells = {(line["method"], line["division"], line["macs"]): f"{100 * line['accuracy']:.2f}" for line in lines}
-    ways = dict.fromkeys((line["method"], line["division"]) for line in lines)
-    whole = f"{100 * lines[0]['before']:.2f}"
-    header = ("units by", "among layers", "whole", *(f"{share:.0%} of the multiply-adds" for share in shares))
-    rows = [(*way, whole, *(cells[*way, share] for share in shares)) for way in ways]
-    return format_table(header, rows, numbers=range(2, len(header)))
+def tabulate(lines: Lines, budget: str) -> list[str]:
+    """A row for every method and division of the budget among layers; accuracy by share kept."""
+    mine = [line for line in lines if budget in line]
+    shares = sorted({line[budget] for line in mine}, reverse=True)
+    cells = {(line["method"], line["division"], line[budget]): f"{100 * line['accuracy']:.2f}" for line in mine}
+    ways = sorted({(line["method"], line["division"]) for line in mine}, key=lambda way: (ORDER.index(way[0]), way))
+    divided = any(division for _, division in ways)
+    names = [way if divided else way[:1] for way in ways]
+    found = [[cells.get((*way, share), "") for share in shares] for way in ways]
+    whole = ["unpruned", *[""] * divided, *[f"{100 * mine[0]['before']:.2f}"] * len(shares)]
+    header = ["units by", *["among layers"] * divided, *(f"{share:.0%} {NAMES[budget]}" for share in shares)]
+    rows = [whole, *([*name, *figures] for name, figures in zip(names, found, strict=True))]
+    return format_table(header, rows, numbers=range(len(header) - len(shares), len(header)))
 
 
-def choose_division(lines: Sequence[Mapping[str, Any]], method: str) -> list[Mapping[str, Any]]:
-    """The lines of a method with its better division of the budget among layers, by mean accuracy."""
-    mine = [line for line in lines if line["method"] == method]
+def choose_division(lines: Lines, method: str) -> list[Mapping[str, Any]]:
+    """The lines of a method with its better division of the MACs among layers, by mean accuracy."""
+    mine = [line for line in lines if line["method"] == method and "macs" in line]
     ways = ([line for line in mine if line["division"] == way] for way in dict.fromkeys(x["division"] for x in mine))
     return max(ways, key=lambda way: fmean(line["accuracy"] for line in way))
 
 
-def find_best_other(lines: Sequence[Mapping[str, Any]]) -> str:
+def find_best_other(lines: Lines) -> str:
     """The method with the highest mean accuracy over the shares."""
     return max(OTHERS, key=lambda name: fmean(line["accuracy"] for line in choose_division(lines, name)))
 
 
-def list_points(lines: Sequence[Mapping[str, Any]], method: str) -> list[tuple[float, float]]:
+def list_points(lines: Lines, method: str) -> list[tuple[float, float]]:
     """MACs kept and accuracy, in percent, starting with the unpruned network."""
     mine = choose_division(lines, method)
     points = [(line["macs_kept"], line["accuracy"]) for line in mine]
     return [(100 * macs, 100 * accuracy) for macs, accuracy in sorted([(1.0, mine[0]["before"]), *points])[::-1]]
 
 
-def draw(lines: Sequence[Mapping[str, Any]], theme: str) -> bytes:
+def draw(lines: Lines, theme: str) -> bytes:
     colours = THEMES[theme]
     settings = {"svg.hashsalt": "critical_neurons", "font.size": 10, "text.color": colours["text"]}
     settings |= {f"{part}.color": colours["text"] for part in ("xtick", "ytick")}
