@@ -24,6 +24,7 @@ CALIBRATION, MEASURED = 1000, 2500
 
 Line: TypeAlias = dict[str, Any]
 
+MEASURES = {"units": "units", "macs": "multiply-adds"}
 NETWORKS = {
     "mlp": "784-300-100-10, Fashion-MNIST",
     "lenet5": "LeNet-5, CIFAR-10",
@@ -172,12 +173,8 @@ def build_page(lines: Iterable[Line]) -> str:
         "## What was concluded\n",
         RULE,
         *(f"- {describe(study, part)}" for part in PARTS),
-        "\n## All variants\n",
-        *format_table(
-            ("variant", "network", "kept", "draws", "accuracy", "difference", "seconds"),
-            [row for part in PARTS for row in list_rows(study, part)],
-            numbers=range(3, 7),
-        ),
+        "\n## All variants",
+        *(line for part in PARTS for line in tabulate(study, part)),
     ]
     return "\n".join(sections) + "\n"
 
@@ -196,6 +193,11 @@ def _judge(study: Study, variant: str, other: str) -> str:
             count = len(difference.pairs)
             said.append(f"{difference.verdict} on {title.partition(',')[0]} ({difference}, pairs: {count})")
     return ", ".join(said) if said else "not measured"
+
+
+def tabulate(study: Study, part: Part) -> list[str]:
+    header = ("variant", "network", "kept", "draws", "accuracy", "difference", "seconds")
+    return [f"\n### {part.title}\n", *format_table(header, list_rows(study, part), numbers=range(3, 7))]
 
 
 def list_rows(study: Study, part: Part) -> list[Sequence[str]]:
@@ -218,7 +220,7 @@ def _describe_cell(study: Study, network: str, budget: str, variant: str, other:
     return [
         variant,
         NETWORKS[network],
-        f"{float(share):.0%} of the {measure}",
+        f"{float(share):.0%} of the {MEASURES[measure]}",
         str(len(lines)),
         f"{100 * fmean(line['accuracy'] for line in lines):.2f}",
         str(difference) if difference else "",

@@ -138,7 +138,8 @@ class ConvexTerm(Protocol):
 
 class Saddle(Protocol):
     """All rows of a program and its logits as affine functions of the columns before those of the convex term, for
-    methods that need only products. `limits` are those of the rows. What `project` ensures is no row."""
+    methods that need only products. `limits` are those of the rows. Constraints that `project` ensures
+    have no rows."""
 
     @property
     def limits(self) -> tuple[Floats, Floats]: ...

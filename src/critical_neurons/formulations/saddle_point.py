@@ -5,7 +5,7 @@ their coefficients. No coefficient is stored. Rows, in order, for every ReLU
 
     q / U - y <= 0,    y + (L - q) / (U - L) <= 0    at undecided elements,    floor <= q <= ceiling at the others,
 
-then the fixed rows. What equation 9b says about sums is no row: the primal columns are projected onto it.
+then the fixed rows. Sums (equation 9b) have no rows: the primal columns are projected onto what they allow.
 """
 
 from __future__ import annotations

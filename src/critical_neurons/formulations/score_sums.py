@@ -16,7 +16,7 @@ from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints
 from critical_neurons.formulations.pooled_columns import Sums
 
 PRECISION, MOST_STEPS = 1e-11, 80
-"""The scores of a projection are exact to this, or found in this many steps."""
+"""A projection ends when its scores are known to this precision, and at the latest after this many steps."""
 
 
 class ScoreSums:

@@ -18,14 +18,15 @@ COLOURS = 3
 """Maps with this many channels count as images. One channel may be a spectrogram, which must not be flipped."""
 
 SMALLEST_SIDE = 8
+"""Maps with a shorter side are not augmented by "auto"."""
 
 SHIFT_SHARE = 8
 """Images are shifted by up to one in this many of their pixels."""
 
 
 def choose_augmentation(inputs: Inputs, name: AugmentationName) -> Augmentation:
-    """The augmentation of that name; "mixtures" works for any single tensor, "images" for any (batch, channels,
-    height, width)."""
+    """The augmentation of that name. "mixtures" is for a single floating-point tensor, "images" for one of the shape
+    (batch, channels, height, width); "auto" chooses by the shape."""
     match _choose_name(inputs) if name == "auto" else name:
         case "mixtures":
             if not isinstance(inputs, Tensor) or not inputs.is_floating_point():

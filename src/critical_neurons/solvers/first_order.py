@@ -5,10 +5,10 @@ point with respect to its logits B x + b, is
 
     min over x in X, max over y, g   cost · x + y · A x - h(y) + g · (B x + b) - loss*(g),
 
-X the bounds of the columns and what is no row, h(y) the largest y · v with l <= v <= u, and loss* the convex
-conjugate of the loss. Each iteration takes one forward and one backward pass: a step of the primal-dual hybrid
-gradient method with diagonal scaling, reflected and averaged with the last restart (Halpern), restarted when the
-steps have become short, as in PDLP. Any y and g give a lower bound.
+X the bounds of the columns and the constraints that are handled by projection, h(y) the largest y · v with l <= v <=
+u, and loss* the convex conjugate of the loss. Each iteration takes one forward and one backward pass: a step of the
+primal-dual hybrid gradient method with diagonal scaling, reflected and averaged with the last restart (Halpern),
+restarted when the steps have become short, as in PDLP. Any y and g give a lower bound.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class FirstOrderSolver:
             raise _refuse(f"{int(program.integer.sum())} integer columns", "integer=False, or solver='highs'")
         if program.saddle is None:
             raise _refuse(
-                "one without a saddle point form: another formulation, one with max pools, or a span of a model",
+                "a program of another formulation, with max pools, or of a span of a model",
                 "solver='highs' or 'barrier'",
             )
         if program.start is None:
-            raise _refuse("one whose budget excludes the unpruned network", "solver='highs' or 'barrier'")
+            raise _refuse("a program whose budget excludes the unpruned network", "solver='highs' or 'barrier'")
         return _FirstOrderSearch(program, program.saddle, program.start, limits, report).run()
 
 

@@ -50,9 +50,9 @@ class SaddleProblem:
 
 
 class StepTaker:
-    """Steps of a fixed size. `weight` is the ratio of dual to primal step size, both relative to the scaling.
+    """Steps of a fixed size.
 
-    `logits` are those at which the loss has the gradients of the last iterate returned.
+    `weight` is the root of the ratio of dual to primal step size, both relative to the scaling. `logits` are those at which the loss has the gradients of the last iterate returned.
     """
 
     def __init__(self, problem: SaddleProblem, scaling: Scaling, step_size: float, logits: Floats) -> None:
@@ -78,7 +78,7 @@ class StepTaker:
         return Iterate(columns, multipliers, problem.differentiate_loss(self.logits))
 
     def measure(self, move: Iterate) -> float:
-        """The squared length of a move, in the norm in which the iteration does not expand distances."""
+        """The squared length of a move, its primal and its dual part weighted by their step sizes."""
         primal, dual = self.measure_sides(move)
         return self.weight * primal**2 + dual**2 / self.weight
 
