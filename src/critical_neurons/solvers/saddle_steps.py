@@ -52,7 +52,8 @@ class SaddleProblem:
 class StepTaker:
     """Steps of a fixed size.
 
-    `weight` is the root of the ratio of dual to primal step size, both relative to the scaling. `logits` are those at which the loss has the gradients of the last iterate returned.
+    `weight` is the root of the ratio of dual to primal step size, both relative to the scaling.
+    `logits` are those at which the loss has the gradients of the last iterate returned.
     """
 
     def __init__(self, problem: SaddleProblem, scaling: Scaling, step_size: float, logits: Floats) -> None:
