@@ -59,7 +59,7 @@ class Variant:
         return replace(EFFORTS[self.effort], **self.changed)
 
 
-def keep_errors(layers: LayerwiseSearch, found: Any, passes: int, told: Any) -> Any:
+def keep_errors(layers: LayerwiseSearch, found: Any, passes: int, progress: Any) -> Any:
     return found
 
 

@@ -35,9 +35,9 @@ def started(monkeypatch):
     """All processes that the test starts; they have ended when it ends."""
     found, start = [], NodeProcesses.__init__
 
-    def note(crew, *arguments):
-        start(crew, *arguments)
-        found.extend(crew._processes)
+    def note(processes, *arguments):
+        start(processes, *arguments)
+        found.extend(processes._processes)
 
     monkeypatch.setattr(NodeProcesses, "__init__", note)
     yield found
@@ -85,12 +85,12 @@ def test_the_time_limit_is_kept_while_processes_work(started):
     """Pieces that would take minutes are given up."""
     bounds = encode_two_layers().branching.nodes
     ends = bounds.useless[None] * 0.0, bounds.useless[None] * 0.0 + 1.0
-    crew = NodeProcesses(bounds, 2)
+    processes = NodeProcesses(bounds, 2)
     try:
         with pytest.raises(TimeoutError):
-            crew.run([Piece(*ends, bounds.start()[None], 10.0, 10**7)] * 3, expire)
+            processes.run([Piece(*ends, bounds.start()[None], 10.0, 10**7)] * 3, expire)
     finally:
-        crew.close()
+        processes.close()
 
 
 def expire():
