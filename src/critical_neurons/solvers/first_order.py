@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from critical_neurons.core.deadline import TimeIsUp
 from critical_neurons.core.program import Program, Saddle
 from critical_neurons.core.solution import Solution, Status
 from critical_neurons.core.structure import Floats
@@ -89,13 +88,7 @@ class _FirstOrderSearch(SearchRecord):
         self.raise_bound(find_least_cost(program))
 
     def run(self) -> Solution:
-        interrupted = False
-        try:
-            self._search()
-        except (StopSearch, TimeIsUp):
-            pass
-        except KeyboardInterrupt:
-            interrupted = True
+        interrupted = self.run_stoppable(self._search)
         return self.finish(Status.TIMED_OUT, interrupted=interrupted, steps=self._steps)
 
     def _search(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from scipy import linalg, sparse
 
-from critical_neurons.core.deadline import TimeIsUp, until
+from critical_neurons.core.deadline import until
 from critical_neurons.core.program import SHARED, Origins, Program, Rows, stack_rows
 from critical_neurons.core.solution import Solution, Status
 from critical_neurons.core.structure import Floats, Ints
@@ -26,7 +26,7 @@ from critical_neurons.solvers.base import Capability, Limits, Report, refuse_opt
 from critical_neurons.solvers.implied_bounds import find_least, find_least_cost, imply_bounds
 from critical_neurons.solvers.loss_derivatives import Loss
 from critical_neurons.solvers.newton_steps import NewtonState
-from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, TIE_BREAK_SHARE, SearchRecord, StopSearch
+from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, TIE_BREAK_SHARE, SearchRecord
 from critical_neurons.solvers.working_set import IdleSides, choose_rows
 
 MOST_STEPS = 200
@@ -95,13 +95,7 @@ class _BarrierSearch(SearchRecord):
         self.raise_bound(find_least_cost(program))
 
     def run(self) -> Solution:
-        interrupted = False
-        try:
-            self._search()
-        except (StopSearch, TimeIsUp):
-            pass
-        except KeyboardInterrupt:
-            interrupted = True
+        interrupted = self.run_stoppable(self._search)
         self.learnt += self._find_tangents()
         return self.finish(Status.TIMED_OUT, interrupted=interrupted, steps=self._steps)
 

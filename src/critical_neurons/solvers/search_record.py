@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
+from critical_neurons.core.deadline import TimeIsUp
 from critical_neurons.core.program import Program, Rows, stack_rows
 from critical_neurons.core.solution import Solution, Status, Step, relative_gap
 from critical_neurons.core.structure import Floats, Ints
@@ -94,6 +96,16 @@ class SearchRecord:
         if remaining <= 0:
             raise StopSearch(Status.TIMED_OUT)
         return remaining
+
+    def run_stoppable(self, search: Callable[[], None]) -> bool:
+        """Run a search until it ends, or its time does, or it is interrupted; returns whether it was interrupted."""
+        try:
+            search()
+        except (StopSearch, TimeIsUp):
+            return False
+        except KeyboardInterrupt:
+            return True
+        return False
 
     def tell(self) -> None:
         step = Step(self.elapsed, self.objective, self.bound, self.row_count, self.cut_count)
