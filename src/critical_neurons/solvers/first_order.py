@@ -27,7 +27,7 @@ from critical_neurons.solvers.base import Capability, Limits, Report, refuse_opt
 from critical_neurons.solvers.implied_bounds import find_least_cost, imply_bounds
 from critical_neurons.solvers.saddle_scaling import scale_saddle
 from critical_neurons.solvers.saddle_steps import Iterate, SaddleProblem, StepTaker
-from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, TIE_BREAK_SHARE, SearchRecord, StopSearch
+from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, SearchRecord, StopSearch
 
 STEP_SHARE = 0.95
 """Step size as a share of the largest that converges for the estimated norm."""
@@ -81,7 +81,8 @@ class _FirstOrderSearch(SearchRecord):
         super().__init__(program, limits, report)
         self._saddle, self._start = saddle, start
         lower, upper = imply_bounds(program)
-        weights, cost = program.cost[program.term.columns], program.cost[: len(lower)] + self._tilt(lower, upper)
+        searched = slice(len(lower))
+        weights, cost = program.cost[program.term.columns], program.cost[searched] + self.tilt(searched, lower, upper)
         self._problem = SaddleProblem(saddle, cost, lower, upper, weights, program.term.loss)
         self._steps = 0
         self.offer(start)
@@ -146,14 +147,6 @@ class _FirstOrderSearch(SearchRecord):
         tangent = problem.weights @ problem.loss.values(logits) - (at.gradients * logits).sum()
         lagrangian = self._saddle.bound(at.multipliers, at.gradients, problem.lower, problem.upper)
         self.raise_bound(float(tangent + lagrangian))
-
-    def _tilt(self, lower: Floats, upper: Floats) -> Floats:
-        """A small extra cost that breaks ties, within the share of the gap tolerance left for that."""
-        if self.program.tie_break is None:
-            return np.zeros(len(lower))
-        wanted = self.program.tie_break[: len(lower)]
-        spread = float(np.abs(wanted) @ (upper - lower))
-        return TIE_BREAK_SHARE * self.limits.gap / max(spread, 1.0) * wanted
 
     def _offer_near(self, columns: Floats) -> None:
         """Offer feasible points near the columns; if there are none, between them and the start."""

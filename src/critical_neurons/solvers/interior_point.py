@@ -26,7 +26,7 @@ from critical_neurons.solvers.base import Capability, Limits, Report, refuse_opt
 from critical_neurons.solvers.implied_bounds import find_least, find_least_cost, imply_bounds
 from critical_neurons.solvers.loss_derivatives import Loss
 from critical_neurons.solvers.newton_steps import NewtonState
-from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, TIE_BREAK_SHARE, SearchRecord
+from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, SearchRecord
 from critical_neurons.solvers.working_set import IdleSides, choose_rows
 
 MOST_STEPS = 200
@@ -117,7 +117,7 @@ class _BarrierSearch(SearchRecord):
         with until(time.monotonic() + self.remaining()):
             state = NewtonState(start, (self._lower, self._upper), steepest, origins, pattern)
             state.add(rows, limits)
-        tilt = self._tilt()
+        tilt = self.tilt(self._columns, self._lower, self._upper)
         precise = TIE_PRECISION * tilt.max() if tilt.any() else np.inf
         short = 0
         while self._steps < MOST_STEPS and short < MOST_SHORT_STEPS and self.elapsed < self.limits.time_limit:
@@ -161,14 +161,6 @@ class _BarrierSearch(SearchRecord):
             for at in range(0, len(numbers), source.piece):
                 self.remaining()
                 yield self.learn_from(place, numbers[at : at + source.piece])
-
-    def _tilt(self) -> Floats:
-        """A small extra cost that breaks ties, within the share of the gap tolerance left for that."""
-        if self.program.tie_break is None:
-            return np.zeros(len(self._columns))
-        wanted = self.program.tie_break[self._columns]
-        spread = float(np.abs(wanted) @ (self._upper - self._lower))
-        return TIE_BREAK_SHARE * self.limits.gap / max(spread, 1.0) * wanted
 
     def _bound_below(self, value: float, slope: Floats, state: NewtonState) -> None:
         reduced = slope + state.rows.gather(state.multipliers)

@@ -97,6 +97,15 @@ class SearchRecord:
             raise StopSearch(Status.TIMED_OUT)
         return remaining
 
+    def tilt(self, columns: slice | Ints, lower: Floats, upper: Floats) -> Floats:
+        """A small extra cost of these columns, with their bounds, that breaks ties, within the share of the gap
+        tolerance left for that."""
+        if self.program.tie_break is None:
+            return np.zeros(len(lower))
+        wanted = self.program.tie_break[columns]
+        spread = float(np.abs(wanted) @ (upper - lower))
+        return TIE_BREAK_SHARE * self.limits.gap / max(spread, 1.0) * wanted
+
     def run_stoppable(self, search: Callable[[], None]) -> bool:
         """Run a search until it ends, or its time does, or it is interrupted; returns whether it was interrupted."""
         try:
