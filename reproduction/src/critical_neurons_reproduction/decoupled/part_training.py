@@ -27,6 +27,7 @@ from critical_neurons.removal.metrics import count_classes
 from critical_neurons.structure import fingerprint
 from critical_neurons_reproduction.decoupled.parts import Decoupled, DecoupledPart
 from critical_neurons_reproduction.recipes import Recipe, augment, set_rate
+from critical_neurons_reproduction.winograd import FastConvolutions
 
 FORMAT = "critical_neurons decoupled training"
 FORMAT_VERSION = 2
@@ -92,8 +93,9 @@ def train_part(part: DecoupledPart, optimiser: Optimizer, inputs: Tensor, labels
     weight = next(part.body.parameters())
     part.network.train()
     optimiser.zero_grad()
-    leaving: Tensor = part.body(inputs.detach().to(weight))
-    loss = functional.cross_entropy(part.head(leaving), labels.to(weight.device))
+    with FastConvolutions():
+        leaving: Tensor = part.body(inputs.detach().to(weight))
+        loss = functional.cross_entropy(part.head(leaving), labels.to(weight.device))
     loss.backward()  # type: ignore[no-untyped-call]
     optimiser.step()
     return loss.item(), leaving.detach()
@@ -158,7 +160,7 @@ class _PartTraining:
     def _take_step(self, index: int, drawn: LabelledBatch, done: float) -> tuple[int, Tensor, float, Tensor]:
         (inputs, labels), part = drawn, self.parts[index]
         if done >= 1:
-            with torch.no_grad():
+            with torch.no_grad(), FastConvolutions():
                 return index, labels, 0.0, part.body.eval()(inputs.to(next(part.body.parameters())))
         set_rate(self.optimisers[index], self.recipe, done)
         return index, labels, *train_part(part, self.optimisers[index], inputs, labels)
