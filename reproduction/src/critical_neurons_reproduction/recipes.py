@@ -147,8 +147,8 @@ SHORT: Mapping[tuple[str, str], Recipe] = {
 } | {
     ("resnet20", "cifar10"): Recipe("sgd", 0.1, epochs=6, momentum=0.9, augmented=True, annealing="linear"),
 }
-"""Our own, in two thirds of the epochs: the authors' with one cycle, larger batches and early parts frozen early. ResNet-20 is
-not in the paper."""
+"""Our own, in two thirds of the epochs: the authors' with one cycle, larger batches and early parts frozen early.
+ResNet-20 is not in the paper."""
 
 RECIPES: Mapping[str, Mapping[tuple[str, str], Recipe]] = {
     "paper": PAPER,

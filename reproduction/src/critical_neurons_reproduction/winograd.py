@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -69,7 +68,13 @@ class FastConvolutions(TorchFunctionMode):
 
 
 def _suits(
-    inputs: Tensor, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] | int = 1,
+    padding: Sequence[int] | int | str = 0,
+    dilation: Sequence[int] | int = 1,
+    groups: int = 1,
 ) -> bool:
     least = LEAST_CHANNELS // 2 if weight.requires_grad and torch.is_grad_enabled() else LEAST_CHANNELS
     return (
@@ -78,18 +83,18 @@ def _suits(
         and inputs.ndim == 4
         and weight.shape[2:] == (KERNEL, KERNEL)
         and weight.shape[1] >= least
-        and (tuple(stride), tuple(padding), tuple(dilation), groups) == ((1, 1), (1, 1), (1, 1), 1)
+        and (stride, padding, dilation, groups) == ((1, 1), (1, 1), (1, 1), 1)
         and all(side % min(TRANSFORMS) == 0 for side in inputs.shape[2:])
     )
 
 
 class _WinogradConvolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         side = max(side for side in TRANSFORMS if all(each % side == 0 for each in inputs.shape[2:]))
         tiles = _transform_inputs(inputs, side)
-        ctx.save_for_backward(tiles, weight)  # type: ignore[attr-defined]
-        ctx.side, ctx.shape = side, inputs.shape  # type: ignore[attr-defined]
+        ctx.save_for_backward(tiles, weight)
+        ctx.side, ctx.shape = side, inputs.shape
         outputs = _multiply(tiles, weight, inputs.shape, side)
         return outputs if bias is None else outputs.add_(bias[:, None, None])
 

@@ -63,7 +63,7 @@ DIFFERENCES = """\
 - **Training recipes.** LeNet-5 on CIFAR-10 is trained as in the authors' code: SGD with Nesterov momentum 0.9, weight
   decay 5e-4, flips and shifts of four pixels. The paper names only SGD, its learning rate and 256 epochs. VGG-16 is
   also trained as in the authors' code, with SGD at 0.1, where the paper names Adam at 0.01. Unlike theirs, its
-  training takes 15 epochs of a one-cycle schedule with batches of 256, and early parts are frozen first.
+  training takes 20 epochs of a one-cycle schedule with batches of 256, and early parts are frozen first.
 - **Validation** images are a tenth of the training images; the authors hold out a fifth of CIFAR-10.
 - **VGG-16** is trained in parts, and its smaller networks are fine-tuned as a whole, at a tenth of the learning rate.
   Where training is shortened, it is scored on any images, since it may classify no image of some classes correctly.
