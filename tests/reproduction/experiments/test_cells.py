@@ -14,6 +14,7 @@ from critical_neurons_reproduction.experiments.cells import (
     DATA,
     FINE_TUNING,
     NETWORKS,
+    OWN_RECIPES,
     QUICK,
     SHARE_SLACK,
     STEPS,
@@ -170,9 +171,16 @@ class TestProtocol:
             for settings in others:
                 assert len([key for key in base if settings[key] != base[key]]) == 1
 
+    def test_parts_are_scored_as_in_the_deep_table_but_for_one_change(self):
+        base, *others = settings_of("parts").values()
+        deep = settings_of("table-2-deep")["cifar10/vgg16/paper/share/ours"]
+        assert base == {**{key: deep[key] for key in base}, "kind": "parts"}
+        for settings in others:
+            assert len([key for key in settings if settings[key] != base.get(key)]) == 1
+
     def test_recipes_are_those_of_the_paper(self):
         for cell in every_cell():
-            if "recipe" in cell.settings and cell.settings["kind"] != "given":
+            if "recipe" in cell.settings and cell.settings["kind"] not in OWN_RECIPES:
                 assert Recipe(**cell.settings["recipe"]) == recipe_of(cell.settings["network"], cell.settings["data"])
 
     def test_every_row_of_the_paper_has_its_cells(self):

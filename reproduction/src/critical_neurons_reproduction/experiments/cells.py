@@ -66,6 +66,12 @@ HEADS: Settings = Recipe(
 SHARE = 0.36
 """Share of VGG-16's parameters that the paper removes."""
 
+OWN_RECIPES = ("given", "replay")
+"""Kinds of cells with a recipe that has no name. They start from no reference network."""
+
+BUFFER_SIZES = (1, 10, 50)
+"""Batches in the replay buffer of each part; with one, every batch passes through all parts in turn."""
+
 RANDOM_DRAWS = 10
 """Number of random removals that are averaged: a single draw varies too much."""
 
@@ -156,7 +162,7 @@ def list_cells(
     cells = []
     for seed, (name, paper) in product(seeds, TABLES[table]()):
         settings = {**paper, **_find_recipes(paper, recipes), "seed": seed, "pictures": _digest_pictures(paper)}
-        if profile == "quick":  # hardly trained networks may have no correct image of a class
+        if profile == "quick" and "batch" in paper:  # hardly trained networks may have no correct image of a class
             settings["batch"] = {**paper["batch"], "correct": False}
         cells.append(Cell(table, f"{name}/seed-{seed}", settings, profile, describe_schedule(settings, schedule)))
     return cells
@@ -189,7 +195,7 @@ def _find_recipes(settings: Settings, recipes: str) -> Settings:
         key: find_recipe(settings["network"], settings[of], recipes)
         for key, of in (("recipe", "data"), ("retraining", "target"), ("fine_tuning", "data"))
         if key in settings
-        and settings["kind"] != "given"
+        and settings["kind"] not in OWN_RECIPES
         and not (key == "fine_tuning" and settings["network"] == "vgg16")
     }
     if "fine_tuning" in found:
@@ -294,6 +300,32 @@ def _deep_cells(settings: Settings) -> Iterator[tuple[str, Settings]]:
             )
 
 
+PART_CHANGES: Mapping[str, Settings] = {
+    "as in table 2": {},
+    "box around the part's input": {"parts": {**DEEP["parts"], "box": "part"}},
+    "heads not scored": {"parts": {**DEEP["parts"], "score_heads": False}},
+    "heads four times as wide as their input": {"heads": HEADS},
+    "linearised": {"score": {**DEEP["score"], **LINEARISED}},
+}
+"""What can be chosen for parts, one change at a time. The authors' code has the image's box, scores the heads, and
+makes their hidden layer four times as wide as their input; ours has 128 units."""
+
+
+def _parts() -> Iterator[tuple[str, Settings]]:
+    """Scores of the VGG-16 of table-2-deep, not fine-tuned. Wider heads are trained behind the bodies, which stay."""
+    for title, change in PART_CHANGES.items():
+        settings = {**DEEP, "batch": _batch(), "thresholds": [0.3], "share": SHARE, **change}
+        yield f"cifar10/vgg16/{_hyphenate(title)}", {**_start("parts", "cifar10", "vgg16"), **settings}
+
+
+def _replay() -> Iterator[tuple[str, Settings]]:
+    """Training in parts that read from replay buffers, of a VGG-16 with a quarter of its maps, for a few epochs."""
+    for size in BUFFER_SIZES:
+        recipe = find_recipe("vgg16", "cifar10").shortened(6).to_dict()
+        settings = {"recipe": recipe, "narrow": 4, "buffer_size": size}
+        yield f"cifar10/vgg16/buffer-{size}", {**_start("replay", "cifar10", "vgg16"), **settings}
+
+
 def _table_3() -> Iterator[tuple[str, Settings]]:
     for title, *titles in PUBLISHED["table-3"].figures:
         network = _name_of(NETWORKS, title)
@@ -393,6 +425,10 @@ def _training() -> Iterator[tuple[str, Settings]]:
         yield f"{data}/{network}/{form}", {**settings, "kind": "epochs", "incremental": form == "incremental"}
 
 
+def _hyphenate(title: str) -> str:
+    return title.replace("'s", "").replace(" ", "-")
+
+
 DIFFERENCES: Mapping[str, Settings] = {
     "as in table 2": {},
     "objective as printed": {"objective": "paper"},
@@ -411,7 +447,7 @@ def _differences() -> Iterator[tuple[str, Settings]]:
             continue  # without convolutions it equals ours
         threshold = 0.1 if network == "fc3" else 0.2
         yield (
-            f"fashion/{network}/{title.replace(' ', '-')}",
+            f"fashion/{network}/{_hyphenate(title)}",
             _start(
                 "removal",
                 "fashion",
@@ -429,6 +465,8 @@ TABLES: Mapping[str, Callable[[], Iterator[tuple[str, Settings]]]] = {
     "table-2": lambda: _both_objectives(_table_2()),
     "table-2-deep": _table_2_deep,
     "table-2-given": _table_2_given,
+    "parts": _parts,
+    "replay": _replay,
     "table-3": lambda: _both_objectives(_table_3()),
     "snip": lambda: _both_objectives(_snip()),
     "snip-transfer": lambda: _both_objectives(_snip_transfer()),
@@ -438,7 +476,7 @@ TABLES: Mapping[str, Callable[[], Iterator[tuple[str, Settings]]]] = {
     "lambda": lambda: _both_objectives(_lambda()),
     "differences": _differences,
 }
-"""The paper's tables and figures in its order, then our own table of what it leaves open."""
+"""The paper's tables and figures in its order. Parts, replay and differences are our own, of what it leaves open."""
 
 
 def _name_of(titles: Mapping[str, str], title: str) -> str:

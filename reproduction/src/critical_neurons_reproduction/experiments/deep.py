@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load, save
 from torch import nn
@@ -16,9 +17,10 @@ import critical_neurons as cn
 from critical_neurons.core.documents import parse_json, read_file
 from critical_neurons.core.files import make_folder, write_atomically
 from critical_neurons.errors import InvalidFileError, InvalidSettingError
+from critical_neurons.io.builtin_models import vgg16
 from critical_neurons_reproduction.baselines import share_as_published, share_of_parameters, share_of_units
 from critical_neurons_reproduction.datasets import Dataset, LabelledImages
-from critical_neurons_reproduction.decoupled import Decoupled, decouple, score_parts, train_heads
+from critical_neurons_reproduction.decoupled import Decoupled, decouple, score_parts, train_heads, train_parts
 from critical_neurons_reproduction.experiments.cells import WHOLE, Schedule, Settings
 from critical_neurons_reproduction.experiments.pruning import (
     describe_solver,
@@ -27,11 +29,11 @@ from critical_neurons_reproduction.experiments.pruning import (
     measure,
     score_interruptible,
 )
-from critical_neurons_reproduction.experiments.workspace import Runs
+from critical_neurons_reproduction.experiments.workspace import DECOUPLED, Runs
 from critical_neurons_reproduction.recipes import Recipe
 from critical_neurons_reproduction.score_settings import read_score_settings
 from critical_neurons_reproduction.store import Cell
-from critical_neurons_reproduction.training import train
+from critical_neurons_reproduction.training import build_model, train
 
 DIGITS = 16
 """Of a digest in hexadecimal."""
@@ -73,6 +75,49 @@ def run_deep(cell: Cell, runs: Runs) -> Settings:
     return {**found, "fine_tuned": measure(tuned, data.test)}
 
 
+def run_parts(cell: Cell, runs: Runs) -> Settings:
+    """One way to score VGG-16 in parts; what is left is not fine-tuned."""
+    settings = cell.settings
+    decoupled, data = prepare(settings, runs)
+    model, scores = decoupled.model, score_deep(settings, runs, decoupled, data)
+    values = np.concatenate(list(scores.values()))
+    threshold = find_threshold(model, scores, settings["share"])
+    plan = cn.plan(scores, threshold=threshold)
+    return {
+        "reference": _measure_once(model, data.test, find_training(settings, runs) / "reference.json"),
+        "solver": describe_solver(scores),
+        "mean_score": float(values.mean()),
+        "below": float((values < settings["thresholds"][0]).mean()),
+        "threshold": threshold,
+        "units": share_of_units(plan),
+        "as_published": share_as_published(model, plan),
+        "parameters": share_of_parameters(model, plan, data.test.inputs[:1]),
+        "accuracy": measure(cn.prune(model, plan, data.test.inputs[:1]), data.test),
+    }
+
+
+def run_replay(cell: Cell, runs: Runs) -> Settings:
+    """A narrow VGG-16 trained in parts that read from replay buffers of one size."""
+    settings, seed = cell.settings, cell.settings["seed"]
+    data, narrow = runs.load(settings["data"]), max(settings["narrow"], runs.schedule.narrow)
+    recipe = Recipe(**settings["recipe"])
+    model = build_model(partial(vgg16, narrow=narrow), seed)
+    assert isinstance(model, nn.Sequential)
+    decoupled = decouple(model, data.training.inputs[:1], seed=seed)
+    losses = train_parts(
+        decoupled,
+        data.training.inputs,
+        data.training.labels,
+        runs.schedule.shorten(recipe),
+        buffer_size=settings["buffer_size"],
+        threads=runs.threads,
+        seed=seed,
+        checkpoint=make_folder(runs.place(recipe, "cells", cell.key)) / DECOUPLED,
+        progress=lambda epoch, losses: runs.on_epoch(cell.name, epoch, recipe.epochs),
+    )
+    return {"accuracy": measure(decoupled.model, data.test), "losses": losses[-1], "threads": runs.threads}
+
+
 def prepare(settings: Settings, runs: Runs) -> tuple[Decoupled, Dataset]:
     """The network in parts with trained heads, and its data: trained in parts, or given weights and only the heads
     trained."""
@@ -80,7 +125,12 @@ def prepare(settings: Settings, runs: Runs) -> tuple[Decoupled, Dataset]:
     if "weights" in settings:
         shifted = _shift(data, settings["weights"]["shift"])
         return _load_given(settings, runs, shifted), shifted
-    return runs.train_decoupled(runs.build("vgg16", seed), settings["data"], seed, *_name_training(settings)), data
+    trained = runs.train_decoupled(runs.build("vgg16", seed), settings["data"], seed, *_name_training(settings))
+    if "heads" not in settings:
+        return trained, data
+    wide = decouple(trained.model, data.training.inputs[:1], hidden=None, seed=seed)
+    _train_heads_once(wide, data, Recipe(**settings["heads"]), find_training(settings, runs), seed)
+    return wide, data
 
 
 def score_deep(settings: Settings, runs: Runs, decoupled: Decoupled, data: Dataset) -> cn.Scores:
@@ -91,8 +141,8 @@ def score_deep(settings: Settings, runs: Runs, decoupled: Decoupled, data: Datas
     # A network whose training was cut short may classify no image of some class correctly.
     correct = settings["batch"]["correct"] and ("weights" in settings or runs.schedule == WHOLE)
     batch = draw({**settings, "batch": {**settings["batch"], "correct": correct}}, data, decoupled.model)
-    told = read_score_settings(settings["score"])
-    formulation, score = told.pop("formulation"), partial(score_interruptible, **told)
+    solver_settings = read_score_settings(settings["score"])
+    formulation, score = solver_settings.pop("formulation"), partial(score_interruptible, **solver_settings)
     workers = cn.Workers(jobs=runs.threads)
     scores = score_parts(
         decoupled,
@@ -111,7 +161,7 @@ def score_deep(settings: Settings, runs: Runs, decoupled: Decoupled, data: Datas
 def find_scores(settings: Settings, runs: Runs) -> Path:
     """Where scores are kept: one file for all cells with the same training, images and program."""
     data = settings["data"]
-    wanted = ("data", "seed", "recipe", "weights", "score", "parts", "batch")
+    wanted = ("data", "seed", "recipe", "weights", "heads", "score", "parts", "batch")
     origin = {key: settings[key] for key in wanted if key in settings}
     origin |= {"pictures": settings["pictures"][data], "schedule": asdict(runs.schedule)}
     folder = find_training(settings, runs) if runs.scores is None else runs.scores
@@ -141,25 +191,29 @@ def _name_training(settings: Settings) -> list[str]:
 
 
 def _load_given(settings: Settings, runs: Runs, data: Dataset) -> Decoupled:
-    """The network with the given weights, in parts with trained heads; these are kept in the folder."""
-    recipe = Recipe(**settings["recipe"])
-    folder = make_folder(find_training(settings, runs))
-    model = runs.build("vgg16", settings["seed"])
+    """The network with the given weights, in parts with trained heads."""
+    seed = settings["seed"]
+    model = runs.build("vgg16", seed)
     model.load_state_dict(read_weights(runs.weights, settings["weights"]["digest"]))
     assert isinstance(model, nn.Sequential)
-    decoupled = decouple(model, data.training.inputs[:1], seed=settings["seed"])
+    decoupled = decouple(model, data.training.inputs[:1], seed=seed)
+    _train_heads_once(decoupled, data, Recipe(**settings["recipe"]), find_training(settings, runs), seed)
+    return decoupled
+
+
+def _train_heads_once(decoupled: Decoupled, data: Dataset, recipe: Recipe, folder: Path, seed: int) -> None:
+    """Heads behind frozen bodies, trained in place or read from the folder, where they are kept."""
     heads = nn.ModuleList(part.head for part in decoupled.parts)
-    path = folder / f"heads-{_digest(str(recipe).encode())}.safetensors"
+    path = make_folder(folder) / f"heads-{_digest(str(recipe).encode())}.safetensors"
     if path.exists():
         heads.load_state_dict(load(path.read_bytes()))
     else:
         training = data.training
-        train_heads(decoupled, training.inputs, training.labels, recipe, seed=settings["seed"])
+        train_heads(decoupled, training.inputs, training.labels, recipe, seed=seed)
         write_atomically(path, save({name: value.contiguous() for name, value in heads.state_dict().items()}))
     for part in decoupled.parts:
         part.network.eval()
     decoupled.model.eval()
-    return decoupled
 
 
 def _measure_once(model: nn.Module, test: LabelledImages, path: Path) -> float:

@@ -13,8 +13,14 @@ from critical_neurons.core.environment import describe_machine
 from critical_neurons.core.workers import HERE, Workers
 from critical_neurons.errors import InvalidSettingError, MissingExtraError, OutputError
 from critical_neurons.parallel import SendMessage, Task, open_executor
-from critical_neurons_reproduction.experiments.cells import Schedule, Settings, describe_schedule, find_data_sets
-from critical_neurons_reproduction.experiments.deep import find_transferred, run_deep
+from critical_neurons_reproduction.experiments.cells import (
+    OWN_RECIPES,
+    Schedule,
+    Settings,
+    describe_schedule,
+    find_data_sets,
+)
+from critical_neurons_reproduction.experiments.deep import find_transferred, run_deep, run_parts, run_replay
 from critical_neurons_reproduction.experiments.epochs import run_epochs
 from critical_neurons_reproduction.experiments.pruning import run_comparison, run_removal
 from critical_neurons_reproduction.experiments.transfer import run_transfer
@@ -30,6 +36,8 @@ RUNNERS: Mapping[str, CellRunner] = {
     "transfer": run_transfer,
     "epochs": run_epochs,
     "given": run_deep,
+    "parts": run_parts,
+    "replay": run_replay,
 }
 """The function that runs a cell, by its kind."""
 
@@ -119,7 +127,7 @@ def find_references(cell: Cell, runs: Runs, measured: float | None) -> Iterator[
     """The networks to train before a cell can run. The target's network is needed only for its accuracy, which may be
     `measured` already; a transferred VGG-16 only for its scores, which may be stored."""
     settings = cell.settings
-    untrained = settings.get("initial") or settings.get("incremental") or settings["kind"] == "given"
+    untrained = settings.get("initial") or settings.get("incremental") or settings["kind"] in OWN_RECIPES
     scored = "target" in settings and settings["network"] == "vgg16" and find_transferred(settings, runs)
     if not untrained and not scored:
         yield Reference(settings["network"], settings["data"], settings["seed"])

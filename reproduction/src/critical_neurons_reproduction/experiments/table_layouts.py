@@ -248,6 +248,15 @@ def _read_difference(cell: Cell, result: Settings) -> Entries:
     return [((NETWORKS[network], change.replace("-", " ")), values)]
 
 
+def _read_parts(cell: Cell, result: Settings) -> Entries:
+    values = {"mean score": result["mean_score"], "below 0.3": result["below"], "accuracy": result["accuracy"]}
+    return [((cell.name.split("/")[2].replace("-", " "),), {**values, **_removed(result)})]
+
+
+def _read_replay(cell: Cell, result: Settings) -> Entries:
+    return [((str(cell.settings["buffer_size"]),), {"accuracy": result["accuracy"]})]
+
+
 def _restrict(read: ReadRows, keep: Callable[[Settings], bool]) -> ReadRows:
     return lambda cell, result: read(cell, result) if keep(cell.settings) else ()
 
@@ -384,6 +393,34 @@ LAYOUTS: Mapping[str, Mapping[str, Layout]] = {
             "The weights were trained end to end for 9 epochs on a JPEG-compressed copy of the images; every part "
             "has an auxiliary head that was trained with the body frozen. Some of our validation images, never "
             "test images, were among those the weights were trained on. ",
+        )
+    },
+    "parts": {
+        "parts": Layout(
+            Published(
+                "What can be chosen for parts, one change at a time: VGG-16 on CIFAR-10, trained in parts",
+                ("change",),
+                ("mean score", "below 0.3", "accuracy", "prune"),
+                {},
+            ),
+            _read_parts,
+            REMOVED,
+            (
+                "Accuracy without the lowest scores, as many as make up the paper's share, and without fine-tuning. "
+                "Below 0.3: share of the units scored below the paper's threshold. Scores are in percent, too.",
+            ),
+        )
+    },
+    "replay": {
+        "replay": Layout(
+            Published(
+                "Replay buffers: VGG-16 with a quarter of its maps, trained in parts on CIFAR-10 for 6 epochs",
+                ("batches in a buffer",),
+                ("accuracy",),
+                {},
+            ),
+            _read_replay,
+            (),
         )
     },
     "table-3": _per_objective("table-3", Layout(PUBLISHED["table-3"], _read_transfer, REMOVED)),
