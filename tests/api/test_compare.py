@@ -139,7 +139,7 @@ class TestData:
         comparison = compare(smaller, labels)
         assert (comparison.data, comparison.int8_data) == ("test", "calibration")
 
-    def test_data_that_could_not_be_looked_up_is_told(self, smaller, labels):
+    def test_data_that_could_not_be_looked_up_is_reported(self, smaller, labels):
         forgetful = copy.deepcopy(smaller)
         del forgetful.calibrated_on
         assert "Assumed to be test data" in str(compare(forgetful, labels))

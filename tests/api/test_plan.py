@@ -188,6 +188,6 @@ def test_what_a_user_may_get_wrong(scores, settings, message):
         cn.plan(scores, **settings)
 
 
-def test_a_path_in_place_of_scores_is_told():
+def test_a_path_in_place_of_scores_is_reported():
     with pytest.raises(InvalidSettingError, match=r"plan: found str\. Accepted: Scores"):
         cn.plan("scores.json", units=0.5)

@@ -721,7 +721,7 @@ def draw_scaled(scale):
 
 
 @pytest.mark.parametrize("formulation", ["paper", "exact", "linearised"])
-def test_weights_beyond_what_the_solver_takes_are_told(formulation):
+def test_weights_beyond_what_the_solver_takes_are_reported(formulation):
     model, inputs = draw_scaled(1e30)
     with pytest.raises(SolverError, match="coefficients up to"):
         cn.score(model, inputs, [0, 1, 2], formulation=formulation)

@@ -170,7 +170,7 @@ class Parallel(nn.Module):
 @pytest.mark.usefixtures("short_descent")
 @pytest.mark.parametrize("compensate", ["none", "least_squares"])
 @pytest.mark.parametrize("share", first_or_slow(0.5, 0.4, 0.6, 0.7))
-def test_what_stays_is_told_by_scores_where_units_of_a_group_cost_differently_much(share, compensate):
+def test_what_stays_is_reported_by_scores_where_units_of_a_group_cost_differently_much(share, compensate):
     scores = quick(Parallel().eval(), draw(), macs=share, compensate=compensate)
     assert np.array_equal(scores.per_unit >= 0.5, cn.plan(scores).stays[:-1])
 
@@ -375,7 +375,7 @@ def test_a_budget_out_of_reach_names_one_that_is_met_before_anything_is_run(comp
 
 
 @pytest.mark.parametrize(("compensate", "scale"), [("none", 1e60), ("least_squares", 1e60), ("least_squares", 1e30)])
-def test_inputs_too_large_for_single_precision_are_told(compensate, scale):
+def test_inputs_too_large_for_single_precision_are_reported(compensate, scale):
     with pytest.raises(InvalidInputError, match="inputs: the model gives NaN or infinite values for them"):
         cn.search(build(), draw().double() * scale, units=0.5, compensate=compensate)
 
@@ -395,12 +395,12 @@ def test_inputs_too_large_for_single_precision_are_told(compensate, scale):
         ({"macs": 1e-6, "compensate": "none"}, "cannot be met; with one unit of every layer the cost is"),
     ],
 )
-def test_wrong_settings_are_told(settings, message):
+def test_wrong_settings_are_reported(settings, message):
     with pytest.raises(InvalidSettingError, match=message):
         quick(build(), draw(), **settings)
 
 
-def test_too_few_inputs_and_nothing_to_score_are_told():
+def test_too_few_inputs_and_nothing_to_score_are_reported():
     with pytest.raises(InvalidInputError, match=r"found 3 inputs\. Give 8 or more"):
         cn.search(build(), draw(3), units=0.5)
     with pytest.raises(InvalidInputError, match="nothing that could be removed"):

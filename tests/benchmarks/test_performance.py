@@ -144,7 +144,7 @@ class TestPage:
         assert states["LeNet-5: 1000 images within about 12 times what 100 take"] is None
         assert [met for asked, met in states.items() if "VGG-16, paper" in asked] == [True]
 
-    def test_everything_stored_is_told(self, store, tmp_path):
+    def test_everything_stored_is_reported(self, store, tmp_path):
         page = tmp_path / "performance.md"
         write_page(store.find_all(TABLE), page)
         text = page.read_text()

@@ -202,7 +202,7 @@ class TestInspect:
 
 
 class TestScore:
-    def test_scores_are_saved_and_told(self, workspace):
+    def test_scores_are_saved_and_reported(self, workspace):
         result = succeed("score", "tiny_models:net", "data.npz", "--output", "scores.json")
         scores = cn.Scores.load("scores.json")
         assert {name: len(values) for name, values in scores.items()} == {"0": 8, "2": 5}
@@ -271,7 +271,7 @@ class TestScore:
     def test_notes_of_the_network_are_shown(self):
         assert "Note: " in succeed("score", "tiny_models:softmax", "data.npz").stdout
 
-    def test_scores_that_say_nothing_are_told(self):
+    def test_scores_that_say_nothing_are_reported(self):
         assert "Every unit scores 1" in succeed("score", "tiny_models:net", "data.npz", "--time-limit", 1e-9).stderr
         assert "Every unit scores 1" not in succeed("score", "tiny_models:net", "data.npz").stderr
 
@@ -345,7 +345,7 @@ class TestScore:
         result = succeed("score", f"tiny_models:{model}", "data.npz", "--json")
         assert json.loads(result.stdout)["scores"]["scores"] == json.loads(scores.read_text())["scores"]
 
-    def test_untrained_built_in_is_told(self, workspace):
+    def test_untrained_built_in_is_reported(self, workspace):
         np.savez(workspace / "images.npz", inputs=np.zeros((2, 3, 32, 32), np.float32), labels=[0, 1])
         assert "without --weights is untrained" in succeed("score", "fc3", "images.npz", "--time-limit", 1).stderr
 
@@ -476,7 +476,7 @@ class TestBadInputOfScore:
         ("output", "message"),
         [("missing/scores.json", "does not exist"), (".", "is a directory"), ("data.npz/x", "not a")],
     )
-    def test_unwritable_output_is_told_before_anything_is_loaded(self, output, message):
+    def test_unwritable_output_is_reported_before_anything_is_loaded(self, output, message):
         for option in ("--output", "--csv"):
             assert message in refuse("score", "no_such_module:net", "no_such.npz", option, output)
 
@@ -540,13 +540,13 @@ class TestPrune:
         np.savez("typed.npz", inputs=(INPUTS * 200).astype(dtype), labels=LABELS)
         succeed("prune", "tiny_models:net", "--scores", scores, "--units", 0.5, "--data", "typed.npz", "--dry-run")
 
-    def test_other_weights_of_the_same_network_are_told(self, scores):
+    def test_other_weights_of_the_same_network_are_reported(self, scores):
         torch.save({name: values + 1 for name, values in load_tiny("net").state_dict().items()}, "moved.pt")
         arguments = ("prune", "tiny_models:net", "--scores", scores, "--units", 0.5, "--input-shape", 6, "--dry-run")
         assert "with other weights" in succeed(*arguments, "--weights", "moved.pt").stderr
         assert "with other weights" not in succeed(*arguments).stderr
 
-    def test_a_plan_that_changes_nothing_is_told(self, scores):
+    def test_a_plan_that_changes_nothing_is_reported(self, scores):
         arguments = ("prune", "tiny_models:net", "--scores", scores, "--input-shape", 6, "--dry-run")
         assert "removes nothing" in succeed(*arguments, "--threshold", 0).stderr
         assert "removes nothing" not in succeed(*arguments, "--units", 0.5).stderr
@@ -625,7 +625,7 @@ class TestPrune:
             (("--plan", "smaller/plan.json", "--save", "smaller"), "lies in the folder of --save"),
         ],
     )
-    def test_unwritable_output_is_told_before_anything_is_loaded(self, options, message):
+    def test_unwritable_output_is_reported_before_anything_is_loaded(self, options, message):
         assert message in self.refuse("--scores", "gone.json", "--threshold", 0.1, *options, model="absent")
 
     def test_a_failing_write_leaves_nothing(self, scores, monkeypatch):
@@ -657,7 +657,7 @@ class TestPruneToAFolder:
         assert result["written"] == {"output": None, "plan": None, "save": "smaller"}
         assert (smaller / "plan.json").read_bytes() != before
 
-    def test_told_before_anything_is_loaded(self):
+    def test_reported_before_anything_is_loaded(self):
         message = refuse("prune", "no:model", "--scores", "gone.json", "--units", 0.5, "--save", "missing/smaller")
         assert "does not exist" in message
 
@@ -929,11 +929,11 @@ class TestCompress:
             (("--macs", 0.5, "--time-limit", 9, "--threads", 1), "--time-limit, --threads: only for a program"),
         ],
     )
-    def test_told_before_anything_is_loaded(self, options, message):
+    def test_reported_before_anything_is_loaded(self, options, message):
         save = () if "--save" in options else ("--save", "smaller")
         assert message in refuse("compress", "no_such_module:net", "no_such.npz", *save, *options)
 
-    def test_a_missing_extra_is_told_before_anything_is_loaded(self, monkeypatch):
+    def test_a_missing_extra_is_reported_before_anything_is_loaded(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "onnxruntime", None)
         arguments = ("compress", "no_such_module:net", "no_such.npz", "--units", 0.5, "--save", "smaller")
         assert "critical_neurons[onnx]" in refuse(*arguments, "--output", "smaller.onnx")
@@ -1006,7 +1006,7 @@ class TestEvaluate:
         assert "accuracy, calibration data" in succeed(*fresh, "--seen").stdout
         assert "accuracy, calibration data" in succeed(*fresh, "--calibration", "fresh.npz").stdout
 
-    def test_other_weights_are_told(self, smaller):
+    def test_other_weights_are_reported(self, smaller):
         torch.save({name: values + 1 for name, values in load_tiny("net").state_dict().items()}, "moved.pt")
         arguments = ("evaluate", "tiny_models:net", smaller, "--data", "data.npz", *self.QUICK)
         assert "made from other weights" in succeed(*arguments, "--weights", "moved.pt").stderr

@@ -89,8 +89,8 @@ def test_compress_without_labels(content):
     assert "accuracy" not in result.stdout.replace("No accuracy", "").replace("an accuracy", "")
     assert "accuracy" in with_labels.stdout
     for option in (("--max-drop", 0.01), ("--macs", 0.5, "--paper")):
-        told = refuse("compress", "model.onnx", "inputs.npz", *option, "--save", "smaller")
-        assert ": needs the right classes, but inputs.npz holds no labels" in told
+        reported = refuse("compress", "model.onnx", "inputs.npz", *option, "--save", "smaller")
+        assert ": needs the right classes, but inputs.npz holds no labels" in reported
 
 
 @pytest.mark.slow

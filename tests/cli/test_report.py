@@ -101,15 +101,15 @@ def test_a_report_does_not_stand_in_the_way(place):
 def test_doctor():
     done = run("doctor", "--json")
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
+    reported = json.loads(done.stdout)
     assert {"package": "torch", "met": True}.items() <= next(
-        each for each in told["required"] if each["package"] == "torch"
+        each for each in reported["required"] if each["package"] == "torch"
     ).items()
-    assert {"onnx", "dask", "scip"} <= set(told["extras"])
-    assert set(told["extras"]) == set(PURPOSES)
+    assert {"onnx", "dask", "scip"} <= set(reported["extras"])
+    assert set(reported["extras"]) == set(PURPOSES)
     table = run("doctor").stdout
     assert "torch-pruning" in table
-    assert all(f"pip install 'critical_neurons[{extra}]'" in table for extra in told["missing"])
+    assert all(f"pip install 'critical_neurons[{extra}]'" in table for extra in reported["missing"])
 
 
 def test_doctor_of_a_package_that_is_not_installed(monkeypatch):

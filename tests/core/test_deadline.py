@@ -55,7 +55,7 @@ def test_every_step_stops_in_time(step):
     STEPS[step]()
 
 
-def test_a_model_that_takes_longer_to_read_than_the_limit_is_told(monkeypatch):
+def test_a_model_that_takes_longer_to_read_than_the_limit_is_reported(monkeypatch):
     monkeypatch.setattr(deadline, "GRACE", 0.0)
     with pytest.raises(SolverError, match=r"time_limit: 1e-09 s were over before the model was read\. Allow more\."):
         cn.score(CASE.model, CASE.inputs, solver=cn.Solver(time_limit=1e-9))

@@ -332,7 +332,7 @@ def test_all_units_of_a_layer_can_be_masked():
 
 
 @pytest.mark.parametrize("use", [MASK, PRUNE, SAVE])
-def test_scores_in_place_of_a_plan_are_told(use):
+def test_scores_in_place_of_a_plan_are_reported(use):
     scores = cn.score(mlp(), torch.rand(3, 4), solver=cn.Solver(threads=1))
     with pytest.raises(InvalidSettingError, match=r"plan: found Scores\. Accepted: a Plan, as cn\.plan\(scores"):
         use(mlp(), scores)

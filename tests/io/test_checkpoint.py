@@ -382,7 +382,7 @@ class TestRefusals:
         self.refuse(saved, r"model\.safetensors: cannot be read as safetensors")
 
 
-def test_exports_are_told_by_their_ending(tmp_path):
+def test_exports_are_recognised_by_their_ending(tmp_path):
     with pytest.raises(InvalidSettingError, match=r"model\.h5: its ending says the format\. Accepted: \.onnx, \.pt2"):
         cn.export(build(), tmp_path / "model.h5", INPUTS)
 

@@ -79,7 +79,7 @@ def test_what_is_left_is_within_the_share(name, measure, round_to):
 
 @pytest.mark.parametrize("measure", MEASURES)
 @pytest.mark.parametrize("name", ["mlp", "resnet", "mobilenet", "densenet", "sum of three", "grouped convolutions"])
-def test_with_layers_kept_the_others_meet_it_or_the_least_is_told(name, measure):
+def test_with_layers_kept_the_others_meet_it_or_the_least_is_reported(name, measure):
     case, scores, count = share_case(name), draw_scores(name), MEASURES[measure]
     inputs = torch.from_numpy(case.inputs)
     whole = count(case.model, inputs)

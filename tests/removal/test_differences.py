@@ -87,7 +87,7 @@ def test_random_numbers_are_the_same():
         (lambda x: x, lambda x: x / 0, "all alike, or not finite"),
     ],
 )
-def test_what_cannot_be_told_is_said(make, other, reason):
+def test_what_cannot_be_compared_is_said(make, other, reason):
     found = compare(make, other)
     assert found.difference is None
     assert reason in found.reason

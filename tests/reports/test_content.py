@@ -55,7 +55,7 @@ def test_widths_and_strips_are_those_of_plan_and_scores(name):
     assert (units.before, units.after) == (plan.structure.unit_count, plan.stays[:-1].sum())
 
 
-def test_scores_of_another_numbering_are_told_by_layers():
+def test_scores_of_another_numbering_are_reported_by_layers():
     """A plan that keeps a layer whole has a structure without its units."""
     scores = draw_scores(CORE[0])
     first = scores.structure.removable[0].name

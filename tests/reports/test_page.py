@@ -149,9 +149,9 @@ def test_the_data_can_be_downloaded(browser, page):
     browser.open(page, width=1000)
     link = browser.run("document.getElementById('data').href")
     comparison, plan, scores = make_results()
-    told = assemble(comparison=comparison, plan=plan, scores=scores).to_dict()
+    reported = assemble(comparison=comparison, plan=plan, scores=scores).to_dict()
     found = json.loads(b64decode(link.partition(",")[2]))
-    assert found["strips"] == json.loads(json.dumps(told))["strips"]
+    assert found["strips"] == json.loads(json.dumps(reported))["strips"]
 
 
 def test_large_networks_make_small_pages(browser, large_page):

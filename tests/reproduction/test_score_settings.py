@@ -24,9 +24,9 @@ def test_all_that_a_cell_tells_arrives():
 
 
 def test_what_a_formulation_does_not_have_is_left_out():
-    told = read_score_settings({**AUTHORS, "formulation": "linearised", "loss_weight": 2}, threads=None)
-    assert told["formulation"] == cn.Linearised(loss_weight=2, objective="authors")
-    assert told["solver"].threads is None
+    read = read_score_settings({**AUTHORS, "formulation": "linearised", "loss_weight": 2}, threads=None)
+    assert read["formulation"] == cn.Linearised(loss_weight=2, objective="authors")
+    assert read["solver"].threads is None
     budget = read_score_settings({"formulation": "linearised", "budget": {"macs": 0.5}})["budget"]
     assert budget == cn.Budget(macs=0.5)
 
@@ -41,8 +41,8 @@ def test_every_cell_can_be_read(table):
     found = [cell.settings["score"] for cell in list_cells(table, seeds=[0]) if "score" in cell.settings]
     assert found
     for settings in found:
-        told = read_score_settings(settings)
-        program = told["formulation"]
+        read = read_score_settings(settings)
+        program = read["formulation"]
         program = program.formulation if isinstance(program, cn.ByClass) else program
         assert program.name == settings.get("formulation", "paper")
         assert (program.loss_weight, program.objective) == (settings["loss_weight"], settings["objective"])

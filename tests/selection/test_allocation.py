@@ -75,7 +75,7 @@ def test_blocks_go_together():
     assert share_budget(groups, [np.arange(6.0)], count, slope, 5.0) == [3]
 
 
-def test_a_budget_out_of_reach_is_told():
+def test_a_budget_out_of_reach_is_reported():
     with pytest.raises(InvalidSettingError, match="with the fewest units of every layer the cost is 1,"):
         share_budget(make_groups(3), [np.arange(3.0)], count, slope, 0.5)
 

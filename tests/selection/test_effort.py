@@ -8,7 +8,7 @@ from critical_neurons.errors import InvalidSettingError
 from critical_neurons.selection.effort import choose_effort
 
 
-def test_unknown_efforts_are_told():
+def test_unknown_efforts_are_reported():
     with pytest.raises(
         InvalidSettingError, match=r"effort: found 'most'\. Accepted: 'quick', 'standard', 'thorough'"
     ):

@@ -86,9 +86,9 @@ def test_errors_are_those_of_what_reaches_the_consumer_and_bounds_hold(no_ridge,
     for kept, expected in errors.items():
         chosen = stays.copy()
         chosen[structure.groups[1].units] = np.isin(np.arange(6), kept)
-        told = search.describe(view, chosen)[1]
-        assert told.error == pytest.approx(expected, rel=SAME)
-        assert 0 < told.bound <= min(errors.values())
+        described = search.describe(view, chosen)[1]
+        assert described.error == pytest.approx(expected, rel=SAME)
+        assert 0 < described.bound <= min(errors.values())
     found = search.order(view)[1]
     assert float(found.errors[2]) == pytest.approx(errors[tuple(sorted(found.order[3:].tolist()))], rel=SAME)
 
@@ -120,10 +120,12 @@ def test_errors_of_orders_are_those_of_choices(name):
             chosen = view.stays.copy()
             chosen[group.units] = kept = keep_last(found.order.numpy(), count)
             assert len(set(kept.reshape(group.blocks, -1).sum(1).tolist())) == 1
-            told = search.describe(view, chosen)[place]
+            described = search.describe(view, chosen)[place]
             gone = len(group) - count
-            assert told.error == pytest.approx(float(found.errors[gone - 1]) if gone else 0.0, rel=SAME, abs=1e-12)
-            assert 0 <= told.bound <= told.error * (1 + SAME)
+            assert described.error == pytest.approx(
+                float(found.errors[gone - 1]) if gone else 0.0, rel=SAME, abs=1e-12
+            )
+            assert 0 <= described.bound <= described.error * (1 + SAME)
 
 
 def test_wide_modules_are_judged_in_parts(monkeypatch):

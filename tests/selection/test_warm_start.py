@@ -147,7 +147,7 @@ class TestCertificates:
         scores = score(make_plan(best_mask()), solver="scip")
         assert np.array_equal(scores.per_unit, best_mask())
 
-    def test_other_weights_are_told(self):
+    def test_other_weights_are_reported(self):
         other = make_case(seed=1)
         plan = cn.plan(cn.score(*other, solver=cn.Solver(threads=1)), units=0.5)
         assert "incumbent: made with other weights of this network" in score(plan).notes

@@ -152,17 +152,17 @@ def test_solver_that_stops_early_leaves_the_start(monkeypatch):
 
 
 def test_time_limit_reaches_the_solver(monkeypatch):
-    told = {}
+    given = {}
     original = cvxpy.Problem.solve
 
     def listen(self, **options):
-        told.update(options)
+        given.update(options)
         return original(self, **options)
 
     monkeypatch.setattr(cvxpy.Problem, "solve", listen)
     solve(encode(), time_limit=50.0, threads=1)
-    assert 0 < told["time_limit"] < 50.0
-    assert told["max_threads"] == 1
+    assert 0 < given["time_limit"] < 50.0
+    assert given["max_threads"] == 1
 
 
 def test_interrupt_leaves_the_start(monkeypatch):

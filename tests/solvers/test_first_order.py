@@ -128,11 +128,11 @@ def make_sparse():
 @pytest.mark.parametrize("make", [make_dense, make_pooled, make_residual, make_sparse])
 def test_certificates_whenever_it_is_stopped(make, objective, loss_weight, rounds):
     def stop_later(step):
-        told.append(step)
-        if len(told) == rounds:
+        steps.append(step)
+        if len(steps) == rounds:
             raise KeyboardInterrupt
 
-    told = []
+    steps = []
     program = make_program(make, 3e-2, Objective(objective, loss_weight=loss_weight))
     found = solve(program, "first-order", report=stop_later)
     assert_certified(program, found, solve(program, "highs"))
@@ -281,10 +281,10 @@ def test_a_real_interrupt():
 
 
 def test_progress_never_gets_worse():
-    told = []
-    found = solve(make_program(make_pooled, 1e-1), "first-order", replace(LIMITS, gap=1e-2), told.append)
-    assert len(told) == len(found.history) > 2
-    for before, after in pairwise(told):
+    steps = []
+    found = solve(make_program(make_pooled, 1e-1), "first-order", replace(LIMITS, gap=1e-2), steps.append)
+    assert len(steps) == len(found.history) > 2
+    for before, after in pairwise(steps):
         assert after.seconds >= before.seconds
         assert after.objective <= before.objective
         assert after.bound >= before.bound

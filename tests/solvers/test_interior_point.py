@@ -155,18 +155,18 @@ def test_no_time_leaves_the_start(case):
 @pytest.mark.parametrize("solver", ["barrier", "auto"])
 def test_an_interruption_leaves_the_best_so_far(case, solver):
     program = encode_case(case)
-    told = []
+    steps = []
 
     def interrupt(step):
-        told.append(step)
-        if len(told) == 5:
+        steps.append(step)
+        if len(steps) == 5:
             raise KeyboardInterrupt
 
     found = solve(program, solver, report=interrupt)
     assert found.interrupted
     assert len(found.history) == 5
     assert found.point is not None
-    assert found.bound == told[-1].bound
+    assert found.bound == steps[-1].bound
 
 
 class TestAuto:

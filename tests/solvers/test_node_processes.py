@@ -13,7 +13,7 @@ from critical_neurons.core.solution import Status
 from critical_neurons.solvers import dual_tree
 from critical_neurons.solvers.base import Limits
 from critical_neurons.solvers.highs import HighsEngine
-from critical_neurons.solvers.node_processes import NodeProcesses, Piece, count_cores
+from critical_neurons.solvers.node_processes import NodeBatch, NodeProcesses, count_cores
 from tests.formulations.test_score_dual import encode_two_layers
 
 
@@ -24,7 +24,7 @@ def many_pieces(monkeypatch):
         "MOST_ROOT_STEPS": 5,
         "EARLY_STEPS": 1,
         "STEPS": 5,
-        "PIECE": 4,
+        "BATCH_SIZE": 4,
         "PROCESSES_AFTER": 0.0,
     }.items():
         monkeypatch.setattr(dual_tree, name, value)
@@ -88,7 +88,7 @@ def test_the_time_limit_is_kept_while_processes_work(started):
     processes = NodeProcesses(bounds, 2)
     try:
         with pytest.raises(TimeoutError):
-            processes.run([Piece(*ends, bounds.start()[None], 10.0, 10**7)] * 3, expire)
+            processes.run([NodeBatch(*ends, bounds.start()[None], 10.0, 10**7)] * 3, expire)
     finally:
         processes.close()
 

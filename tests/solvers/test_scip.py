@@ -61,19 +61,19 @@ def test_an_integer_solve_sees_the_same_changes():
 
 
 def test_the_start_is_given_to_scip(monkeypatch):
-    told = []
+    given = []
     original = pyscipopt.Model.addSol
 
     class Model(pyscipopt.Model):
         def addSol(self, solution, free=True):  # noqa: N802
             stored = original(self, solution, free)
-            told.append(stored)
+            given.append(stored)
             return stored
 
     monkeypatch.setattr(pyscipopt, "Model", Model)
     engine = _Scip(knapsack(), LIMITS)
     engine.solve_integer(9.0, 0.0, np.array([0.0, 1.0, 1.0, 1.0]), watch_nothing)
-    assert told == [True]
+    assert given == [True]
 
 
 def test_time_runs_out_in_the_simplex():
@@ -105,17 +105,17 @@ def test_failures_of_scip_are_named(monkeypatch):
 
 
 def test_the_seed_and_the_options_reach_scip(monkeypatch):
-    told = {}
+    given = {}
 
     class Model(pyscipopt.Model):
         def setParam(self, name, value):  # noqa: N802
-            told[name] = value
+            given[name] = value
             super().setParam(name, value)
 
     monkeypatch.setattr(pyscipopt, "Model", Model)
     limits = replace(LIMITS, seed=7, options={"limits/nodes": 1000})
     find_solver("scip").solve(knapsack(), limits, ignore_progress)
-    assert told["randomization/randomseedshift"] == 7
-    assert told["limits/nodes"] == 1000
-    assert told["misc/catchctrlc"] is False
-    assert 0 < told["limits/time"] <= Limits().time_limit
+    assert given["randomization/randomseedshift"] == 7
+    assert given["limits/nodes"] == 1000
+    assert given["misc/catchctrlc"] is False
+    assert 0 < given["limits/time"] <= Limits().time_limit

@@ -108,7 +108,7 @@ class Source:
     matrix: np.ndarray
     lower: np.ndarray
     upper: np.ndarray
-    piece: int = 7
+    rows_at_once: int = 7
 
     @property
     def row_count(self):

@@ -95,12 +95,12 @@ def score(
     by_class = formulation if isinstance(formulation, ByClass) else None
     program = as_formulation(formulation.formulation if isinstance(formulation, ByClass) else formulation)
     check_together(program, budget, Span(start, stop))
-    ignored, told = as_names(ignore), as_solver(solver)
+    ignored, chosen = as_names(ignore), as_solver(solver)
     started = time.monotonic()
-    backend = find_solver(told.name)
-    backend.check_options(told.options)
+    backend = find_solver(chosen.name)
+    backend.check_options(chosen.options)
     batch = gather_batch(inputs, labels, real=True)
-    with reading_until(started, told.time_limit):
+    with reading_until(started, chosen.time_limit):
         network = read_network(model, torch.from_numpy(batch.inputs), ignore=ignored, start=start, stop=stop)
         if not network.removable:
             others = find_structure(model, torch.from_numpy(batch.inputs), ignore=ignored).groups
@@ -119,7 +119,7 @@ def score(
         network,
         program.without_data(),
         budget,
-        told,
+        chosen,
         backend,
         progress or ignore_progress,
         by_class,

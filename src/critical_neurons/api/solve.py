@@ -24,8 +24,8 @@ def solve(
     >>> solution.status
     <Status.OPTIMAL: 'optimal'>
     """
-    told = as_solver(solver)
-    backend = find_solver(told.name)
-    backend.check_options(told.options)
-    limits = Limits(told.time_limit, told.gap, told.threads, told.seed, told.options)
+    chosen = as_solver(solver)
+    backend = find_solver(chosen.name)
+    backend.check_options(chosen.options)
+    limits = Limits(chosen.time_limit, chosen.gap, chosen.threads, chosen.seed, chosen.options)
     return backend.solve(program, limits, progress or ignore_progress)

@@ -108,8 +108,8 @@ def compress(
         raise InvalidSettingError("Give one of --macs, --params, --units, --latency and --max-drop.")
     by_program, unused = paper or formulation is not None, Solver(seed=solver.seed)
     if solver != unused and not by_program:
-        told = [each for each in list_settings(Solver) if getattr(solver, each.name) != getattr(unused, each.name)]
-        names = ", ".join(name_option(each) for each in told)
+        changed = [each for each in list_settings(Solver) if getattr(solver, each.name) != getattr(unused, each.name)]
+        names = ", ".join(name_option(each) for each in changed)
         raise InvalidSettingError(
             f"{names}: only for a program, but units are chosen by a search. Add --paper or --formulation."
         )

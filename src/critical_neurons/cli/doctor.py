@@ -71,13 +71,13 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         from critical_neurons.core.environment import describe_machine, describe_versions
 
-        told = {extra: [{**asdict(each), "met": each.met} for each in needs] for extra, needs in by_extra.items()}
+        extras = {extra: [{**asdict(each), "met": each.met} for each in needs] for extra, needs in by_extra.items()}
         show_json(
             {
                 "versions": describe_versions(),
                 "machine": describe_machine(),
                 "required": [{**asdict(each), "met": each.met} for each in required],
-                "extras": told,
+                "extras": extras,
                 "missing": missing,
             }
         )

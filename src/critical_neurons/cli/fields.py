@@ -106,7 +106,7 @@ class _Group:
     def build(self, given: Mapping[str, Any]) -> Plain | None:
         """The settings from the given options, with defaults for the rest."""
         name = given[self.name] if len(self.kinds) > 1 else next(iter(self.kinds))
-        told: dict[str, _Option] = {}
+        by_field: dict[str, _Option] = {}
         for option in self.options:
             if given[option.name] in (option.default, []):
                 continue
@@ -114,14 +114,14 @@ class _Group:
                 raise InvalidSettingError(
                     f"{option.flag}: no setting of --{self.name} {name}. It goes with {self._name_owners(option)}."
                 )
-            if option.field in told:
+            if option.field in by_field:
                 raise InvalidSettingError(
-                    f"{option.flag}: takes the place of {told[option.field].flag}. Leave out one of them."
+                    f"{option.flag}: takes the place of {by_field[option.field].flag}. Leave out one of them."
                 )
-            told[option.field] = option
-        if self.optional and not told:
+            by_field[option.field] = option
+        if self.optional and not by_field:
             return None
-        return self.kinds[name](**{field: option.read(given[option.name]) for field, option in told.items()})
+        return self.kinds[name](**{field: option.read(given[option.name]) for field, option in by_field.items()})
 
     def _name_owners(self, option: _Option) -> str:
         owners = [name for name, kind in self.kinds.items() if kind in option.owners]

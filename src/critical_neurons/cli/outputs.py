@@ -41,8 +41,8 @@ def check_files(outputs: Sequence[tuple[str, Path | None]], read: Read = (), *, 
             raise OutputError(f"{path}: this command reads it, for {readers[place]}. Give another path.")
         options = [option for option, _, other in places if other == place]
         if len(options) > 1:
-            told = " and ".join(dict.fromkeys(options)) + (" twice" if len(set(options)) == 1 else "")
-            raise OutputError(f"{path}: given to {told}. Give two paths.")
+            flags = " and ".join(dict.fromkeys(options)) + (" twice" if len(set(options)) == 1 else "")
+            raise OutputError(f"{path}: given to {flags}. Give two paths.")
         check_writable(path)
 
 

@@ -92,7 +92,7 @@ class RowSource(Protocol):
         """The numbers of rows that tie explicit columns to the others, which nearly all solutions need."""
 
     @property
-    def piece(self) -> int:
+    def rows_at_once(self) -> int:
         """How many rows to build between two checks of the deadline."""
 
     @property
@@ -253,9 +253,9 @@ class Program:
         """The same program with all rows of all sources written out, for solvers without lazy constraints."""
         built = []
         for source in self.sources:
-            for first in range(0, source.count, source.piece):
+            for first in range(0, source.count, source.rows_at_once):
                 check_time()
-                built.append(source.build(np.arange(first, min(first + source.piece, source.count))))
+                built.append(source.build(np.arange(first, min(first + source.rows_at_once, source.count))))
         rows = stack_rows([self.rows, *built], self.column_count)
         return replace(self, rows=rows, sources=())
 

@@ -221,7 +221,7 @@ def average_scores(
     parts: Sequence[Scores], *, settings: Mapping[str, Any], seconds: float, notes: tuple[str, ...] = ()
 ) -> Scores:
     """The mean scores of the parts, with each of their notes once, except those that `notes` repeat in detail."""
-    told = dict.fromkeys(note for part in parts for note in part.notes)
+    of_parts = dict.fromkeys(note for part in parts for note in part.notes)
     gaps = [part.gap for part in parts]
     known = [gap for gap in gaps if gap is not None]
     return replace(
@@ -237,7 +237,7 @@ def average_scores(
         history=(),
         sizes={key: sum(each.sizes.get(key, 0) for each in parts) for part in parts for key in part.sizes},
         logit_error=max(part.logit_error for part in parts),
-        notes=(*(note for note in told if not any(more.startswith(note) for more in notes)), *notes),
+        notes=(*(note for note in of_parts if not any(more.startswith(note) for more in notes)), *notes),
         parts=tuple(parts),
         layer_choices=(),
         incumbent=None,

@@ -14,11 +14,11 @@ from critical_neurons.formulations.affine import AffineNetwork
 from critical_neurons.formulations.gates import Gate
 from critical_neurons.formulations.pooled_columns import Sums
 
-PIECE_ELEMENTS = 2 * 10**7
+NUMBERS_AT_ONCE = 2 * 10**7
 """Numbers computed by the backward passes of one call: about a second of work."""
 
 
-PIECE = 10**5
+SUM_ROWS_AT_ONCE = 10**5
 """Rows of sums built between two checks of the deadline; each has two coefficients."""
 
 _Part = TypeVar("_Part")
@@ -89,8 +89,8 @@ class AffineRows(NumberedRows[_Part]):
         self._affine = affine
 
     @property
-    def piece(self) -> int:
-        return max(1, PIECE_ELEMENTS // self._affine.size)
+    def rows_at_once(self) -> int:
+        return max(1, NUMBERS_AT_ONCE // self._affine.size)
 
 
 class ReluRows(AffineRows[Gate]):
@@ -203,7 +203,7 @@ class ReluRows(AffineRows[Gate]):
 class SumRows(NumberedRows[Sums]):
     """Both sides of every sum, numbered op by op: one ceiling per output, then one piece per element."""
 
-    piece = PIECE
+    rows_at_once = SUM_ROWS_AT_ONCE
 
     def __init__(self, sums: Mapping[int, Sums], column_count: int) -> None:
         super().__init__(sums, [len(each.explicit) + len(each.elements) for each in sums.values()], column_count)

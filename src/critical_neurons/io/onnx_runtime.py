@@ -132,10 +132,10 @@ def reporting(step: str, hint: str = "") -> Iterator[None]:
 
 
 def _failed(step: str, error: Exception, hint: str = "") -> ExportError:
-    told = error
-    while type(told).__module__.startswith("torch.onnx") and isinstance(told.__cause__, Exception):
-        told = told.__cause__  # torch's exporter wraps the actual error
-    return ExportError(f"{step} failed: {first_line(told).rstrip('.')}.{hint}")
+    cause = error
+    while type(cause).__module__.startswith("torch.onnx") and isinstance(cause.__cause__, Exception):
+        cause = cause.__cause__  # torch's exporter wraps the actual error
+    return ExportError(f"{step} failed: {first_line(cause).rstrip('.')}.{hint}")
 
 
 @contextmanager

@@ -76,9 +76,9 @@ def _list_programs(scores: Scores) -> tuple[Solved, ...]:
 def _list_notes(scores: Scores) -> tuple[str, ...]:
     """The notes whose content the page does not show elsewhere."""
     shown = {str(each) for each in scores.layer_choices}
-    told = [note for note in scores.notes if note not in shown]
-    told += [str(each) for each in (scores.incumbent, scores.dual) if each is not None]
-    return tuple(dict.fromkeys(told))
+    notes = [note for note in scores.notes if note not in shown]
+    notes += [str(each) for each in (scores.incumbent, scores.dual) if each is not None]
+    return tuple(dict.fromkeys(notes))
 
 
 def _read_trials(plan: Plan) -> Trials | None:

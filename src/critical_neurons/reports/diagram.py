@@ -35,8 +35,8 @@ def find_rails(structure: Structure) -> tuple[Rail, ...]:
     for writing, reading, kept in streams:
         writers = tuple(sorted(places[name] for name in writing if name in places))
         readers = tuple(sorted({places[name] for name in reading if name in places} - set(writers)))
-        told = any(set(writers) <= set(rail.writers) and set(readers) <= set(rail.readers) for rail in found)
-        if not told and (len(writers) > 1 or (writers and any(place != writers[0] + 1 for place in readers))):
+        drawn = any(set(writers) <= set(rail.writers) and set(readers) <= set(rail.readers) for rail in found)
+        if not drawn and (len(writers) > 1 or (writers and any(place != writers[0] + 1 for place in readers))):
             found.append(Rail(", ".join(writing), 0, writers, readers, kept))
     return _deal(found)
 

@@ -104,7 +104,7 @@ class CutLoop(SearchRecord):
                 self.offer(turn.point)
             self._complete(turn.point)
             self._propose(turn.point)
-            self.tell()
+            self.record_step()
             if self.gap <= self.target or (turn.feasible and turn.gap <= self.target):
                 break
         return turn.point
@@ -140,7 +140,7 @@ class CutLoop(SearchRecord):
             better = self.program.improve(start, seconds=seconds, seed=self.limits.seed + self._trials)
             self._trials += 1
             self.offer_if_feasible(better)
-            self.tell()
+            self.record_step()
 
     def _break_ties(self) -> None:
         """Replace the incumbent by an equally good point with the smallest tie_break · x.
@@ -164,7 +164,7 @@ class CutLoop(SearchRecord):
             if turn.feasible and turn.value <= objective + slack:
                 if program.tie_break @ turn.point < program.tie_break @ best:
                     self.incumbent, self.objective = turn.point, turn.value
-                    self.tell()
+                    self.record_step()
                 return
 
     def _turns(self) -> Iterator[_Turn]:
@@ -194,9 +194,9 @@ class CutLoop(SearchRecord):
             found = True
             if len(worst) > ROWS_PER_ROUND:
                 worst = _choose_front(worst, violations[worst], source.ends)
-            for at in range(0, len(worst), source.piece):
+            for at in range(0, len(worst), source.rows_at_once):
                 self.remaining()
-                self._engine.add_rows(self.learn_from(place, worst[at : at + source.piece]))
+                self._engine.add_rows(self.learn_from(place, worst[at : at + source.rows_at_once]))
         return found
 
     def _add_cuts(self, point: Floats) -> bool:

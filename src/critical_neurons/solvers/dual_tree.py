@@ -2,7 +2,7 @@
 
 The formulation gives the bounds (`Branching.nodes`, see `NodeBounds`), in a small part of the time of a linear
 program. The node of the least bound comes first, until there are too many open ones.
-Nodes are bounded in pieces that do not depend on each other, in long trees by as many processes as there are threads.
+Nodes are bounded in independent batches, in long trees by as many processes as there are threads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from critical_neurons.core.program import Program
 from critical_neurons.core.structure import Floats
 from critical_neurons.solvers.base import Limits, Report
 from critical_neurons.solvers.lp_engine import LinearEngine
-from critical_neurons.solvers.node_processes import NodeProcesses, Piece, count_cores
+from critical_neurons.solvers.node_processes import NodeBatch, NodeProcesses, count_cores
 from critical_neurons.solvers.score_tree import ScoreNode, ScoreTree
 
 ROOT_STEPS, MOST_ROOT_STEPS = 10, 600
@@ -34,7 +34,7 @@ STEPS = 30
 TOGETHER = 256
 """Nodes branched on together."""
 
-PIECE = 128
+BATCH_SIZE = 128
 """Nodes whose bounds are computed together: their numbers stay in the cache of a core."""
 
 PROCESSES_AFTER = 4.0
@@ -57,7 +57,7 @@ class DualLoop(ScoreTree[_DualNode]):
         super().__init__(build, program, limits, report)
         assert self._branching.nodes is not None
         self._bounds = self._branching.nodes
-        self._most_processes = min(limits.threads or count_cores(), 2 * TOGETHER // PIECE)
+        self._most_processes = min(limits.threads or count_cores(), 2 * TOGETHER // BATCH_SIZE)
         self._processes: NodeProcesses | None = None
         self._start_after = np.inf
 
@@ -122,20 +122,20 @@ class DualLoop(ScoreTree[_DualNode]):
             heapq.heappush(self._open, _DualNode(float(bounds[at]), self._next_number(), *parts))
 
     def _bound(self, lower: Floats, upper: Floats, multipliers: Floats, steps: int) -> BoundedNodes:
-        """In pieces of the same size, however many processes there are."""
-        cutoff, parts = self._cutoff(), [slice(at, at + PIECE) for at in range(0, len(lower), PIECE)]
-        pieces = [Piece(lower[part], upper[part], multipliers[part], cutoff, steps) for part in parts]
-        found: list[BoundedNodes | None] = [None] * len(pieces)
-        if len(pieces) > 1:
+        """In batches of the same size, however many processes there are."""
+        cutoff, parts = self._cutoff(), [slice(at, at + BATCH_SIZE) for at in range(0, len(lower), BATCH_SIZE)]
+        batches = [NodeBatch(lower[part], upper[part], multipliers[part], cutoff, steps) for part in parts]
+        found: list[BoundedNodes | None] = [None] * len(batches)
+        if len(batches) > 1:
             self._start_processes()
         if self._processes is not None:
-            found = self._processes.run(pieces, self.remaining)
+            found = self._processes.run(batches, self.remaining)
             if None in found:  # a process was killed, or is out of memory: this one goes on alone
                 self._end_processes()
         return _join(
             [
-                piece.run(self._bounds, self.remaining) if there is None else there
-                for piece, there in zip(pieces, found, strict=True)
+                batch.run(self._bounds, self.remaining) if there is None else there
+                for batch, there in zip(batches, found, strict=True)
             ]
         )
 

@@ -94,7 +94,7 @@ class _FirstOrderSearch(SearchRecord):
 
     def _search(self) -> None:
         self._offer_near(self.program.lower[: len(self._problem.cost)])
-        self.tell()
+        self.record_step()
         if self.gap <= self.target:
             return
         columns = self._start[: len(self._problem.cost)].copy()
@@ -115,7 +115,7 @@ class _FirstOrderSearch(SearchRecord):
             at = reached
             self._bound_below(at, taker.logits)
             self._offer_near(at.columns)
-            self.tell()
+            self.record_step()
 
     def _iterate(self, taker: StepTaker, start: Iterate) -> Iterate | None:
         """Iterate until a restart is due; None if numbers overflow."""

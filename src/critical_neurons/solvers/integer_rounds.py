@@ -54,7 +54,7 @@ class RoundLoop(CutLoop):
             self.raise_bound(result.bound)
         if result.point is not None:
             self._complete(result.point)
-        self.tell()
+        self.record_step()
         if self.gap <= self.target:
             return
         last = not stopped or self._stops == len(INTEGER_TIME_SHARES) - 1
@@ -75,7 +75,7 @@ class RoundLoop(CutLoop):
             if better and self.violation(whole) <= FEASIBILITY_TOLERANCE:
                 self._reserve = whole
         if self.bound != before:
-            self.tell()
+            self.record_step()
 
     def _solve_fixed(self, point: Floats) -> None:
         """Solve with the integer columns fixed to their rounded values, for an incumbent."""
@@ -86,7 +86,7 @@ class RoundLoop(CutLoop):
                 if turn.feasible:
                     self.offer(turn.point)
                     best = min(best, turn.value)
-                self.tell()
+                self.record_step()
                 if self.gap <= self.target or find_gap(best, turn.bound) <= INNER_SHARE * self.target:
                     break
         except StopSearch as stop:

@@ -101,7 +101,7 @@ class _BarrierSearch(SearchRecord):
 
     def _search(self) -> None:
         self._try(self.program.lower)
-        self.tell()
+        self.record_step()
         if self.gap <= self.target:
             return
         origins = self._find_origins()
@@ -125,7 +125,7 @@ class _BarrierSearch(SearchRecord):
             slope = self._cost + here.slope
             self._bound_below(float(self._cost @ state.point) + here.value, slope, state)
             violated = self._add_violated_rows(state)
-            self.tell()
+            self.record_step()
             if not violated and self.gap <= self.target and state.barrier <= precise:
                 return
             try:
@@ -158,9 +158,9 @@ class _BarrierSearch(SearchRecord):
         """Rows without which the columns of a data point would be unconstrained."""
         for place, source in enumerate(self.program.sources):
             numbers = source.defining
-            for at in range(0, len(numbers), source.piece):
+            for at in range(0, len(numbers), source.rows_at_once):
                 self.remaining()
-                yield self.learn_from(place, numbers[at : at + source.piece])
+                yield self.learn_from(place, numbers[at : at + source.rows_at_once])
 
     def _bound_below(self, value: float, slope: Floats, state: NewtonState) -> None:
         reduced = slope + state.rows.gather(state.multipliers)

@@ -94,10 +94,10 @@ class _MultiplierSearch:
             gap=GAP_SHARE * self._limits.gap / max(1.0, loss_weight * self._level),
         )
 
-        def tell(step: Step) -> None:
+        def report(step: Step) -> None:
             self._report(DualStep(**vars(step), loss_weight=loss_weight, number=len(self._trials) + 1))
 
-        return self._solver.solve(program, limits, tell)
+        return self._solver.solve(program, limits, report)
 
     def _note(self, loss_weight: float, solution: Solution, point: Floats) -> None:
         found = self._judge(point, loss_weight)

@@ -1,6 +1,6 @@
-"""Node processes: pieces of a tree's nodes, bounded by other processes of this machine.
+"""Node processes: batches of a tree's nodes, bounded by other processes of this machine.
 
-They are fresh interpreters that import what the bounds need and nothing of the user's program, and read pieces from
+They are fresh interpreters that import what the bounds need and nothing of the user's program, and read batches from
 their standard input: when that closes, for whatever reason, they end.
 """
 
@@ -28,7 +28,7 @@ SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_T
 
 
 @dataclass(frozen=True)
-class Piece:
+class NodeBatch:
     """Nodes to bound, see `NodeBounds.raise_bounds`."""
 
     lower: Floats
@@ -66,9 +66,9 @@ class NodeProcesses:
             self.close()
             raise
 
-    def run(self, pieces: Sequence[Piece], check: Callable[[], object]) -> list[BoundedNodes | None]:
-        """The pieces in their order, None for those whose process ended. `check` is called while waiting."""
-        futures: list[Future[BoundedNodes | None]] = [self._threads.submit(self._ask, piece) for piece in pieces]
+    def run(self, batches: Sequence[NodeBatch], check: Callable[[], object]) -> list[BoundedNodes | None]:
+        """The batches in their order, None for those whose process ended. `check` is called while waiting."""
+        futures: list[Future[BoundedNodes | None]] = [self._threads.submit(self._ask, batch) for batch in batches]
         while wait(futures, timeout=WAIT).not_done:
             check()
         return [future.result() for future in futures]
@@ -83,13 +83,13 @@ class NodeProcesses:
                 with suppress(OSError):  # what was not sent is lost
                     _open(pipe).close()
 
-    def _ask(self, piece: Piece) -> BoundedNodes | None:
+    def _ask(self, batch: NodeBatch) -> BoundedNodes | None:
         process = self._idle.get()
         try:
             if process.pid not in self._begun:
                 self._begun.add(process.pid)
                 pickle.dump(self._first, _open(process.stdin))
-            pickle.dump(piece, _open(process.stdin))
+            pickle.dump(batch, _open(process.stdin))
             _open(process.stdin).flush()
             answer: BoundedNodes = pickle.load(_open(process.stdout))
         except (OSError, EOFError, ValueError, pickle.UnpicklingError):
@@ -120,13 +120,13 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def serve() -> None:
-    """Answer pieces until there are no more."""
+    """Answer batches until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is printed
     with suppress(EOFError, BrokenPipeError, pickle.UnpicklingError):
         bounds: Any = pickle.load(sys.stdin.buffer)
         while True:
-            piece: Piece = pickle.load(sys.stdin.buffer)
-            pickle.dump(piece.run(bounds, lambda: None), answers)
+            batch: NodeBatch = pickle.load(sys.stdin.buffer)
+            pickle.dump(batch.run(bounds, lambda: None), answers)
             answers.flush()

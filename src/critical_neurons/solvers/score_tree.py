@@ -47,7 +47,7 @@ class ScoreTree(CutLoop, Generic[Node]):
         self._open_root(self.program.lower[self._columns], self.program.upper[self._columns])
         while self._open:
             self.raise_bound(min(self._open[0].bound, self._closed_at, self._value()))
-            self.tell()
+            self.record_step()
             if self.gap <= self.target:
                 return
             self._branch()

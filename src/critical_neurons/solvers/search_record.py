@@ -116,7 +116,7 @@ class SearchRecord:
             return True
         return False
 
-    def tell(self) -> None:
+    def record_step(self) -> None:
         step = Step(self.elapsed, self.objective, self.bound, self.row_count, self.cut_count)
         self._history.append(step)
         limit = self.limits.time_limit

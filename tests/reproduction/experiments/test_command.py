@@ -69,8 +69,8 @@ def test_a_shortened_cell_is_rendered_and_says_so(run, blocks, tmp_path):
     page = run("page", "--output", tmp_path / "page.md")
     assert page.exit_code == 0
     assert "1 of 30 epochs" in (tmp_path / "page.md").read_text()
-    told = json.loads(run("page", "--output", tmp_path / "page.md", "--json").stdout)["written"]
-    assert {str(tmp_path / "page.md"), str(tmp_path / "results" / "tables" / "snip.md")} <= {*told}
+    written = json.loads(run("page", "--output", tmp_path / "page.md", "--json").stdout)["written"]
+    assert {str(tmp_path / "page.md"), str(tmp_path / "results" / "tables" / "snip.md")} <= {*written}
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_status_lists_every_cell(run):
         ),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(run, arguments, message):
+def test_mistakes_are_reported_in_a_sentence(run, arguments, message):
     result = run(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
@@ -224,6 +224,6 @@ def test_the_command_line_finds_it():
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
         "print('HEAVY', *{'torch', 'numpy', 'scipy', 'highspy', 'datasets'} & set(sys.modules))"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "critical-neurons reproduce" in told.partition("Example")[2]
-    assert told.splitlines()[-1] == "HEAVY"
+    written = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "critical-neurons reproduce" in written.partition("Example")[2]
+    assert written.splitlines()[-1] == "HEAVY"

@@ -118,13 +118,13 @@ class TestTrainedInParts:
         assert found["units"] == pytest.approx(low / sum(map(len, scores.values())), abs=ROUNDING)
         assert 0 < found["as_published"] < found["parameters"] < 1
         batch = draw(settings, data, model)
-        told = read_score_settings(settings["score"])
+        read = read_score_settings(settings["score"])
         again = score_parts(
             decoupled,
             batch.inputs,
             batch.labels,
-            formulation=told["formulation"],
-            score=partial(cn.score, solver=told["solver"]),
+            formulation=read["formulation"],
+            score=partial(cn.score, solver=read["solver"]),
             box="image",
             score_heads=True,
         )

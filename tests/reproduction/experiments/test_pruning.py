@@ -117,7 +117,7 @@ class TestRemoval:
         assert seen <= validation
         assert not seen & (training | test)
 
-    def test_solver_and_scores_are_told(self, removal):
+    def test_solver_and_scores_are_reported(self, removal):
         record, _, _, scores = removal
         solver = record.result["solver"]
         assert solver["status"] == "optimal"
