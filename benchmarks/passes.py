@@ -8,7 +8,7 @@ Half of the multiply-adds are kept. The CIFAR ResNet-20 has 1 000 images, and it
 ablation.py; the others have random images, 224x224, and untrained weights with batch norms estimated on a few of
 them, which suffices to measure cost. Every case runs in a separate process, on one thread, and is a line of
 benchmarks/results/passes.jsonl: processor seconds of a pass (the faster of two) and by part, and the peak memory.
-Memory is allocated as by the command line tool, from one arena.
+Memory is allocated as by the command line tool, which keeps what was freed.
 Cases that end in a number run the search in that many processes. Lines with a `commit` were measured at that commit,
 before the changes that docs/performance.md describes.
 """
@@ -35,7 +35,7 @@ from ablation import clock, load_subject
 from architectures.classic import VGG
 from architectures.mobile import mobilenet_v2
 from architectures.residual import basic_resnet, bottleneck_resnet
-from critical_neurons.cli.memory import use_one_arena
+from critical_neurons.cli.memory import reuse_freed_memory
 from critical_neurons.removal.metrics import measure_accuracy
 from critical_neurons.selection.budget_search import Search
 from critical_neurons.selection.layerwise_search import LayerwiseSearch
@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def measure(name: str, data: Path, weights: Path | None) -> None:
-    use_one_arena()
+    reuse_freed_memory()
     torch.set_num_threads(1)
     network, images, effort = name.split("/")
     subject = load_subject("resnet20", 0, data, weights) if network == "resnet20" else None

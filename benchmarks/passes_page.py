@@ -50,8 +50,10 @@ Lines with a commit were measured at that commit. These things were different th
 * At 9c3be31 and before, comparing drafts took a separate pass, ridges were tried from the largest down, and pricing
   at standard effort took ten passes instead of six.
 * At 3b574f5 and before, every thread had its own memory arena, and the products of each batch were added up
-  separately. In the command line tool threads now share an arena; elsewhere, set `MALLOC_ARENA_MAX=1`.
-* At 26fa57e and before, kept units were exchanged for removed ones ([ablation.md](ablation.md)).
+  separately. In the command line tool threads now share an arena.
+* At 26fa57e and before, kept units were exchanged for removed ones ([ablation.md](ablation.md)), and freed memory
+  was returned to the system. The command line tool now keeps it; elsewhere, set `MALLOC_ARENA_MAX=1`,
+  `MALLOC_MMAP_THRESHOLD_=1073741824` and `MALLOC_TRIM_THRESHOLD_=1073741824`.
 """
 
 

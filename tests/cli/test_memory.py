@@ -9,10 +9,10 @@ from critical_neurons.cli import memory
 
 COUNT_ARENAS = """
 import ctypes, sys, threading
-from critical_neurons.cli.memory import use_one_arena
+from critical_neurons.cli.memory import reuse_freed_memory
 
 if sys.argv[1] == "one":
-    use_one_arena()
+    reuse_freed_memory()
 libc = ctypes.CDLL("libc.so.6")
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 barrier = threading.Barrier(4)
@@ -46,9 +46,36 @@ def test_threads_share_one_arena(tmp_path: Path) -> None:
     assert counts["one"] == 1 < counts["many"]
 
 
+COUNT_FAULTS = """
+import ctypes, resource, sys
+from critical_neurons.cli.memory import reuse_freed_memory
+
+if sys.argv[1] == "reused":
+    reuse_freed_memory()
+libc = ctypes.CDLL("libc.so.6")
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+faults = []
+for _ in range(10):
+    array = libc.malloc(2**26)
+    ctypes.memset(array, 1, 2**26)
+    libc.free(array)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+print(faults[-1] - faults[0])
+"""
+
+
+@pytest.mark.skipif(not has_glibc(), reason="thresholds are glibc's")
+def test_freed_memory_is_reused() -> None:
+    """Ten arrays of 64 MB, one after the other: the pages of the first one are enough."""
+    faults = {
+        mode: int(subprocess.check_output([sys.executable, "-c", COUNT_FAULTS, mode])) for mode in ("fresh", "reused")
+    }
+    assert 10 * faults["reused"] < faults["fresh"]
+
+
 def test_nothing_is_done_without_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str) -> None:
         raise OSError(name)
 
     monkeypatch.setattr(memory.ctypes, "CDLL", fail)
-    memory.use_one_arena()
+    memory.reuse_freed_memory()

@@ -10,9 +10,9 @@ def main() -> None:
 
 def _run() -> None:
     from critical_neurons.cli.commands import add_plugins, app
-    from critical_neurons.cli.memory import use_one_arena
+    from critical_neurons.cli.memory import reuse_freed_memory
 
-    use_one_arena()
+    reuse_freed_memory()
     add_plugins()
     app()
 
