@@ -6,14 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from critical_neurons.core.structure import Bools, Structure
 from critical_neurons.removal.copies import copy_whole
-from critical_neurons.removal.refit.im2col import find_channel_axis
 from critical_neurons.removal.refit.least_squares import is_refittable
 from critical_neurons.removal.rows import Inputs, call_model, map_inputs
 
@@ -26,16 +24,16 @@ layers on average."""
 
 @dataclass(frozen=True)
 class StreamReader:
-    """A linear layer or convolution whose input is compared, and the original's input channels that it still has."""
+    """A linear layer or convolution whose input is compared, and whether it is the last one."""
 
     module: str
-    kept: Tensor
+    last: bool
 
 
 @dataclass(frozen=True)
 class Aim:
     """Functions of both models' outputs: `loss` is minimised, `judge` decides which weights are returned. The inputs
-    of the `readers`, the last layer last, are matched as well."""
+    of the `readers` are matched as well."""
 
     loss: OutputLoss
     judge: Callable[[Any, Any], float | Tensor]
@@ -43,15 +41,13 @@ class Aim:
 
 
 def find_readers(smaller: nn.Module, structure: Structure, stays: Bools) -> tuple[StreamReader, ...]:
-    """The last layer, and the layers that lost none of their input channels, such as those that read a residual
-    stream. Only layers whose input a forward hook sees."""
+    """The layers that lost none of their input channels, such as those that read a residual stream. Only layers whose
+    input a forward hook sees."""
     wirings = [each for each in structure.wirings if each.kernel]
     return tuple(
-        StreamReader(each.module, torch.from_numpy(np.flatnonzero(stays[each.inputs])))
+        StreamReader(each.module, each is wirings[-1])
         for each in wirings
-        if (each is wirings[-1] or stays[each.inputs].all())
-        and each.alone
-        and is_refittable(smaller.get_submodule(each.module))
+        if stays[each.inputs].all() and each.alone and is_refittable(smaller.get_submodule(each.module))
     )
 
 
@@ -78,12 +74,13 @@ class Imitation:
     def compute_loss(self, inputs: Inputs) -> Tensor:
         """The training loss, averaged over inputs."""
         loss = self._aim.loss(*self._run(inputs))
-        *others, last = [self._compare_read(reader) for reader in self._aim.readers] or [None]
-        streams = [each for each in others if each is not None]
+        for weight, last in ((LAST_LAYER, True), (STREAMS, False)):
+            found = [self._compare_read(reader) for reader in self._aim.readers if reader.last == last]
+            differences = [each for each in found if each is not None]
+            if differences:
+                loss = loss + weight * torch.stack(differences).mean()
         self._read.clear()
-        if last is not None:
-            loss = loss + LAST_LAYER * last
-        return loss + STREAMS * torch.stack(streams).mean() if streams else loss
+        return loss
 
     def judge(self, inputs: Inputs) -> float:
         with torch.no_grad():
@@ -110,9 +107,6 @@ class Imitation:
         found = self._read.get(module)
         if wanted is None or found is None or not found.requires_grad:
             return None
-        axis = find_channel_axis(module, wanted)
-        if len(reader.kept) < wanted.shape[axis]:
-            wanted = wanted.index_select(axis, reader.kept.to(wanted.device))
         if wanted.shape != found.shape:
             return None
         variance = wanted.var(correction=0).clamp(min=torch.finfo(wanted.dtype).tiny)
