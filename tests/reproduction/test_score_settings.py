@@ -36,7 +36,7 @@ def test_what_nothing_has_is_refused():
         read_score_settings({"colour": 1})
 
 
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", [each for each in TABLES if each != "replay"])
 def test_every_cell_can_be_read(table):
     found = [cell.settings["score"] for cell in list_cells(table, seeds=[0]) if "score" in cell.settings]
     assert found

@@ -64,6 +64,13 @@ def invent(cell):
             kept = ("threshold", "units", "as_published", "parameters", "accuracy", "fine_tuned")
             removed = {"0": 3, "7": 21}
             return {"reference": 0.95, "solver": SOLVER, "removed": removed, **{k: found[k] for k in kept}, **COMMON}
+        case "parts":
+            found = removal(settings["thresholds"][0], seed)
+            kept = ("threshold", "units", "as_published", "parameters", "accuracy")
+            scores = {"solver": SOLVER, "mean_score": 0.4, "below": 0.3}
+            return {"reference": 0.95, **scores, **{k: found[k] for k in kept}, **COMMON}
+        case "replay":
+            return {"accuracy": 0.7, "losses": [1.0, 0.5], "threads": 2, **COMMON}
         case "epochs":
             point = {"reference": 0.95, "accuracy": 0.9, "units": 0.25, "as_published": 0.5, "solver": SOLVER}
             return {"epochs": [{"epoch": number, **point} for number in (1, 2, 3)], **COMMON}

@@ -268,6 +268,8 @@ def _describe_programs(records: Sequence[Record]) -> list[str]:
     settings = records[0].cell.settings
     if settings.get("method", "scores") != "scores":
         return ["SNIP", *[""] * (len(SOLVING) - 4)]
+    if "score" not in settings:
+        return ["no program", *[""] * (len(SOLVING) - 4)]
     if settings.get("removed") == "nothing":
         return ["the whole network", *[""] * (len(SOLVING) - 4)]
     score = settings["score"]
