@@ -58,9 +58,7 @@ def run_deep(cell: Cell, runs: Runs) -> Settings:
             **found,
             "solver": describe_solver(scores),
             "threshold": threshold,
-            "units": share_of_units(plan),
-            "as_published": share_as_published(model, plan),
-            "parameters": share_of_parameters(model, plan, data.test.inputs[:1]),
+            **_count_removed(model, plan, data.test.inputs[:1]),
             "removed": {layer.name: len(layer.removed) for layer in plan.layers},
             "accuracy": measure(smaller, data.test),
         }
@@ -89,10 +87,16 @@ def run_parts(cell: Cell, runs: Runs) -> Settings:
         "mean_score": float(values.mean()),
         "below": float((values < settings["thresholds"][0]).mean()),
         "threshold": threshold,
+        **_count_removed(model, plan, data.test.inputs[:1]),
+        "accuracy": measure(cn.prune(model, plan, data.test.inputs[:1]), data.test),
+    }
+
+
+def _count_removed(model: nn.Module, plan: cn.Plan, example: torch.Tensor) -> Settings:
+    return {
         "units": share_of_units(plan),
         "as_published": share_as_published(model, plan),
-        "parameters": share_of_parameters(model, plan, data.test.inputs[:1]),
-        "accuracy": measure(cn.prune(model, plan, data.test.inputs[:1]), data.test),
+        "parameters": share_of_parameters(model, plan, example),
     }
 
 
