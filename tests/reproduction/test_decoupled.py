@@ -160,7 +160,9 @@ def test_a_step_of_one_part_leaves_the_others_bit_identical(index, digits):
         for part in decoupled.parts[:index]:
             values = copy.deepcopy(part.body)(values)
     part = decoupled.parts[index]
-    _, leaving = train_part(part, RECIPE.build_optimiser(part.network.parameters()), values, digits[1][:BATCH])
+    _, leaving = train_part(
+        part, RECIPE.build_optimiser(part.network.parameters()), RECIPE, values, digits[1][:BATCH]
+    )
     assert not leaving.requires_grad
     assert [same(*pair) for pair in zip(before, states(decoupled), strict=True)] == [
         other != index for other in range(3)
@@ -239,7 +241,7 @@ def test_parts_learn(buffer_size, digits):
 def test_training_resumes_bit_identical(tmp_path, buffer_size, digits):
     path = tmp_path / "training.pt"
     model = tiny_network(nn.Dropout(0.2))
-    recipe = replace(RECIPE, epochs=3, augmented=True, annealing="one_cycle", freeze_from=0.4)
+    recipe = replace(RECIPE, epochs=3, augmented=True, annealing="one_cycle", freeze_from=0.4, mixed_precision=True)
     settings = {"buffer_size": buffer_size, "seed": 5}
     whole, begun, resumed = (decouple(model, digits[0]) for _ in range(3))
     expected = train_parts(whole, *digits, recipe, **settings)

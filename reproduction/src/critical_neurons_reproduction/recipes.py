@@ -39,6 +39,8 @@ class Recipe:
       with a linear warm-up from zero first.
     * `freeze_from` is for decoupled training: the share of the epochs after which the first part is frozen. The other
       parts follow in even steps, the last one at the end. Every part's learning rate is annealed over its own epochs.
+    * `mixed_precision`: products in bfloat16, weights and sums in single precision (torch's autocast). About twice as
+      fast on processors with such instructions (AVX512-BF16), slower on others.
     """
 
     optimiser: Optimiser
@@ -51,6 +53,7 @@ class Recipe:
     augmented: bool = False
     annealing: Annealing = "constant"
     freeze_from: float = 1.0
+    mixed_precision: bool = False
 
     def __post_init__(self) -> None:
         for name, accepted in (("optimiser", get_args(Optimiser)), ("annealing", get_args(Annealing))):
@@ -81,6 +84,11 @@ class Recipe:
         names = [name for name in ("momentum", "nesterov", "weight_decay") if getattr(self, name)]
         further: dict[str, Any] = {name: getattr(self, name) for name in names}
         return OPTIMISERS[self.optimiser](parameters, lr=self.learning_rate, **further)  # type: ignore[call-arg]
+
+    def choose_precision(self, like: Tensor) -> torch.autocast:
+        """A context for forward passes of training, on the device of the tensor."""
+        # No weight is read twice in a pass, so nothing is gained by keeping converted ones.
+        return torch.autocast(like.device.type, torch.bfloat16, self.mixed_precision, cache_enabled=False)
 
     def rate_at(self, done: float) -> float:
         """The learning rate after the share `done` of the training."""
@@ -141,13 +149,14 @@ AUTHORS: Mapping[tuple[str, str], Recipe] = {
 """As in the authors' code, where it differs from the paper."""
 
 SHORT: Mapping[tuple[str, str], Recipe] = {
-    key: replace(recipe, epochs=20, batch_size=256, annealing="one_cycle", freeze_from=0.4)
+    key: replace(recipe, epochs=20, batch_size=256, annealing="one_cycle", freeze_from=0.4, mixed_precision=True)
     for key, recipe in AUTHORS.items()
     if key[0] == "vgg16"
 } | {
     ("resnet20", "cifar10"): Recipe("sgd", 0.1, epochs=6, momentum=0.9, augmented=True, annealing="linear"),
 }
-"""Our own, in two thirds of the epochs: the authors' with one cycle, larger batches and early parts frozen early.
+"""Our own, in two thirds of the epochs: the authors' with one cycle, larger batches, early parts frozen early and
+products in bfloat16.
 ResNet-20 is not in the paper."""
 
 RECIPES: Mapping[str, Mapping[tuple[str, str], Recipe]] = {

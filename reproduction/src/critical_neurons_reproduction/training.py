@@ -23,7 +23,6 @@ from critical_neurons.io.models import read_checkpoint
 from critical_neurons.removal.metrics import count_classes, measure_accuracy
 from critical_neurons_reproduction.datasets import Dataset, LabelledImages
 from critical_neurons_reproduction.recipes import Recipe, augment, set_rate
-from critical_neurons_reproduction.winograd import FastConvolutions
 
 INITIAL, CHECKPOINT = "initial.safetensors", "checkpoint.pt"
 """Files that training writes into its folder."""
@@ -127,8 +126,9 @@ def _train_epoch(
         if recipe.augmented:
             inputs = augment(inputs)
         optimiser.zero_grad()
-        with FastConvolutions():
-            loss: Tensor = functional.cross_entropy(model(inputs), labels)
+        with recipe.choose_precision(like):
+            outputs = model(inputs)
+        loss: Tensor = functional.cross_entropy(outputs.float(), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         total += loss.detach().double() * len(rows)

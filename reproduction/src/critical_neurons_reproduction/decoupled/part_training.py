@@ -27,7 +27,6 @@ from critical_neurons.removal.metrics import count_classes
 from critical_neurons.structure import fingerprint
 from critical_neurons_reproduction.decoupled.parts import Decoupled, DecoupledPart
 from critical_neurons_reproduction.recipes import Recipe, augment, set_rate
-from critical_neurons_reproduction.winograd import FastConvolutions
 
 FORMAT = "critical_neurons decoupled training"
 FORMAT_VERSION = 2
@@ -88,14 +87,17 @@ def train_parts(
     return tuple(losses)
 
 
-def train_part(part: DecoupledPart, optimiser: Optimizer, inputs: Tensor, labels: Tensor) -> tuple[float, Tensor]:
+def train_part(
+    part: DecoupledPart, optimiser: Optimizer, recipe: Recipe, inputs: Tensor, labels: Tensor
+) -> tuple[float, Tensor]:
     """One optimiser step of one part. Returns the loss and the body's output before the step, detached."""
     weight = next(part.body.parameters())
     part.network.train()
     optimiser.zero_grad()
-    with FastConvolutions():
-        leaving: Tensor = part.body(inputs.detach().to(weight))
-        loss = functional.cross_entropy(part.head(leaving), labels.to(weight.device))
+    with recipe.choose_precision(weight):
+        leaving: Tensor = part.body(inputs.detach().to(weight.device))
+        outputs = part.head(leaving)
+    loss = functional.cross_entropy(outputs.float(), labels.to(weight.device))
     loss.backward()  # type: ignore[no-untyped-call]
     optimiser.step()
     return loss.item(), leaving.detach()
@@ -160,10 +162,11 @@ class _PartTraining:
     def _take_step(self, index: int, drawn: LabelledBatch, done: float) -> tuple[int, Tensor, float, Tensor]:
         (inputs, labels), part = drawn, self.parts[index]
         if done >= 1:
-            with torch.no_grad(), FastConvolutions():
-                return index, labels, 0.0, part.body.eval()(inputs.to(next(part.body.parameters())))
+            weight = next(part.body.parameters())
+            with torch.no_grad(), self.recipe.choose_precision(weight):
+                return index, labels, 0.0, part.body.eval()(inputs.to(weight.device))
         set_rate(self.optimisers[index], self.recipe, done)
-        return index, labels, *train_part(part, self.optimisers[index], inputs, labels)
+        return index, labels, *train_part(part, self.optimisers[index], self.recipe, inputs, labels)
 
     def describe(self) -> dict[str, Any]:
         """What must be the same for a checkpoint to be resumed."""

@@ -34,7 +34,15 @@ AUTHORS: Settings = {
 objective are ours. Cells of convolutional networks are also run with the objective of the authors' code."""
 
 FINE_TUNING: Settings = Recipe(
-    "sgd", 1e-2, epochs=1, momentum=0.9, nesterov=True, weight_decay=5e-4, augmented=True, annealing="linear"
+    "sgd",
+    1e-2,
+    epochs=1,
+    momentum=0.9,
+    nesterov=True,
+    weight_decay=5e-4,
+    augmented=True,
+    annealing="linear",
+    mixed_precision=True,
 ).to_dict()
 """Fine-tuning of VGG-16 as a whole. The learning rate of its parts, ten times this one, would be too high here."""
 
