@@ -17,6 +17,7 @@ from critical_neurons.errors import InvalidSettingError
 from critical_neurons.formulations import encode
 from critical_neurons.formulations.bound_propagation import bound_network
 from critical_neurons.formulations.objective import Objective
+from critical_neurons.formulations.saddle_point import project_on_simplex
 from critical_neurons.readers import read_network
 from critical_neurons.solvers import Limits, auto, find_solver, ignore_progress
 from critical_neurons.solvers.first_order import FirstOrderSolver
@@ -136,6 +137,28 @@ def test_certificates_whenever_it_is_stopped(make, objective, loss_weight, round
     program = make_program(make, 3e-2, Objective(objective, loss_weight=loss_weight))
     found = solve(program, "first-order", report=stop_later)
     assert_certified(program, found, solve(program, "highs"))
+
+
+@pytest.mark.parametrize("make", [make_dense, make_residual])
+def test_wide_boxes_begin_near_the_optimum(make):
+    """All scores at their lower bounds leave no output; a little more leaves every output possible."""
+    program = make_program(make, 100.0)
+    found = solve(program, "first-order", replace(LIMITS, gap=0.1))
+    assert found.history[0].objective <= solve(program, "highs").objective + 0.1
+
+
+def test_multipliers_of_the_sparsity_term_are_shares():
+    program = make_program(make_dense, 1e-2)
+    saddle = program.saddle
+    rows = len(saddle.limits[0])
+    random = np.random.default_rng(0)
+    strides = np.where(np.isin(np.arange(rows), saddle.shares), 0.5, random.uniform(0.1, 1.0, rows))
+    multipliers = saddle.project_multipliers(random.standard_normal(rows), strides)
+    shares = -multipliers[saddle.shares]
+    assert len(shares) == 2
+    assert shares.min() >= 0.0
+    assert shares.sum() == pytest.approx(1.0)
+    assert project_on_simplex(np.array([0.5, 0.9, -3.0]), 1.0) == pytest.approx([0.3, 0.7, 0.0])
 
 
 def test_rows_without_coefficients_do_not_matter():

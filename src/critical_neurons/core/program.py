@@ -138,11 +138,21 @@ class ConvexTerm(Protocol):
 
 class Saddle(Protocol):
     """All rows of a program and its logits as affine functions of the columns before those of the convex term, for
-    methods that need only products. `limits` are those of the rows. Constraints that `project` ensures
-    have no rows."""
+    methods that need only products. `limits` are those of the rows, `cost` is that of the columns. Constraints that
+    `project` ensures have no rows."""
+
+    cost: Floats
 
     @property
     def limits(self) -> tuple[Floats, Floats]: ...
+
+    @property
+    def shares(self) -> Ints:
+        """Rows of which only a weighted mean matters: the sum of their multipliers is fixed. They have one stride."""
+
+    def project_multipliers(self, multipliers: Floats, strides: Floats) -> Floats:
+        """The multipliers y of a dual step, from those moved along the rows: the maximum of
+        -h(y) - |y - multipliers|² / (2 strides)."""
 
     def project(self, columns: Floats, strides: Floats, lower: Floats, upper: Floats) -> Floats:
         """The nearest columns within the bounds; the squared distance of each counts with 1 / stride."""

@@ -6,6 +6,9 @@ their coefficients. No coefficient is stored. Rows, in order, for every ReLU
     q / U - y <= 0,    y + (L - q) / (U - L) <= 0    at undecided elements,    floor <= q <= ceiling at the others,
 
 then the fixed rows. Sums (equation 9b) have no rows: the primal columns are projected onto what they allow.
+
+The sparsity term t, with rows t >= a_l · s + b_l (equation 5), is the maximum of these forms weighted by shares that
+add up to 1. So t itself is left out, and the multipliers of its rows are projected onto the shares.
 """
 
 from __future__ import annotations
@@ -44,8 +47,15 @@ def find_saddle(affine: AffineNetwork, program: Program) -> SaddleForm | None:
 class SaddleForm:
     def __init__(self, affine: AffineNetwork, program: Program) -> None:
         self._affine, rows = affine, program.rows
-        self._fixed = sparse.csr_array(rows.matrix[:, : program.term.columns.start])
-        self._cost = program.cost[: program.term.columns.start]
+        self._whole = sparse.csr_array(rows.matrix[:, : program.term.columns.start])
+        self._whole_cost = program.cost[: program.term.columns.start]
+        sparsity = program.blocks["sparsity"].start
+        self._total = float(self._whole_cost[sparsity])
+        others = np.ones(len(self._whole_cost))
+        others[sparsity] = 0.0 if self._total else 1.0
+        self.cost = others * self._whole_cost
+        self._fixed = sparse.csr_array(self._whole @ sparse.diags_array(others))
+        self._bounding = np.flatnonzero(self._whole[:, [sparsity]].toarray()) if self._total else np.arange(0)
         self._fixed_limits = rows.lower, rows.upper
         self._repair = Repair(affine, program, lift=True)
 
@@ -73,6 +83,19 @@ class SaddleForm:
             lower += [np.full(count, -np.inf), gate.floor.reshape(-1)[stable]]
             upper += [np.zeros(count), gate.ceiling.reshape(-1)[stable]]
         return np.concatenate([*lower, self._fixed_limits[0]]), np.concatenate([*upper, self._fixed_limits[1]])
+
+    @cached_property
+    def shares(self) -> Ints:
+        return self._bounding + len(self.limits[0]) - len(self._fixed_limits[0])
+
+    def project_multipliers(self, multipliers: Floats, strides: Floats) -> Floats:
+        lower, upper = self.limits
+        moved = multipliers / strides
+        projected = strides * (moved - np.clip(moved, lower, upper))  # exactly 0 within the limits
+        if len(self.shares):
+            at = self.shares
+            projected[at] = -project_on_simplex(strides[at] * lower[at] - multipliers[at], self._total)
+        return projected
 
     def project(self, columns: Floats, strides: Floats, lower: Floats, upper: Floats) -> Floats:
         """The nearest columns within the bounds that satisfy equation 9b."""
@@ -123,7 +146,7 @@ class SaddleForm:
     ) -> float:
         by_gate, fixed = self._split(multipliers)
         fixed = self._fit_sparsity(fixed)
-        reduced: Floats = self._cost + self._fixed.T @ fixed
+        reduced: Floats = self._whole_cost + self._whole.T @ fixed
         constants = [
             float((gradients * self._affine.at_zero.logits.reshape(gradients.shape)).sum()),
             -_support(fixed, *self._fixed_limits),
@@ -151,8 +174,8 @@ class SaddleForm:
         a reduced cost."""
         least, most = self._fixed_limits
         fixed = np.clip(fixed, np.where(np.isfinite(least), -np.inf, 0.0), np.where(np.isfinite(most), np.inf, 0.0))
-        carried = float((self._fixed.T @ fixed)[-1])
-        return fixed * (-self._cost[-1] / carried) if self._cost[-1] and carried else fixed
+        carried = float((self._whole.T @ fixed)[-1])
+        return fixed * (-self._total / carried) if self._total and carried else fixed
 
     def _minimise(self, reduced: Floats, lower: Floats, upper: Floats) -> float:
         """The minimum of reduced · x over the bounds and equation 9b."""
@@ -205,6 +228,14 @@ class SaddleForm:
             by_gate[index] = multipliers[first:middle], multipliers[middle:end], multipliers[end:last]
             first = last
         return by_gate, multipliers[first:]
+
+
+def project_on_simplex(values: Floats, total: float) -> Floats:
+    """The nearest values that are not negative and add up to the total."""
+    ordered = np.sort(values)[::-1]
+    levels: Floats = (np.cumsum(ordered) - total) / np.arange(1, len(values) + 1)
+    projected: Floats = values - np.minimum(values, levels[ordered > levels][-1])
+    return projected
 
 
 def _keep_signs(reduced: Floats, above: Floats, below: Floats) -> tuple[Floats, Floats, Floats]:

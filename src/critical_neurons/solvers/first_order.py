@@ -25,16 +25,17 @@ from critical_neurons.core.structure import Floats
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.solvers.base import Capability, Limits, Report, refuse_options
 from critical_neurons.solvers.implied_bounds import find_least_cost, imply_bounds
-from critical_neurons.solvers.saddle_scaling import scale_saddle
+from critical_neurons.solvers.saddle_scaling import Scaling, scale_saddle
 from critical_neurons.solvers.saddle_steps import Iterate, SaddleProblem, StepTaker
-from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, SearchRecord, StopSearch
+from critical_neurons.solvers.search_record import SearchRecord, StopSearch
 
 STEP_SHARE = 0.95
 """Step size as a share of the largest that converges for the estimated norm."""
 
 SUFFICIENT, NECESSARY, LONGEST, LEAST = 0.2, 0.8, 0.36, 30
-"""A restart follows when a step is at most the first share of the first step since the last restart, or at most the
-second and longer than the step before; and at the latest after this share of all iterations, plus a few."""
+"""After the least number of steps, a restart follows when a step is at most the first share of the first step since
+the last restart, or at most the second and longer than the step before; and at the latest after this share of all
+iterations, plus the least number."""
 
 STANDSTILL = 1e-28
 """Below this squared length, relative to that of the iterate, the first step after a restart is a rounding error."""
@@ -42,8 +43,8 @@ STANDSTILL = 1e-28
 MOST_FAILURES = 20
 """If numbers overflow the step size is halved, at most this often."""
 
-BLENDS = 12
-"""Halvings in the search for a feasible point between the iterate and the start."""
+BLENDS = 10
+"""Points tried between the iterate and the start, by halving."""
 
 
 class FirstOrderSolver:
@@ -82,7 +83,7 @@ class _FirstOrderSearch(SearchRecord):
         self._saddle, self._start = saddle, start
         lower, upper = imply_bounds(program)
         searched = slice(len(lower))
-        weights, cost = program.cost[program.term.columns], program.cost[searched] + self.tilt(searched, lower, upper)
+        weights, cost = program.cost[program.term.columns], saddle.cost + self.tilt(searched, lower, upper)
         self._problem = SaddleProblem(saddle, cost, lower, upper, weights, program.term.loss)
         self._steps = 0
         self.offer(start)
@@ -97,11 +98,13 @@ class _FirstOrderSearch(SearchRecord):
         self.record_step()
         if self.gap <= self.target:
             return
-        columns = self._start[: len(self._problem.cost)].copy()
+        assert self.incumbent is not None
+        columns = self.incumbent[: len(self._problem.cost)].copy()
         rows, logits = self._saddle.apply(columns)
         at = Iterate(columns, np.zeros(len(rows)), self._problem.differentiate_loss(logits))
         scaling = scale_saddle(self._saddle, len(columns), self.limits.seed, self.remaining)
         taker = StepTaker(self._problem, scaling, STEP_SHARE / scaling.norm, logits)
+        taker.weight = first_weight = self._compare_sides(scaling)
         failures = 0
         while self.gap > self.target:
             reached = self._iterate(taker, at)
@@ -109,13 +112,21 @@ class _FirstOrderSearch(SearchRecord):
                 failures += 1
                 if failures > MOST_FAILURES:
                     raise StopSearch(Status.TIMED_OUT)
-                taker.step_size, taker.weight, taker.logits = taker.step_size / 2, 1.0, logits
+                taker.step_size, taker.weight, taker.logits = taker.step_size / 2, first_weight, logits
                 continue
             taker.balance(reached - at)
             at = reached
             self._bound_below(at, taker.logits)
             self._offer_near(at.columns)
             self.record_step()
+
+    def _compare_sides(self, scaling: Scaling) -> float:
+        """A first weight of the steps: half way, on a logarithmic scale, between 1 and the ratio of the costs to the
+        limits, both scaled, which is about that of the multipliers to the columns."""
+        rows, _ = self._saddle.apply(np.zeros(len(self._problem.cost)))
+        missing = np.linalg.norm(scaling.rows * (np.clip(rows, *self._saddle.limits) - rows))
+        costs = np.linalg.norm(scaling.columns * self._problem.cost)
+        return float(np.sqrt(costs / missing)) if costs and missing else 1.0
 
     def _iterate(self, taker: StepTaker, start: Iterate) -> Iterate | None:
         """Iterate until a restart is due; None if numbers overflow."""
@@ -134,7 +145,7 @@ class _FirstOrderSearch(SearchRecord):
                 if length <= STANDSTILL * taker.measure(at):
                     raise StopSearch(Status.TIMED_OUT)
             short = length <= SUFFICIENT**2 * first or (length <= NECESSARY**2 * first and length > last)
-            if number and (short or number >= LONGEST * self._steps + LEAST):
+            if number >= LEAST and (short or number >= LONGEST * self._steps + LEAST):
                 return reached
             last = length
             share = (number + 1) / (number + 2)
@@ -149,19 +160,33 @@ class _FirstOrderSearch(SearchRecord):
         self.raise_bound(float(tangent + lagrangian))
 
     def _offer_near(self, columns: Floats) -> None:
-        """Offer feasible points near the columns; if there are none, between them and the start."""
+        """Offer feasible points near the columns, and between them and the start, the nearest that are feasible."""
         point = np.zeros(self.program.column_count)
         point[: len(columns)] = columns
         near = self._saddle.repair(point)
-        if self.violation(near) > FEASIBILITY_TOLERANCE:
-            least, most = 0.0, 1.0
-            for _ in range(BLENDS):
-                self.remaining()
-                share = (least + most) / 2
-                feasible = self.violation(near + share * (self._start - near)) <= FEASIBILITY_TOLERANCE
-                least, most = (least, share) if feasible else (share, most)
-            near = near + most * (self._start - near)
-        self.offer_if_feasible(near)
-        for proposed in self.program.propose(near) if self.program.propose is not None else ():
-            self.offer_if_feasible(proposed)
+        least, most, share = 0.0, 1.0, 0.0
+        for _ in range(BLENDS):
+            if self._offer_at(near + share * (self._start - near)):
+                most = share
+            else:
+                least = share
+            if least == most:
+                return
+            share = (least + most) / 2
+
+    def _offer_at(self, point: Floats) -> bool:
+        """Offer points with these scores, or with higher ones if necessary. Returns whether the last of them, the one
+        of the least loss, is feasible, or none can be better than the incumbent."""
+        repaired = self._saddle.repair(point)
+        if self.objective is not None and self._find_sparsity(repaired) >= self.objective:
+            return True
+        feasible = self.offer_if_feasible(repaired)
+        for proposed in self.program.propose(repaired) if self.program.propose is not None else ():
             self.remaining()
+            feasible = self.offer_if_feasible(proposed)
+        return feasible
+
+    def _find_sparsity(self, point: Floats) -> float:
+        """The value of the point without its loss, which is never negative."""
+        count = len(self._problem.cost)
+        return float(self.program.cost[:count] @ point[:count])

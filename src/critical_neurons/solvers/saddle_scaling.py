@@ -55,6 +55,8 @@ def scale_saddle(saddle: Saddle, column_count: int, seed: int, check_time: Calla
         for factor, square in zip(factors, squares, strict=True):
             factor /= np.where(square > NOTHING, square, 1.0) ** 0.25
     logits[:] = np.exp(np.log(logits).mean(axis=1, keepdims=True))
+    if len(saddle.shares):
+        rows[saddle.shares] = np.exp(np.log(rows[saddle.shares]).mean())
     vector, norm = random.standard_normal(column_count), 0.0
     for _ in range(POWER_STEPS):
         row_values, logit_values = multiply(vector / max(float(np.linalg.norm(vector)), NOTHING))

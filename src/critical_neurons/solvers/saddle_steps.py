@@ -71,8 +71,7 @@ class StepTaker:
         columns = saddle.project(at.columns - strides * reduced, strides, problem.lower, problem.upper)
         rows, logits = saddle.apply(2.0 * columns - at.columns)
         strides = dual * scaling.rows**2
-        moved = at.multipliers / strides + rows
-        multipliers = strides * (moved - np.clip(moved, *saddle.limits))  # exactly 0 within the limits
+        multipliers = saddle.project_multipliers(at.multipliers + strides * rows, strides)
         strides = dual * scaling.logits**2
         near = at.gradients / strides + logits
         self.logits = minimise_near(problem.loss, problem.weights, near, strides, self.logits)

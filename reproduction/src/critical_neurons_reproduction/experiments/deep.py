@@ -45,6 +45,7 @@ def run_deep(cell: Cell, runs: Runs) -> Settings:
     decoupled, data = prepare(settings, runs)
     model, chosen = decoupled.model, settings["removed"]
     smaller: nn.Module = model
+    name = "whole"
     reference = find_training(settings, runs) / "reference.json"
     found: Settings = {"reference": _measure_once(model, data.test, reference)}
     if chosen != "nothing":
@@ -53,7 +54,10 @@ def run_deep(cell: Cell, runs: Runs) -> Settings:
         threshold = settings["thresholds"][0] if share is None else find_threshold(model, scores, share)
         ours = cn.plan(scores, threshold=threshold)
         plan = {"ours": ours, "random": ours.random(seed=settings["seed"]), "critical": ours.critical(scores)}[chosen]
-        smaller = cn.prune(model, plan, data.test.inputs[:1])
+        removed = {layer: units.tolist() for layer, units in plan.removed.items()}
+        if removed:
+            smaller = cn.prune(model, plan, data.test.inputs[:1])
+            name = _digest(json.dumps(removed).encode())
         found = {
             **found,
             "solver": describe_solver(scores),
@@ -67,7 +71,7 @@ def run_deep(cell: Cell, runs: Runs) -> Settings:
         data,
         Recipe(**settings["fine_tuning"]),
         seed=settings["seed"],
-        folder=runs.place(Recipe(**settings["fine_tuning"]), "cells", cell.key),
+        folder=find_training(settings, runs) / f"fine-tuned-{name}",  # shared by cells that remove the same units
         progress=lambda epoch: runs.on_epoch(cell.name, epoch.number, epoch.of),
     ).model
     return {**found, "fine_tuned": measure(tuned, data.test)}
