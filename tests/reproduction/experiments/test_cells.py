@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -105,7 +106,8 @@ class TestProtocol:
             assert settings["share"] == (0.36 if "/share/" in name else None)
             assert settings["score"]["input_radius"] == (0 if "linearised" in name else 1e-5)
             assert settings["score"]["objective"] == "authors"
-            assert settings["fine_tuning"] == FINE_TUNING
+            mixed = kind == "decoupled"
+            assert Recipe(**settings["fine_tuning"]) == replace(FINE_TUNING, mixed_precision=mixed)
 
     def test_transfer(self):
         found = settings_of("table-3")
@@ -216,7 +218,7 @@ def test_recipes_by_name(recipes):
     assert settings["fine_tuning"] == {**settings["recipe"], "epochs": 1}
     for cell in list_cells("table-2-deep", seeds=[0], recipes=recipes):
         assert Recipe(**cell.settings["recipe"]) == RECIPES[recipes]["vgg16", "cifar10"]
-        assert cell.settings["fine_tuning"] == FINE_TUNING
+        assert Recipe(**cell.settings["fine_tuning"]) == replace(FINE_TUNING, mixed_precision=True)
     with pytest.raises(InvalidSettingError, match=r"--recipes: found 'own'\. Accepted: paper, authors, short"):
         list_cells("table-2", seeds=[0], recipes="own")
 
