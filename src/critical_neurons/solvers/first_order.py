@@ -180,8 +180,9 @@ class _FirstOrderSearch(SearchRecord):
         repaired = self._saddle.repair(point)
         if self.objective is not None and self._find_sparsity(repaired) >= self.objective:
             return True
-        feasible = self.offer_if_feasible(repaired)
-        for proposed in self.program.propose(repaired) if self.program.propose is not None else ():
+        assert self.program.propose is not None  # as for all programs with a saddle
+        feasible = False
+        for proposed in self.program.propose(repaired):
             self.remaining()
             feasible = self.offer_if_feasible(proposed)
         return feasible
