@@ -254,7 +254,7 @@ def test_projections_are_the_nearest_points(radius):
     ],
     ids=lambda loss: type(loss).__name__,
 )
-@pytest.mark.parametrize("strength", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("strength", [1e-30, 1e-3, 1.0, 1e3])
 def test_the_nearest_minimum(loss, strength):
     random = np.random.default_rng(0)
     classes = {SoftmaxLoss: 3, LogisticLoss: 1, SquaredLoss: 2}[type(loss)]
