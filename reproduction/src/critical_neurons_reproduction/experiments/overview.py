@@ -61,7 +61,7 @@ def sum_up(tables: Mapping[str, Table]) -> str:
     Rows of VGG-16 in Table 2 are left out if they were not run; `NOT_RUN` says what they would take.
     """
     rows = []
-    reasons, lacking, references = [], [], set()
+    reasons, ties, lacking, references = [], [], [], set()
     for name, columns in ACCURACY.items():
         theirs = {row.labels: row for row in tables[f"{name}-authors"].rows} if f"{name}-authors" in tables else {}
         chosen = {row.labels: row for row in tables["table-2-chosen"].rows} if name == "table-2" else {}
@@ -80,11 +80,14 @@ def sum_up(tables: Mapping[str, Table]) -> str:
             references.add((name, paper, ours))
             title = NAMES.get(name, ", ".join(label for label in row.labels if label)).format(*row.labels)
             rows.append([name, title if len(columns) == 1 else f"{title}: {column}", paper, *marked])
+            called = f"{name}, {title}{'' if len(columns) == 1 else f', {column}'}"
             if not any(ABOVE in each for each in marked):
-                why = explain(row, column, share, chosen.get(row.labels[:2]))
-                reasons.append(f"- {name}, {title}{'' if len(columns) == 1 else f', {column}'}: {why}")
+                reasons.append(f"- {called}: {explain(row, column, share, chosen.get(row.labels[:2]))}")
+            elif share and (by_chance := _compare_with_chance(row, column)):
+                ties.append(f"- {called}: {by_chance}.")
     said = [NOT_RUN[name] for name in dict.fromkeys(lacking)]
     explained = ["Rows without ✓, and why:\n", *reasons, ""] if reasons else []
+    explained += ["Rows with ✓ that show no gain over random units:\n", *ties, ""] if ties else []
     lines = format_table(("table", "row", "paper", "ours, balanced", "ours, authors' objective"), rows)
     return "\n".join([*lines, "", LEGEND, *explained, *(f"{each}\n" for each in said)]) + "\n"
 
@@ -109,11 +112,19 @@ def explain(row: Row, accuracy: str, share: str | None, chosen: Row | None = Non
             parts.append(f"{amount}, accuracy {gap:+.1f} compared with the paper")
         if reference and accuracy != "Ref":
             parts.append(f"{ours.mean - reference.mean:+.1f} compared with our own reference")
-        if (by_chance := row.ours.get("RP")) and by_chance.mean >= ours.mean:
-            parts.append(f"no better than removing random units, which leaves {by_chance.mean:.1f}")
+        if by_chance := _compare_with_chance(row, accuracy):
+            parts.append(by_chance)
         if chosen and (other := _show_pair(chosen.ours, accuracy, share)):
             parts.append(f"{other} at thresholds chosen on validation images")
     return "; ".join(parts) + "."
+
+
+def _compare_with_chance(row: Row, accuracy: str) -> str | None:
+    """That random units are no worse to remove, if so."""
+    ours, by_chance = row.ours.get(accuracy), row.ours.get("RP")
+    if ours is None or by_chance is None or by_chance.mean < ours.mean:
+        return None
+    return f"no better than removing random units, which leaves {by_chance.mean:.1f}"
 
 
 def _show_pair(figures: Mapping[str, Figure | None], accuracy: str, share: str | None) -> str:
