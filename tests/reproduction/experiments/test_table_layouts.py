@@ -9,10 +9,10 @@ import pytest
 
 from critical_neurons_reproduction.experiments import TABLES, build_tables, list_cells, write_page, write_tables
 from critical_neurons_reproduction.experiments.cells import QUICK, Schedule, select_cells
-from critical_neurons_reproduction.experiments.overview import NOT_RUN, explain, mark
+from critical_neurons_reproduction.experiments.overview import NOT_RUN, explain, mark, sum_up
 from critical_neurons_reproduction.experiments.plots import draw_figure
 from critical_neurons_reproduction.experiments.table_layouts import FIGURES, LAYOUTS
-from critical_neurons_reproduction.result_tables import Figure, Row
+from critical_neurons_reproduction.result_tables import Figure, Row, Table
 from critical_neurons_reproduction.store import Store
 
 SEEDS = range(2)
@@ -333,3 +333,14 @@ def test_a_row_says_when_random_units_are_as_good():
     assert explain(Row(("VGG-16",), {**ours, "RP": Figure(50.0)}, paper), "Ours", "prune") == f"{shown} reference."
     better = explain(Row(("VGG-16",), {**ours, "RP": Figure(86.4)}, paper), "Ours", "prune")
     assert better == f"{shown} reference; no better than removing random units, which leaves 86.4."
+
+
+@pytest.mark.parametrize(("by_chance", "said"), [(86.4, True), (85.0, False)])
+def test_the_first_table_names_rows_that_random_units_reach(by_chance, said):
+    paper = {"Ours + FT": Figure(85.3), "prune": Figure(36.0)}
+    ours = {"Ours + FT": Figure(86.1), "prune": Figure(37.0), "RP": Figure(by_chance)}
+    headings, columns = ("program", "rule"), ("Ref", "Ours + FT", "prune", "RP")
+    deep = Table("deep", headings, columns, (Row(("paper", "share"), ours, paper),), 1)
+    text = sum_up({"table-2-deep": deep, "table-2-chosen": Table("chosen", (), (), (), 1)})
+    assert "86.1 / 37.0 ✓" in text
+    assert ("which leaves 86.4." in text.partition("no gain over random units")[2]) is said
