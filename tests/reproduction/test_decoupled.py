@@ -152,6 +152,16 @@ def test_heads_follow_from_the_seed_and_the_given_model_stays_as_it_is(digits):
     assert not same(again.parts[0].network.state_dict(), other.parts[0].network.state_dict())
 
 
+@pytest.mark.parametrize("mixed", [True, False])
+def test_mixed_precision_multiplies_in_bfloat16(mixed, digits):
+    part = decouple(tiny_network(), digits[0]).parts[0]
+    recipe = replace(RECIPE, mixed_precision=mixed)
+    batch = digits[0][:BATCH], digits[1][:BATCH]
+    _, leaving = train_part(part, recipe.build_optimiser(part.network.parameters()), recipe, batch)
+    assert leaving.dtype == (torch.bfloat16 if mixed else torch.float32)
+    assert {weights.dtype for weights in part.network.parameters()} == {torch.float32}
+
+
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_a_step_of_one_part_leaves_the_others_bit_identical(index, digits):
     decoupled = decouple(tiny_network(), digits[0])
@@ -160,9 +170,8 @@ def test_a_step_of_one_part_leaves_the_others_bit_identical(index, digits):
         for part in decoupled.parts[:index]:
             values = copy.deepcopy(part.body)(values)
     part = decoupled.parts[index]
-    _, leaving = train_part(
-        part, RECIPE.build_optimiser(part.network.parameters()), RECIPE, values, digits[1][:BATCH]
-    )
+    optimiser = RECIPE.build_optimiser(part.network.parameters())
+    _, leaving = train_part(part, optimiser, RECIPE, (values, digits[1][:BATCH]))
     assert not leaving.requires_grad
     assert [same(*pair) for pair in zip(before, states(decoupled), strict=True)] == [
         other != index for other in range(3)

@@ -22,6 +22,7 @@ from critical_neurons.readers import read_network
 from critical_neurons.solvers import Limits, auto, find_solver, ignore_progress
 from critical_neurons.solvers.first_order import FirstOrderSolver
 from critical_neurons.solvers.implied_bounds import imply_bounds
+from critical_neurons.solvers.saddle_scaling import scale_saddle
 from critical_neurons.solvers.saddle_steps import StepTaker, minimise_near
 from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE
 from tests.zoo import first_or_slow
@@ -147,18 +148,49 @@ def test_wide_boxes_begin_near_the_optimum(make):
     assert found.history[0].objective <= solve(program, "highs").objective + 0.1
 
 
-def test_multipliers_of_the_sparsity_term_are_shares():
-    program = make_program(make_dense, 1e-2)
-    saddle = program.saddle
-    rows = len(saddle.limits[0])
+@pytest.mark.parametrize("make", [make_dense, make_residual])
+def test_multipliers_of_a_step_are_the_nearest(make):
+    """Nothing else that is allowed is nearer; the multipliers of the sparsity term are minus shares."""
+    saddle = make_program(make, 1e-2).saddle
+    lower, upper = saddle.limits
     random = np.random.default_rng(0)
-    strides = np.where(np.isin(np.arange(rows), saddle.shares), 0.5, random.uniform(0.1, 1.0, rows))
-    multipliers = saddle.project_multipliers(random.standard_normal(rows), strides)
-    shares = -multipliers[saddle.shares]
-    assert len(shares) == 2
-    assert shares.min() >= 0.0
-    assert shares.sum() == pytest.approx(1.0)
+    is_share = np.isin(np.arange(len(lower)), saddle.shares)
+    strides = np.where(is_share, 0.5, random.uniform(0.1, 1.0, len(lower)))
+
+    def judge(y, moved):
+        """By row: h(y) + (y - moved)² / (2 strides)."""
+        highest = np.where(y > 0, upper, lower)
+        return np.where(y == 0, 0.0, y * np.where(y == 0, 0.0, highest)) + (y - moved) ** 2 / (2 * strides)
+
+    for _ in range(20):
+        moved = random.standard_normal(len(lower))
+        found = saddle.project_multipliers(moved, strides)
+        others = np.where(np.isfinite(np.where(moved > 0, upper, lower)), moved * random.random(len(lower)), 0.0)
+        assert np.all((judge(found, moved) <= judge(others, moved) + 1e-12)[~is_share])
+        assert found[is_share].max() <= 0.0
+        assert found[is_share].sum() == pytest.approx(-1.0)
+        for shares in random.dirichlet(np.ones(is_share.sum()), 20):
+            others[is_share] = -shares
+            assert judge(found, moved)[is_share].sum() <= judge(others, moved)[is_share].sum() + 1e-12
+
+
+def test_the_simplex_for_values_of_any_size():
     assert project_on_simplex(np.array([0.5, 0.9, -3.0]), 1.0) == pytest.approx([0.3, 0.7, 0.0])
+    assert project_on_simplex(np.array([1e17, 0.0]), 1.0).tolist() == [1.0, 0.0]
+    assert project_on_simplex(np.array([-1e17, -1e17]), 1.0).tolist() == [0.5, 0.5]
+    assert np.isnan(project_on_simplex(np.array([np.nan, 0.0]), 1.0)).any()
+
+
+def test_a_norm_estimated_far_too_low_halves_the_step_size(monkeypatch):
+    def estimate(*args):
+        found = scale_saddle(*args)
+        return replace(found, norm=1e-200 * found.norm)
+
+    monkeypatch.setattr("critical_neurons.solvers.first_order.scale_saddle", estimate)
+    program = make_program(make_dense, 1e-1)
+    found = solve(program, "first-order", replace(LIMITS, time_limit=10.0))
+    assert found.status is Status.FEASIBLE
+    assert found.bound <= found.objective
 
 
 def test_rows_without_coefficients_do_not_matter():
@@ -254,7 +286,7 @@ def test_projections_are_the_nearest_points(radius):
     ],
     ids=lambda loss: type(loss).__name__,
 )
-@pytest.mark.parametrize("strength", [1e-30, 1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("strength", [1e-3, 1.0, 1e3])
 def test_the_nearest_minimum(loss, strength):
     random = np.random.default_rng(0)
     classes = {SoftmaxLoss: 3, LogisticLoss: 1, SquaredLoss: 2}[type(loss)]
@@ -263,6 +295,17 @@ def test_the_nearest_minimum(loss, strength):
     found = minimise_near(loss, weights, near, strengths, np.zeros(near.shape))
     slope = weights[:, None] * loss.gradients(found) + strengths * (found - near)
     assert np.abs(slope).max() <= 1e-9 * max(1.0, strength)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_losses_of_huge_coefficients(classes):
+    """Almost nothing holds the logits: the matrix of a step would be singular but for rounding."""
+    random = np.random.default_rng(0)
+    for strength in 10.0 ** random.uniform(-40, -10, 20):
+        loss = SoftmaxLoss(random.integers(classes, size=10))
+        near = random.standard_normal((10, classes))
+        found = minimise_near(loss, np.ones(10), near, np.full(near.shape, strength), near)
+        assert np.abs(loss.gradients(found)).max() <= 1e-8
 
 
 @pytest.mark.parametrize("seconds", first_or_slow(0.0, 0.2, 1.0, first=2))

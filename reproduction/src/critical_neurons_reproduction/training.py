@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
-from torch.nn import functional
 
 from critical_neurons.core.files import make_folder, write_atomically
 from critical_neurons.errors import InvalidFileError, InvalidInputError, InvalidSettingError
 from critical_neurons.io.models import read_checkpoint
 from critical_neurons.removal.metrics import count_classes, measure_accuracy
 from critical_neurons_reproduction.datasets import Dataset, LabelledImages
-from critical_neurons_reproduction.recipes import Recipe, augment, set_rate
+from critical_neurons_reproduction.recipes import Recipe, augment, compute_loss, set_rate
 
 INITIAL, CHECKPOINT = "initial.safetensors", "checkpoint.pt"
 """Files that training writes into its folder."""
@@ -128,7 +127,7 @@ def _train_epoch(
         optimiser.zero_grad()
         with recipe.choose_precision(like):
             outputs = model(inputs)
-        loss: Tensor = functional.cross_entropy(outputs.float(), labels)
+        loss = compute_loss(outputs, labels)
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         total += loss.detach().double() * len(rows)

@@ -138,21 +138,21 @@ class ConvexTerm(Protocol):
 
 class Saddle(Protocol):
     """All rows of a program and its logits as affine functions of the columns before those of the convex term, for
-    methods that need only products. `limits` are those of the rows, `cost` is that of the columns. Constraints that
-    `project` ensures have no rows."""
-
-    cost: Floats
+    methods that need only products. Constraints that `project` ensures have no rows. No column has a cost: what a
+    program minimises besides the loss is the largest weighted mean of the forms in some rows."""
 
     @property
-    def limits(self) -> tuple[Floats, Floats]: ...
+    def limits(self) -> tuple[Floats, Floats]:
+        """Of the rows; those of `shares` may be outside."""
 
     @property
     def shares(self) -> Ints:
-        """Rows of which only a weighted mean matters: the sum of their multipliers is fixed. They have one stride."""
+        """The rows of these forms. Their multipliers are minus the weights, which add up to a constant."""
 
     def project_multipliers(self, multipliers: Floats, strides: Floats) -> Floats:
-        """The multipliers y of a dual step, from those moved along the rows: the maximum of
-        -h(y) - |y - multipliers|² / (2 strides)."""
+        """The multipliers of a dual step, from those moved along the rows: the y for which
+        h(y) + (y - multipliers)² / (2 strides) is least, h(y) the largest y · v with v within the limits, and the
+        multipliers of `shares` minus weights. The strides of `shares` must be equal."""
 
     def project(self, columns: Floats, strides: Floats, lower: Floats, upper: Floats) -> Floats:
         """The nearest columns within the bounds; the squared distance of each counts with 1 / stride."""
@@ -164,8 +164,8 @@ class Saddle(Protocol):
         """The coefficients of multipliers · rows + the sum of gradients · logits."""
 
     def bound(self, multipliers: Floats, gradients: Floats, lower: Floats, upper: Floats) -> float:
-        """A lower bound of cost · x + the sum of gradients · logits over all feasible x within the bounds, for any
-        multipliers."""
+        """A lower bound of the cost without the loss, plus the sum of gradients · logits, over all feasible x within
+        the bounds, for any multipliers."""
 
     def repair(self, point: Floats) -> Floats:
         """A point near the given one, with other scores if necessary, that is feasible or nearly so."""

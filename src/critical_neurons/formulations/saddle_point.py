@@ -7,8 +7,8 @@ their coefficients. No coefficient is stored. Rows, in order, for every ReLU
 
 then the fixed rows. Sums (equation 9b) have no rows: the primal columns are projected onto what they allow.
 
-The sparsity term t, with rows t >= a_l · s + b_l (equation 5), is the maximum of these forms weighted by shares that
-add up to 1. So t itself is left out, and the multipliers of its rows are projected onto the shares.
+The sparsity term t, with rows t >= a_l · s + b_l (equation 5), is the largest weighted mean of these forms. So t has
+neither cost nor rows here: every form has a row of its own, whose multiplier is minus its weight.
 """
 
 from __future__ import annotations
@@ -47,15 +47,13 @@ def find_saddle(affine: AffineNetwork, program: Program) -> SaddleForm | None:
 class SaddleForm:
     def __init__(self, affine: AffineNetwork, program: Program) -> None:
         self._affine, rows = affine, program.rows
-        self._whole = sparse.csr_array(rows.matrix[:, : program.term.columns.start])
-        self._whole_cost = program.cost[: program.term.columns.start]
+        self._cost = program.cost[: program.term.columns.start]
+        self._with_sparsity = sparse.csr_array(rows.matrix[:, : len(self._cost)])
         sparsity = program.blocks["sparsity"].start
-        self._total = float(self._whole_cost[sparsity])
-        others = np.ones(len(self._whole_cost))
-        others[sparsity] = 0.0 if self._total else 1.0
-        self.cost = others * self._whole_cost
-        self._fixed = sparse.csr_array(self._whole @ sparse.diags_array(others))
-        self._bounding = np.flatnonzero(self._whole[:, [sparsity]].toarray()) if self._total else np.arange(0)
+        self._total = float(self._cost[sparsity])
+        others = (np.arange(len(self._cost)) != sparsity).astype(np.float64)
+        self._fixed = sparse.csr_array(self._with_sparsity @ sparse.diags_array(others))
+        self._forms = np.flatnonzero(self._with_sparsity[:, [sparsity]].toarray())
         self._fixed_limits = rows.lower, rows.upper
         self._repair = Repair(affine, program, lift=True)
 
@@ -86,7 +84,7 @@ class SaddleForm:
 
     @cached_property
     def shares(self) -> Ints:
-        return self._bounding + len(self.limits[0]) - len(self._fixed_limits[0])
+        return self._forms + len(self.limits[0]) - len(self._fixed_limits[0])
 
     def project_multipliers(self, multipliers: Floats, strides: Floats) -> Floats:
         lower, upper = self.limits
@@ -146,7 +144,7 @@ class SaddleForm:
     ) -> float:
         by_gate, fixed = self._split(multipliers)
         fixed = self._fit_sparsity(fixed)
-        reduced: Floats = self._whole_cost + self._whole.T @ fixed
+        reduced: Floats = self._cost + self._with_sparsity.T @ fixed
         constants = [
             float((gradients * self._affine.at_zero.logits.reshape(gradients.shape)).sum()),
             -_support(fixed, *self._fixed_limits),
@@ -174,7 +172,7 @@ class SaddleForm:
         a reduced cost."""
         least, most = self._fixed_limits
         fixed = np.clip(fixed, np.where(np.isfinite(least), -np.inf, 0.0), np.where(np.isfinite(most), np.inf, 0.0))
-        carried = float((self._whole.T @ fixed)[-1])
+        carried = float((self._with_sparsity.T @ fixed)[-1])
         return fixed * (-self._total / carried) if self._total and carried else fixed
 
     def _minimise(self, reduced: Floats, lower: Floats, upper: Floats) -> float:
@@ -231,10 +229,11 @@ class SaddleForm:
 
 
 def project_on_simplex(values: Floats, total: float) -> Floats:
-    """The nearest values that are not negative and add up to the total."""
-    ordered = np.sort(values)[::-1]
+    """The nearest values that are not negative and add up to the total; NaN if one of them is."""
+    below = values - values.max()  # or large values would lose their digits in sums
+    ordered = np.sort(below)[::-1]
     levels: Floats = (np.cumsum(ordered) - total) / np.arange(1, len(values) + 1)
-    projected: Floats = values - np.minimum(values, levels[ordered > levels][-1])
+    projected: Floats = below - np.minimum(below, levels[np.count_nonzero(ordered > levels) - 1])
     return projected
 
 

@@ -6,9 +6,10 @@ point with respect to its logits B x + b, is
     min over x in X, max over y, g   cost · x + y · A x - h(y) + g · (B x + b) - loss*(g),
 
 X the bounds of the columns and the constraints that are handled by projection, h(y) the largest y · v with l <= v <=
-u, and loss* the convex conjugate of the loss. Each iteration takes one forward and one backward pass: a step of the
-primal-dual hybrid gradient method with diagonal scaling, reflected and averaged with the last restart (Halpern),
-restarted when the steps have become short, as in PDLP. Any y and g give a lower bound.
+u, and loss* the convex conjugate of the loss. The sparsity term is the largest weighted mean of some rows, and minus
+the multipliers of these rows are the weights; so cost is only what breaks ties. Each iteration takes one forward and
+one backward pass: a step of the primal-dual hybrid gradient method with diagonal scaling, reflected and averaged with
+the last restart (Halpern), restarted when the steps have become short, as in PDLP. Any y and g give a lower bound.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ class _FirstOrderSearch(SearchRecord):
         self._saddle, self._start = saddle, start
         lower, upper = imply_bounds(program)
         searched = slice(len(lower))
-        weights, cost = program.cost[program.term.columns], saddle.cost + self.tilt(searched, lower, upper)
-        self._problem = SaddleProblem(saddle, cost, lower, upper, weights, program.term.loss)
+        weights, tilt = program.cost[program.term.columns], self.tilt(searched, lower, upper)
+        self._problem = SaddleProblem(saddle, tilt, lower, upper, weights, program.term.loss)
         self._steps = 0
         self.offer(start)
         self.raise_bound(find_least_cost(program))
@@ -101,10 +102,12 @@ class _FirstOrderSearch(SearchRecord):
         assert self.incumbent is not None
         columns = self.incumbent[: len(self._problem.cost)].copy()
         rows, logits = self._saddle.apply(columns)
-        at = Iterate(columns, np.zeros(len(rows)), self._problem.differentiate_loss(logits))
+        no_strides = np.full(len(rows), np.finfo(np.float64).tiny)
+        multipliers = self._saddle.project_multipliers(np.zeros(len(rows)), no_strides)  # 0, and equal shares
+        at = Iterate(columns, multipliers, self._problem.differentiate_loss(logits))
         scaling = scale_saddle(self._saddle, len(columns), self.limits.seed, self.remaining)
         taker = StepTaker(self._problem, scaling, STEP_SHARE / scaling.norm, logits)
-        taker.weight = first_weight = self._compare_sides(scaling)
+        taker.weight = first_weight = self._compare_sides(at, scaling)
         failures = 0
         while self.gap > self.target:
             reached = self._iterate(taker, at)
@@ -120,13 +123,14 @@ class _FirstOrderSearch(SearchRecord):
             self._offer_near(at.columns)
             self.record_step()
 
-    def _compare_sides(self, scaling: Scaling) -> float:
-        """A first weight of the steps: half way, on a logarithmic scale, between 1 and the ratio of the costs to the
-        limits, both scaled, which is about that of the multipliers to the columns."""
-        rows, _ = self._saddle.apply(np.zeros(len(self._problem.cost)))
-        missing = np.linalg.norm(scaling.rows * (np.clip(rows, *self._saddle.limits) - rows))
-        costs = np.linalg.norm(scaling.columns * self._problem.cost)
-        return float(np.sqrt(costs / missing)) if costs and missing else 1.0
+    def _compare_sides(self, at: Iterate, scaling: Scaling) -> float:
+        """The first weight of the steps: the reduced costs at the iterate, relative to how far rows are outside their
+        limits with all columns at 0, both scaled. It is about the ratio of multipliers to columns, as in PDLP."""
+        reduced = self._problem.cost + self._saddle.adjoint(at.multipliers, at.gradients)
+        rows, _ = self._saddle.apply(np.zeros(len(reduced)))
+        outside = np.linalg.norm(scaling.rows * (np.clip(rows, *self._saddle.limits) - rows))
+        costs = np.linalg.norm(scaling.columns * reduced)
+        return float(costs / outside) if 0 < costs < np.inf and 0 < outside < np.inf else 1.0
 
     def _iterate(self, taker: StepTaker, start: Iterate) -> Iterate | None:
         """Iterate until a restart is due; None if numbers overflow."""
@@ -163,21 +167,21 @@ class _FirstOrderSearch(SearchRecord):
         """Offer feasible points near the columns, and between them and the start, the nearest that are feasible."""
         point = np.zeros(self.program.column_count)
         point[: len(columns)] = columns
-        near = self._saddle.repair(point)
+        near = repaired = self._saddle.repair(point)
         least, most, share = 0.0, 1.0, 0.0
         for _ in range(BLENDS):
-            if self._offer_at(near + share * (self._start - near)):
+            if self._offer_at(repaired):
                 most = share
             else:
                 least = share
             if least == most:
                 return
             share = (least + most) / 2
+            repaired = self._saddle.repair(near + share * (self._start - near))
 
-    def _offer_at(self, point: Floats) -> bool:
-        """Offer points with these scores, or with higher ones if necessary. Returns whether the last of them, the one
-        of the least loss, is feasible, or none can be better than the incumbent."""
-        repaired = self._saddle.repair(point)
+    def _offer_at(self, repaired: Floats) -> bool:
+        """Offer points with these scores. Returns whether the last of them, the one of the least loss, is feasible,
+        or none can be better than the incumbent."""
         if self.objective is not None and self._find_sparsity(repaired) >= self.objective:
             return True
         assert self.program.propose is not None  # as for all programs with a saddle

@@ -111,7 +111,9 @@ def minimise_near(loss: Loss, weights: Floats, near: Floats, strength: Floats, l
         roots = loss.apply_root(logits, unit_forms)
         curvature = weights[:, None, None] * np.matmul(roots.transpose(0, 2, 1), roots)
         # where the coefficients of logits are huge, the strength alone would leave a singular matrix
-        least = np.finfo(np.float64).eps * np.abs(curvature).max(axis=(1, 2)) + np.finfo(np.float64).tiny
+        least = (
+            4 * classes * np.finfo(np.float64).eps * np.abs(curvature).max(axis=(1, 2)) + np.finfo(np.float64).tiny
+        )
         matrix = curvature + np.maximum(strength, least[:, None])[:, :, None] * unit_forms
         move = np.linalg.solve(matrix, slope[:, :, None])[:, :, 0]
         value, length = judge(logits), np.ones((count, 1))

@@ -13,7 +13,7 @@ from critical_neurons.errors import InvalidFileError, InvalidSettingError
 from critical_neurons_reproduction.baselines import share_as_published
 from critical_neurons_reproduction.datasets import LabelledImages
 from critical_neurons_reproduction.decoupled import decouple, score_parts, train_heads
-from critical_neurons_reproduction.experiments.cells import FINE_TUNING, GIVEN, HEADS, Schedule
+from critical_neurons_reproduction.experiments.cells import GIVEN, HEADS, Schedule
 from critical_neurons_reproduction.experiments.deep import (
     find_scores,
     find_transferred,
@@ -133,11 +133,12 @@ class TestTrainedInParts:
     def test_all_variants_are_fine_tuned(self, finish, runs, tmp_path):
         ours = finish("table-2-deep", "paper/threshold/ours")
         decoupled, data = prepare(ours.cell.settings, runs)
+        recipe = Recipe(**ours.cell.settings["fine_tuning"])
         scores = score_deep(ours.cell.settings, runs, decoupled, data)
         plan = cn.plan(scores, threshold=0.3)
         plans = {"ours": plan, "random": plan.random(seed=0), "critical": plan.critical(scores)}
         for name, each in plans.items():
             smaller = cn.prune(decoupled.model, each, data.test.inputs[:1])
-            tuned = train(smaller, data, Recipe(**FINE_TUNING), seed=0, folder=tmp_path / name).model
+            tuned = train(smaller, data, recipe, seed=0, folder=tmp_path / name).model
             result = finish("table-2-deep", f"paper/threshold/{name}").result
             assert result["fine_tuned"] == measure(tuned, data.test)

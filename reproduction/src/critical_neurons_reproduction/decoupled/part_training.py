@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.optim import Optimizer
 
 from critical_neurons.core.batch import check_classes
@@ -26,7 +25,7 @@ from critical_neurons.io.models import read_checkpoint
 from critical_neurons.removal.metrics import count_classes
 from critical_neurons.structure import fingerprint
 from critical_neurons_reproduction.decoupled.parts import Decoupled, DecoupledPart
-from critical_neurons_reproduction.recipes import Recipe, augment, set_rate
+from critical_neurons_reproduction.recipes import Recipe, augment, compute_loss, set_rate
 
 FORMAT = "critical_neurons decoupled training"
 FORMAT_VERSION = 2
@@ -88,16 +87,16 @@ def train_parts(
 
 
 def train_part(
-    part: DecoupledPart, optimiser: Optimizer, recipe: Recipe, inputs: Tensor, labels: Tensor
+    part: DecoupledPart, optimiser: Optimizer, recipe: Recipe, batch: LabelledBatch
 ) -> tuple[float, Tensor]:
     """One optimiser step of one part. Returns the loss and the body's output before the step, detached."""
-    weight = next(part.body.parameters())
+    (inputs, labels), weight = batch, next(part.body.parameters())
     part.network.train()
     optimiser.zero_grad()
     with recipe.choose_precision(weight):
         leaving: Tensor = part.body(inputs.detach().to(weight.device))
         outputs = part.head(leaving)
-    loss = functional.cross_entropy(outputs.float(), labels.to(weight.device))
+    loss = compute_loss(outputs, labels.to(weight.device))
     loss.backward()  # type: ignore[no-untyped-call]
     optimiser.step()
     return loss.item(), leaving.detach()
@@ -153,7 +152,7 @@ class _PartTraining:
         return tuple(trained[index] if epoch < ends[index] else before[index] for index in range(count))
 
     def _take_batch(self, rows: Tensor) -> LabelledBatch:
-        inputs = self.inputs[rows]
+        inputs = self.inputs[rows].to(next(self.parts[0].body.parameters()))
         if self.recipe.augmented:
             inputs = augment(inputs)
         layout = torch.channels_last if inputs.ndim == 4 else torch.contiguous_format
@@ -166,7 +165,7 @@ class _PartTraining:
             with torch.no_grad(), self.recipe.choose_precision(weight):
                 return index, labels, 0.0, part.body.eval()(inputs.to(weight.device))
         set_rate(self.optimisers[index], self.recipe, done)
-        return index, labels, *train_part(part, self.optimisers[index], self.recipe, inputs, labels)
+        return index, labels, *train_part(part, self.optimisers[index], self.recipe, drawn)
 
     def describe(self) -> dict[str, Any]:
         """What must be the same for a checkpoint to be resumed."""

@@ -265,6 +265,7 @@ def _table_2() -> Iterator[tuple[str, Settings]]:
 
 def _table_2_deep() -> Iterator[tuple[str, Settings]]:
     """VGG-16 trained in parts."""
+    # in mixed precision, like the training
     return _deep_cells(_start("decoupled", "cifar10", "vgg16"), replace(FINE_TUNING, mixed_precision=True))
 
 

@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,9 +46,9 @@ def run_deep(cell: Cell, runs: Runs) -> Settings:
     decoupled, data = prepare(settings, runs)
     model, chosen = decoupled.model, settings["removed"]
     smaller: nn.Module = model
-    name = "whole"
-    reference = find_training(settings, runs) / "reference.json"
-    found: Settings = {"reference": _measure_once(model, data.test, reference)}
+    removed: dict[str, list[int]] = {}
+    kept = find_kept(settings, runs)
+    found: Settings = {"reference": _measure_once(model, data.test, kept / "reference.json")}
     if chosen != "nothing":
         scores = score_deep(settings, runs, decoupled, data)
         share = settings["share"]
@@ -57,7 +58,6 @@ def run_deep(cell: Cell, runs: Runs) -> Settings:
         removed = {layer: units.tolist() for layer, units in plan.removed.items()}
         if removed:
             smaller = cn.prune(model, plan, data.test.inputs[:1])
-            name = _digest(json.dumps(removed).encode())
         found = {
             **found,
             "solver": describe_solver(scores),
@@ -71,7 +71,7 @@ def run_deep(cell: Cell, runs: Runs) -> Settings:
         data,
         Recipe(**settings["fine_tuning"]),
         seed=settings["seed"],
-        folder=find_training(settings, runs) / f"fine-tuned-{name}",  # shared by cells that remove the same units
+        folder=kept / f"fine-tuned-{_digest([settings['fine_tuning'], removed])}",  # one for all that remove the same
         progress=lambda epoch: runs.on_epoch(cell.name, epoch.number, epoch.of),
     ).model
     return {**found, "fine_tuned": measure(tuned, data.test)}
@@ -86,7 +86,7 @@ def run_parts(cell: Cell, runs: Runs) -> Settings:
     threshold = find_threshold(model, scores, settings["share"])
     plan = cn.plan(scores, threshold=threshold)
     return {
-        "reference": _measure_once(model, data.test, find_training(settings, runs) / "reference.json"),
+        "reference": _measure_once(model, data.test, find_kept(settings, runs) / "reference.json"),
         "solver": describe_solver(scores),
         "mean_score": float(values.mean()),
         "below": float((values < settings["thresholds"][0]).mean()),
@@ -137,7 +137,7 @@ def prepare(settings: Settings, runs: Runs) -> tuple[Decoupled, Dataset]:
     if "heads" not in settings:
         return trained, data
     wide = decouple(trained.model, data.training.inputs[:1], hidden=None, seed=seed)
-    _train_heads_once(wide, data, Recipe(**settings["heads"]), find_training(settings, runs), seed)
+    _train_heads_once(wide, data, Recipe(**settings["heads"]), find_kept(settings, runs), seed)
     return wide, data
 
 
@@ -172,8 +172,8 @@ def find_scores(settings: Settings, runs: Runs) -> Path:
     wanted = ("data", "seed", "recipe", "weights", "heads", "score", "parts", "batch")
     origin = {key: settings[key] for key in wanted if key in settings}
     origin |= {"pictures": settings["pictures"][data], "schedule": asdict(runs.schedule)}
-    folder = find_training(settings, runs) if runs.scores is None else runs.scores
-    return folder / f"vgg16-{data}-{_digest(json.dumps(origin, sort_keys=True).encode())}.json"
+    folder = find_kept(settings, runs) if runs.scores is None else runs.scores
+    return folder / f"vgg16-{data}-{_digest(origin)}.json"
 
 
 def find_transferred(settings: Settings, runs: Runs) -> Path | None:
@@ -188,9 +188,10 @@ def score_transferred(settings: Settings, runs: Runs) -> cn.Scores:
     return score_deep(settings, runs, *prepare(settings, runs)) if path is None else cn.Scores.load(path)
 
 
-def find_training(settings: Settings, runs: Runs) -> Path:
-    """The folder of a training, or of what is kept beside given weights."""
-    return runs.place(Recipe(**settings["recipe"]), *_name_training(settings))
+def find_kept(settings: Settings, runs: Runs) -> Path:
+    """The folder of what is kept of a network trained by this recipe."""
+    place = runs.place(Recipe(**settings["recipe"]), *_name_training(settings))
+    return place / f"recipe-{_digest(settings['recipe'])}"
 
 
 def _name_training(settings: Settings) -> list[str]:
@@ -205,14 +206,14 @@ def _load_given(settings: Settings, runs: Runs, data: Dataset) -> Decoupled:
     model.load_state_dict(read_weights(runs.weights, settings["weights"]["digest"]))
     assert isinstance(model, nn.Sequential)
     decoupled = decouple(model, data.training.inputs[:1], seed=seed)
-    _train_heads_once(decoupled, data, Recipe(**settings["recipe"]), find_training(settings, runs), seed)
+    _train_heads_once(decoupled, data, Recipe(**settings["recipe"]), find_kept(settings, runs), seed)
     return decoupled
 
 
 def _train_heads_once(decoupled: Decoupled, data: Dataset, recipe: Recipe, folder: Path, seed: int) -> None:
     """Heads behind frozen bodies, trained in place or read from the folder, where they are kept."""
     heads = nn.ModuleList(part.head for part in decoupled.parts)
-    path = make_folder(folder) / f"heads-{_digest(str(recipe).encode())}.safetensors"
+    path = make_folder(folder) / f"heads-{_digest(recipe.to_dict())}.safetensors"
     if path.exists():
         heads.load_state_dict(load(path.read_bytes()))
     else:
@@ -244,7 +245,7 @@ def read_weights(path: Path | None, expected: str) -> dict[str, torch.Tensor]:
         content = path.expanduser().read_bytes()
     except OSError as error:
         raise InvalidFileError(f"--vgg-weights {path}: cannot be read ({error.strerror or error}).") from error
-    found = _digest(content)
+    found = _shorten(content)
     if found != expected:
         raise InvalidFileError(
             f"--vgg-weights {path}: other weights than those of the cells. Its sha256 begins with {found}; accepted: "
@@ -253,7 +254,11 @@ def read_weights(path: Path | None, expected: str) -> dict[str, torch.Tensor]:
     return load(content)
 
 
-def _digest(content: bytes) -> str:
+def _digest(plain: Any) -> str:
+    return _shorten(json.dumps(plain, sort_keys=True).encode())
+
+
+def _shorten(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:DIGITS]
 
 
