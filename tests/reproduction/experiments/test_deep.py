@@ -17,6 +17,7 @@ from critical_neurons_reproduction.experiments.cells import GIVEN, HEADS, Schedu
 from critical_neurons_reproduction.experiments.deep import (
     find_scores,
     find_transferred,
+    measure_once,
     prepare,
     read_weights,
     score_deep,
@@ -38,6 +39,14 @@ def test_the_network_is_that_of_the_file_on_shifted_images(finish, runs, weights
     test = runs.load("cifar10").test
     assert record.result["reference"] == measure(model, LabelledImages(test.inputs - 0.5, test.labels))
     assert record.result["as_published"] >= 0.36
+
+
+def test_the_whole_network_is_measured_once(runs, monkeypatch, tmp_path):
+    model, test, path = runs.build("vgg16", 0).eval(), runs.load("cifar10").test, tmp_path / "new" / "reference.json"
+    found = measure_once(model, test, path)
+    assert found == measure(model, test)
+    monkeypatch.setattr("critical_neurons_reproduction.experiments.deep.measure", pytest.fail)
+    assert measure_once(model, test, path) == found
 
 
 def test_random_units_are_as_many_of_every_layer(finish):

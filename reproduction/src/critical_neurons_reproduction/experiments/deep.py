@@ -48,7 +48,7 @@ def run_deep(cell: Cell, runs: Runs) -> Settings:
     smaller: nn.Module = model
     removed: dict[str, list[int]] = {}
     kept = find_kept(settings, runs)
-    found: Settings = {"reference": _measure_once(model, data.test, kept / "reference.json")}
+    found: Settings = {"reference": measure_once(model, data.test, kept / "reference.json")}
     if chosen != "nothing":
         scores = score_deep(settings, runs, decoupled, data)
         share = settings["share"]
@@ -86,7 +86,7 @@ def run_parts(cell: Cell, runs: Runs) -> Settings:
     threshold = find_threshold(model, scores, settings["share"])
     plan = cn.plan(scores, threshold=threshold)
     return {
-        "reference": _measure_once(model, data.test, find_kept(settings, runs) / "reference.json"),
+        "reference": measure_once(model, data.test, find_kept(settings, runs) / "reference.json"),
         "solver": describe_solver(scores),
         "mean_score": float(values.mean()),
         "below": float((values < settings["thresholds"][0]).mean()),
@@ -225,9 +225,10 @@ def _train_heads_once(decoupled: Decoupled, data: Dataset, recipe: Recipe, folde
     decoupled.model.eval()
 
 
-def _measure_once(model: nn.Module, test: LabelledImages, path: Path) -> float:
+def measure_once(model: nn.Module, test: LabelledImages, path: Path) -> float:
     """The accuracy of the whole network, which is the same in all cells."""
     if not path.exists():
+        make_folder(path.parent)
         write_atomically(path, json.dumps(measure(model, test)).encode())
     try:
         return float(parse_json(read_file(path)))
