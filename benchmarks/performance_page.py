@@ -73,7 +73,7 @@ adds new results to that file.
 
 UNTRAINED = """\
 Fully connected networks with untrained weights: the scores are meaningless, but the time is representative. Ten
-images, relaxed, radius 0. The interior-point method is used from 500 columns on.
+images, relaxed, radius 0. The interior-point method is used from 220 units on.
 """
 
 BY_CLASS = """\
@@ -97,8 +97,7 @@ WHERE = """\
 
 Processor seconds. *Separation* finds violated rows, by a forward pass at every point that the solver returns.
 *Building rows* is a backward pass for every added row. *Loss and tangents* is the softmax term and its cutting
-planes. Below 50 images and 500 columns the solver is HiGHS, above that our interior-point method; for the paper's
-program of the whole VGG-16 it is HiGHS again.
+planes. The solver is our interior-point method; for the paper's program of the whole VGG-16 it is HiGHS.
 """
 
 WHOLE = """\

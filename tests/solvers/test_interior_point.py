@@ -16,8 +16,8 @@ from critical_neurons.formulations import encode
 from critical_neurons.formulations.bound_propagation import bound_network
 from critical_neurons.formulations.objective import Objective, budget_network
 from critical_neurons.readers import read_network
-from critical_neurons.solvers import Limits, find_solver, ignore_progress
-from critical_neurons.solvers.auto import LEAST_WIDE, MANY
+from critical_neurons.solvers import Limits, find_solver, ignore_progress, interior_point
+from critical_neurons.solvers.auto import LEAST_SHARED, MANY
 from critical_neurons.solvers.highs import HighsSolver
 from critical_neurons.solvers.interior_point import MOST_STEPS, find_obstacle
 from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE
@@ -169,6 +169,34 @@ def test_an_interruption_leaves_the_best_so_far(case, solver):
     assert found.bound == steps[-1].bound
 
 
+class TestMovingToBounds:
+    """Steps end a little inside the bounds. Ranks must not depend on how far."""
+
+    @pytest.mark.parametrize("budget", [None, 0.5])
+    def test_scores_next_to_a_bound_are_moved_onto_it(self, case, budget, monkeypatch):
+        program = encode_case(case, formulation="linearised", budget=budget)
+        moved = solve(program, "barrier")
+        monkeypatch.setattr(interior_point, "AT_A_BOUND", ())
+        inside = solve(program, "barrier")
+        assert _count_next_to_a_bound(program, inside) > 0 == _count_next_to_a_bound(program, moved)
+        assert moved.status is Status.OPTIMAL
+        assert moved.objective == pytest.approx(inside.objective, rel=SAME, abs=SAME)
+        assert np.all(program.rows.matrix @ moved.point <= program.rows.upper + FEASIBILITY_TOLERANCE)
+
+    def test_a_score_that_matters_stays(self, case, monkeypatch):
+        program = encode_case(case, radius=1e-2)
+        monkeypatch.setattr(interior_point, "AT_A_BOUND", ())
+        inside = solve(program, "barrier")
+        monkeypatch.setattr(interior_point, "AT_A_BOUND", (1.0,))
+        moved = solve(program, "barrier")
+        assert np.array_equal(moved.point, inside.point)
+
+
+def _count_next_to_a_bound(program, found):
+    scores = found.point[program.blocks["score"]]
+    return np.sum(((scores > 0) & (scores < 1e-5)) | ((scores < 1) & (scores > 1 - 1e-5)))
+
+
 class TestAuto:
     def test_many_points_go_to_the_barrier(self, case):
         few, many = (solve(encode_case(case, count=count), "auto") for count in (MANY - 1, MANY))
@@ -180,7 +208,7 @@ class TestAuto:
     )
     def test_wide_networks_go_to_the_barrier(self, settings):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, LEAST_WIDE), nn.ReLU(), nn.Linear(LEAST_WIDE, 3)).double()
+        model = nn.Sequential(nn.Linear(4, LEAST_SHARED), nn.ReLU(), nn.Linear(LEAST_SHARED, 3)).double()
         inputs = torch.rand(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         wide = cn.score(model, inputs, **settle(threads=1, gap=GAP, **settings))
         assert "steps" in wide.sizes

@@ -26,7 +26,7 @@ from critical_neurons.solvers.base import Capability, Limits, Report, refuse_opt
 from critical_neurons.solvers.implied_bounds import find_least, find_least_cost, imply_bounds
 from critical_neurons.solvers.loss_derivatives import Loss
 from critical_neurons.solvers.newton_steps import NewtonState
-from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, SearchRecord
+from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, TIE_BREAK_SHARE, SearchRecord
 from critical_neurons.solvers.working_set import IdleSides, choose_rows
 
 MOST_STEPS = 200
@@ -46,6 +46,10 @@ INSIDE = 0.1
 
 STEEP = 100.0
 """A start is replaced if its loss is more than this many times that of another."""
+
+AT_A_BOUND = (1e-3, 1e-4, 1e-5)
+"""How close to a bound a score counts as being at it, as a share of its range; the first that costs nothing is used.
+Steps end some way from every bound."""
 
 NO_COEFFICIENT = 1e-9
 """Rows whose coefficients are all smaller than this are left out."""
@@ -96,6 +100,7 @@ class _BarrierSearch(SearchRecord):
 
     def run(self) -> Solution:
         interrupted = self.run_stoppable(self._search)
+        self._move_to_bounds()
         self.learnt += self._find_tangents()
         return self.finish(Status.TIMED_OUT, interrupted=interrupted, steps=self._steps)
 
@@ -251,6 +256,26 @@ class _BarrierSearch(SearchRecord):
         limits = np.concatenate([(rows.upper - given)[above], (given - rows.lower)[below]])
         used = np.flatnonzero(abs(sides).max(axis=1).toarray().reshape(-1) > NO_COEFFICIENT)
         return sides[used], limits[used]
+
+    def _move_to_bounds(self) -> None:
+        """Move scores next to a bound onto it, if the incumbent stays feasible and no worse than the share of the gap
+        tolerance left to ties."""
+        program, best, objective = self.program, self.incumbent, self.objective
+        if program.tie_break is None or best is None or objective is None:
+            return
+        scores = np.flatnonzero(program.tie_break)
+        lower, upper = program.lower[scores], program.upper[scores]
+        limit = objective + TIE_BREAK_SHARE * self.limits.gap * max(1.0, abs(objective))
+        for share in AT_A_BOUND:
+            near = share * (upper - lower)
+            low, high = best[scores] - lower <= near, upper - best[scores] <= near
+            for ends in (low | high, low):
+                point = best.copy()
+                point[scores] = np.where(ends, np.where(low, lower, upper), best[scores])
+                point = program.raise_term(point)
+                if program.value(point) <= limit and self.violation(point) <= FEASIBILITY_TOLERANCE:
+                    self.incumbent, self.objective = point, program.value(point)
+                    return
 
     def _find_tangents(self) -> list[Rows]:
         if self.incumbent is None:
