@@ -20,6 +20,7 @@ from critical_neurons_reproduction.experiments.deep import (
     measure_once,
     prepare,
     read_weights,
+    run_deep,
     score_deep,
 )
 from critical_neurons_reproduction.experiments.pruning import draw, measure
@@ -47,6 +48,16 @@ def test_the_whole_network_is_measured_once(runs, monkeypatch, tmp_path):
     assert found == measure(model, test)
     monkeypatch.setattr("critical_neurons_reproduction.experiments.deep.measure", pytest.fail)
     assert measure_once(model, test, path) == found
+
+
+def test_cells_that_remove_the_same_units_share_their_fine_tuning(finish, runs):
+    cell, found = (record := finish("table-2-given", "linearised/share/ours")).cell, record.result
+    watched = replace(runs, on_epoch=lambda *_: pytest.fail("trained again"))
+    same = {**cell.settings, "share": None, "thresholds": [found["threshold"]]}
+    assert run_deep(replace(cell, settings=same), watched)["fine_tuned"] == found["fine_tuned"]
+    other = {**same, "fine_tuning": {**same["fine_tuning"], "batch_size": 16}}
+    with pytest.raises(pytest.fail.Exception, match="trained again"):
+        run_deep(replace(cell, settings=other), watched)
 
 
 def test_random_units_are_as_many_of_every_layer(finish):
