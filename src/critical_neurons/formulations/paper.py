@@ -49,4 +49,7 @@ class PaperGates:
     def decide(self, op: Relu, interval: Interval, shrink: Floats, *, fixed: bool) -> GateDecision:
         lower, upper = interval.lower, interval.upper
         dead = (upper <= 0) | ((lower < 0) & (upper <= NEGLIGIBLE * find_scale(interval)))
-        return GateDecision((lower >= 0) & ~dead, dead, np.minimum(lower, 0.0), np.maximum(upper, 0.0))
+        ceiling = np.maximum(upper, 0.0)
+        if np.array_equal(ceiling, shrink):  # unless a skip lost some before; one copy saves memory
+            ceiling = shrink
+        return GateDecision((lower >= 0) & ~dead, dead, np.minimum(lower, 0.0), ceiling)
