@@ -27,8 +27,8 @@ def reproduce(
         str,
         typer.Argument(
             help="table-1, table-1-appendix, table-2, table-2-deep (VGG-16), table-2-given (with --vgg-weights), "
-            "parts, replay, table-3, snip, snip-transfer, rescale, batches, training, lambda, differences, or all; "
-            "status; page.",
+            "parts, parts-narrow, replay, table-3, snip, snip-transfer, rescale, batches, training, lambda, "
+            "differences, or all; status; page.",
             metavar="TABLE",
         ),
     ],

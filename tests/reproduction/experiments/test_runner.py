@@ -34,6 +34,7 @@ SOME_OF_EVERY_TABLE = [
     ("table-2-given", "linearised/share/ours"),
     ("parts", "linearised"),
     ("parts", "heads-four-times-as-wide-as-their-input"),
+    ("parts-narrow", "box-around-the-part-input/threshold/random"),
     ("replay", "buffer-10"),
     ("table-3", "mnist/fashion/lenet5"),
     ("table-3", "cifar10/mnist/vgg16"),
@@ -50,7 +51,13 @@ SOME_OF_EVERY_TABLE = [
 ]
 
 LONG = {
-    *("paper/share/ours", "heads-four-times-as-wide-as-their-input", "fashion/fc3/plain", "fashion/fc3/incremental"),
+    *(
+        "paper/share/ours",
+        "box-around-the-part-input/threshold/random",
+        "heads-four-times-as-wide-as-their-input",
+        "fashion/fc3/plain",
+        "fashion/fc3/incremental",
+    ),
     *("mnist/imidp", "fashion/idp", "cifar10/mnist/vgg16", "mnist/fashion/ours"),
     *("mnist/fashion/snip", "mnist/paper/rescale-0", "fashion/lenet5/batch-07", "fc3/integer-gates"),
 }
@@ -61,14 +68,15 @@ REMOVAL = {"threshold", "accuracy", "biases_left", "L1", "L2", *SHARES}
 COMPARISON = {"rule", "random", "critical", "fine_tuned", *REMOVAL}
 SOLVER = {"status", "objective", "gap", "seconds", "logit_error", "scores"}
 COMMON = {"seconds", "test_images"}
+PARTS = {"reference", "accuracy", "solver", "threshold", "mean_score", "below", *SHARES, *COMMON}
 FIELDS = {
     "removal": {"reference", "solver", "removals", *COMMON},
     "comparison": {"reference", "solver", "removals", *COMMON},
-    "decoupled": {"reference", "accuracy", "solver", "threshold", "removed", "fine_tuned", *SHARES, *COMMON},
+    "decoupled": {"removed", "fine_tuned", *PARTS},
     "transfer": {"reference", "accuracy", "solver", *SHARES, *COMMON},
     "epochs": {"epochs", *COMMON},
-    "given": {"reference", "accuracy", "solver", "threshold", "removed", "fine_tuned", *SHARES, *COMMON},
-    "parts": {"reference", "accuracy", "solver", "threshold", "mean_score", "below", *SHARES, *COMMON},
+    "given": {"removed", "fine_tuned", *PARTS},
+    "parts": PARTS,
     "replay": {"accuracy", "losses", "threads", *COMMON},
 }
 MEASURED = {
@@ -356,6 +364,7 @@ def test_nothing_to_do(runs, store):
         ("training", "mnist/fc3/incremental", []),
         ("table-2-given", "paper/share/random", []),
         ("table-2-deep", "paper/share/random", ["cifar10/vgg16/seed-0"]),
+        ("parts-narrow", "linearised/share/random", ["cifar10/vgg16/narrow-4/seed-0"]),
     ],
 )
 def test_what_cells_begin_with(find, runs, tmp_path, table, only, names):

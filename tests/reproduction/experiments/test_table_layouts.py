@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from critical_neurons_reproduction.experiments import TABLES, build_tables, list_cells, write_page, write_tables
-from critical_neurons_reproduction.experiments.cells import QUICK, Schedule, select_cells
+from critical_neurons_reproduction.experiments.cells import PART_CHANGES, QUICK, Schedule, select_cells
 from critical_neurons_reproduction.experiments.overview import NOT_RUN, explain, mark, sum_up
 from critical_neurons_reproduction.experiments.plots import draw_figure
 from critical_neurons_reproduction.experiments.table_layouts import FIGURES, LAYOUTS
@@ -62,8 +62,8 @@ def invent(cell):
         case "given" | "decoupled":
             found = removal(settings["thresholds"][0], seed)
             kept = ("threshold", "units", "as_published", "parameters", "accuracy", "fine_tuned")
-            removed = {"0": 3, "7": 21}
-            return {"reference": 0.95, "solver": SOLVER, "removed": removed, **{k: found[k] for k in kept}, **COMMON}
+            scores = {"solver": SOLVER, "mean_score": 0.4, "below": 0.3, "removed": {"0": 3, "7": 21}}
+            return {"reference": 0.95, **scores, **{k: found[k] for k in kept}, **COMMON}
         case "parts":
             found = removal(settings["thresholds"][0], seed)
             kept = ("threshold", "units", "as_published", "parameters", "accuracy")
@@ -321,6 +321,19 @@ def test_vgg16_in_a_way_that_was_not_run_is_said_once(cells, store, tmp_path):
         assert "- cifar10/vgg16/paper/share/ours: 3, 21." in text
         assert ("VGG-16 in parts, program paper" in text) is parts
         assert (NOT_RUN["table-2-deep"] in text) is not parts
+
+
+def test_choices_for_a_narrow_vgg16_are_rows_of_one_table(cells, tmp_path):
+    store, mine = Store(tmp_path), [cell for cell in cells if cell.table == "parts-narrow"]
+    for cell in mine:
+        if "/linearised/threshold/random/" not in cell.name:
+            store.add(cell, invent(cell))
+    table = build_tables(mine, store)["parts-narrow"]
+    assert len(table.rows) == 2 * len(PART_CHANGES)
+    row = find_row(table, "box around the part input", "share")
+    columns = ("mean score", "below 0.3", "Ref", "RP", "CP", "Ours + FT", "Ref + FT")
+    assert [row.ours[each].mean for each in columns] == pytest.approx([40, 30, 95, 90, 90, 90, 90])
+    assert "RP" not in find_row(table, "linearised", "paper").ours
 
 
 def test_a_row_says_when_random_units_are_as_good():

@@ -66,6 +66,9 @@ HEADS: Settings = Recipe(
 SHARE = 0.36
 """Share of VGG-16's parameters that the paper removes."""
 
+NARROW = 4
+"""Divides the number of maps of VGG-16 in tables of our own that take many trainings."""
+
 OWN_RECIPES = ("given", "replay")
 """Kinds of cells with a recipe that has no name. They start from no reference network."""
 
@@ -319,11 +322,28 @@ def _parts() -> Iterator[tuple[str, Settings]]:
         yield f"cifar10/vgg16/{_hyphenate(title)}", {**_start("parts", "cifar10", "vgg16"), **settings}
 
 
+def _parts_narrow() -> Iterator[tuple[str, Settings]]:
+    """Every choice for parts by both rules, fine-tuned, of a VGG-16 with a quarter of its maps."""
+    start = {
+        **_start("decoupled", "cifar10", "vgg16"),
+        **DEEP,
+        "narrow": NARROW,
+        "batch": _batch(),
+        "thresholds": [0.3],
+    }
+    start["fine_tuning"] = replace(FINE_TUNING, mixed_precision=True).to_dict()
+    yield "cifar10/vgg16/whole/share/nothing", {**start, "share": None, "removed": "nothing"}
+    for (title, change), share in product(PART_CHANGES.items(), (SHARE, None)):
+        for removed in ("ours", "random", "critical"):
+            name = f"cifar10/vgg16/{_hyphenate(title)}/{'threshold' if share is None else 'share'}/{removed}"
+            yield name, {**start, **change, "share": share, "removed": removed}
+
+
 def _replay() -> Iterator[tuple[str, Settings]]:
-    """Training in parts that read from replay buffers, of a VGG-16 with a quarter of its maps, for a few epochs."""
+    """Training in parts that read from replay buffers, of a narrow VGG-16, for a few epochs."""
     for size in BUFFER_SIZES:
         recipe = find_recipe("vgg16", "cifar10").shortened(6).to_dict()
-        settings = {"recipe": recipe, "narrow": 4, "buffer_size": size}
+        settings = {"recipe": recipe, "narrow": NARROW, "buffer_size": size}
         yield f"cifar10/vgg16/buffer-{size}", {**_start("replay", "cifar10", "vgg16"), **settings}
 
 
@@ -467,6 +487,7 @@ TABLES: Mapping[str, Callable[[], Iterator[tuple[str, Settings]]]] = {
     "table-2-deep": _table_2_deep,
     "table-2-given": _table_2_given,
     "parts": _parts,
+    "parts-narrow": _parts_narrow,
     "replay": _replay,
     "table-3": lambda: _both_objectives(_table_3()),
     "snip": lambda: _both_objectives(_snip()),

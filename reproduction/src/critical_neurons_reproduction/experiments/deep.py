@@ -18,7 +18,6 @@ import critical_neurons as cn
 from critical_neurons.core.documents import parse_json, read_file
 from critical_neurons.core.files import make_folder, write_atomically
 from critical_neurons.errors import InvalidFileError, InvalidSettingError
-from critical_neurons.io.builtin_models import vgg16
 from critical_neurons_reproduction.baselines import share_as_published, share_of_parameters, share_of_units
 from critical_neurons_reproduction.datasets import Dataset, LabelledImages
 from critical_neurons_reproduction.decoupled import Decoupled, decouple, score_parts, train_heads, train_parts
@@ -34,7 +33,7 @@ from critical_neurons_reproduction.experiments.workspace import DECOUPLED, Runs
 from critical_neurons_reproduction.recipes import Recipe
 from critical_neurons_reproduction.score_settings import read_score_settings
 from critical_neurons_reproduction.store import Cell
-from critical_neurons_reproduction.training import build_model, train
+from critical_neurons_reproduction.training import train
 
 DIGITS = 16
 """Of a digest in hexadecimal."""
@@ -42,7 +41,7 @@ DIGITS = 16
 
 def run_deep(cell: Cell, runs: Runs) -> Settings:
     """One way to choose units of VGG-16 by the programs of its parts; what is left is fine-tuned as a whole."""
-    settings = cell.settings
+    settings, runs = cell.settings, runs.narrowed(cell.settings.get("narrow", 1))
     decoupled, data = prepare(settings, runs)
     model, chosen = decoupled.model, settings["removed"]
     smaller: nn.Module = model
@@ -62,6 +61,7 @@ def run_deep(cell: Cell, runs: Runs) -> Settings:
             **found,
             "solver": describe_solver(scores),
             "threshold": threshold,
+            **_summarise_scores(scores, settings),
             **_count_removed(model, plan, data.test.inputs[:1]),
             "removed": {layer.name: len(layer.removed) for layer in plan.layers},
             "accuracy": measure(smaller, data.test),
@@ -82,18 +82,21 @@ def run_parts(cell: Cell, runs: Runs) -> Settings:
     settings = cell.settings
     decoupled, data = prepare(settings, runs)
     model, scores = decoupled.model, score_deep(settings, runs, decoupled, data)
-    values = np.concatenate(list(scores.values()))
     threshold = find_threshold(model, scores, settings["share"])
     plan = cn.plan(scores, threshold=threshold)
     return {
         "reference": measure_once(model, data.test, find_kept(settings, runs) / "reference.json"),
         "solver": describe_solver(scores),
-        "mean_score": float(values.mean()),
-        "below": float((values < settings["thresholds"][0]).mean()),
+        **_summarise_scores(scores, settings),
         "threshold": threshold,
         **_count_removed(model, plan, data.test.inputs[:1]),
         "accuracy": measure(cn.prune(model, plan, data.test.inputs[:1]), data.test),
     }
+
+
+def _summarise_scores(scores: cn.Scores, settings: Settings) -> Settings:
+    values = np.concatenate(list(scores.values()))
+    return {"mean_score": float(values.mean()), "below": float((values < settings["thresholds"][0]).mean())}
 
 
 def _count_removed(model: nn.Module, plan: cn.Plan, example: torch.Tensor) -> Settings:
@@ -106,10 +109,8 @@ def _count_removed(model: nn.Module, plan: cn.Plan, example: torch.Tensor) -> Se
 
 def run_replay(cell: Cell, runs: Runs) -> Settings:
     """A narrow VGG-16 trained in parts that read from replay buffers of one size."""
-    settings, seed = cell.settings, cell.settings["seed"]
-    data, narrow = runs.load(settings["data"]), max(settings["narrow"], runs.schedule.narrow)
-    recipe = Recipe(**settings["recipe"])
-    model = build_model(partial(vgg16, narrow=narrow), seed)
+    settings, seed, runs = cell.settings, cell.settings["seed"], runs.narrowed(cell.settings["narrow"])
+    data, recipe, model = runs.load(settings["data"]), Recipe(**settings["recipe"]), runs.build("vgg16", seed)
     assert isinstance(model, nn.Sequential)
     decoupled = decouple(model, data.training.inputs[:1], seed=seed)
     losses = train_parts(
@@ -147,7 +148,8 @@ def score_deep(settings: Settings, runs: Runs, decoupled: Decoupled, data: Datas
     if path.exists():
         return cn.Scores.load(path)
     # A network whose training was cut short may classify no image of some class correctly.
-    correct = settings["batch"]["correct"] and ("weights" in settings or runs.schedule == WHOLE)
+    whole = "weights" in settings or replace(runs.schedule, narrow=WHOLE.narrow) == WHOLE
+    correct = settings["batch"]["correct"] and whole
     batch = draw({**settings, "batch": {**settings["batch"], "correct": correct}}, data, decoupled.model)
     solver_settings = read_score_settings(settings["score"])
     formulation, score = solver_settings.pop("formulation"), partial(score_interruptible, **solver_settings)

@@ -44,15 +44,17 @@ RUNNERS: Mapping[str, CellRunner] = {
 
 @dataclass(frozen=True, order=True)
 class Reference:
-    """A trained network that cells start from."""
+    """A trained network that cells start from; a VGG-16 with its maps divided by `narrow`."""
 
     network: str
     data: str
     seed: int
+    narrow: int = 1
 
     @property
     def name(self) -> str:
-        return f"{self.data}/{self.network}/seed-{self.seed}"
+        narrowed = f"/narrow-{self.narrow}" if self.narrow > 1 else ""
+        return f"{self.data}/{self.network}{narrowed}/seed-{self.seed}"
 
 
 def run_cells(
@@ -130,7 +132,7 @@ def find_references(cell: Cell, runs: Runs, measured: float | None) -> Iterator[
     untrained = settings.get("initial") or settings.get("incremental") or settings["kind"] in OWN_RECIPES
     scored = "target" in settings and settings["network"] == "vgg16" and find_transferred(settings, runs)
     if not untrained and not scored:
-        yield Reference(settings["network"], settings["data"], settings["seed"])
+        yield Reference(settings["network"], settings["data"], settings["seed"], settings.get("narrow", 1))
     if "target" in settings and measured is None:
         yield Reference(settings["network"], settings["target"], settings["seed"])
 
@@ -146,7 +148,8 @@ def _check_schedules(cells: Collection[Cell], schedule: Schedule) -> None:
 
 
 def _train(reference: Reference, runs: Runs, send: SendMessage) -> None:
-    _placed(runs, send).train_reference(reference.network, reference.data, reference.seed)
+    own = _placed(runs, send).narrowed(reference.narrow)
+    own.train_reference(reference.network, reference.data, reference.seed)
 
 
 def _run_cell(cell: Cell, runs: Runs, send: SendMessage) -> tuple[Settings, dict[str, Any]]:

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any, TypeAlias
 
 from critical_neurons.core.files import make_folder, write_atomically
-from critical_neurons_reproduction.experiments.cells import DATA, FOLLOWED, NETWORKS, Settings
+from critical_neurons_reproduction.experiments.cells import DATA, FOLLOWED, NETWORKS, PART_CHANGES, Settings
 from critical_neurons_reproduction.experiments.plots import draw_figure
 from critical_neurons_reproduction.published_values import TABLES as PUBLISHED
 from critical_neurons_reproduction.result_tables import Labels, Published, Row, Table, set_beside, summarise
@@ -46,6 +46,8 @@ class Layout:
     read: ReadRows
     further: tuple[str, ...] = FURTHER
     notes: tuple[str, ...] = ()
+    only_run: bool = False
+    """Whether rows of the paper without a result of ours are left out."""
 
 
 def find_records(cells: Iterable[Cell], store: Store) -> list[Record]:
@@ -94,13 +96,18 @@ def _build(layout: Layout, records: Iterable[Record], seeds: int) -> Table:
             row[column] = None if share is None else [*(row.get(column) or []), 100 * share]
     published = replace(layout.published, notes=layout.published.notes + layout.notes)
     if published.figures:
-        return set_beside(published, values, seeds=seeds, schedules=schedules, further=layout.further)
+        beside = set_beside(published, values, seeds=seeds, schedules=schedules, further=layout.further)
+        return replace(beside, rows=tuple(filter(_has_results, beside.rows))) if layout.only_run else beside
     rows = tuple(
         Row(labels, {column: summarise(given or []) for column, given in row.items()}, {}, schedules.get(labels))
         for labels, row in values.items()
     )
     columns = (*published.columns, *layout.further)
     return Table(published.title, published.headings, columns, rows, seeds, published.notes)
+
+
+def _has_results(row: Row) -> bool:
+    return any(row.ours.get(column) for column in row.paper)
 
 
 def _choose_schedule(schedules: Sequence[str | None]) -> str | None:
@@ -158,21 +165,30 @@ def _read_table_2(rule: str) -> ReadRows:
     return read
 
 
-def _read_deep(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Values]]:
-    """Every cell fills one column of a row, "ours" the shares too; the unpruned network fills all rows."""
-    settings = cell.settings
-    program, removed = settings["score"]["formulation"], settings["removed"]
-    rule = "paper" if settings["share"] is None else "share"
-    match removed:
-        case "ours":
-            shares = {**_removed(result), USED: result["threshold"]}
-            figures = {"Ref": result["reference"], "Ours": result["accuracy"], "Ours + FT": result["fine_tuned"]}
-            yield (program, rule), {**figures, **shares}
-        case "nothing":
-            for labels in product(("paper", "linearised"), ("share", "paper")):
-                yield labels, {TUNED: result["fine_tuned"]}
-        case _:
-            yield (program, rule), {{"random": "RP", "critical": "CP"}[removed]: result["fine_tuned"]}
+def _read_deep(choices: Collection[str], *, summary: bool = False) -> ReadRows:
+    """Every cell fills one column of a row, by its choice and rule, "ours" the shares too; the unpruned network fills
+    all rows of the choices. `summary`: with columns that summarise the scores."""
+
+    def read(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Values]]:
+        removed, choice = cell.settings["removed"], cell.name.split("/")[2].replace("-", " ")
+        rule = "paper" if cell.settings["share"] is None else "share"
+        match removed:
+            case "ours":
+                figures = {"Ref": result["reference"], "Ours": result["accuracy"], "Ours + FT": result["fine_tuned"]}
+                scores = _summarise(result) if summary else {}
+                yield (choice, rule), {**scores, **figures, **_removed(result), USED: result["threshold"]}
+            case "nothing":
+                for labels in product(choices, RULES):
+                    yield labels, {TUNED: result["fine_tuned"]}
+            case _:
+                yield (choice, rule), {{"random": "RP", "critical": "CP"}[removed]: result["fine_tuned"]}
+
+    return read
+
+
+def _summarise(result: Settings) -> dict[str, float]:
+    """The mean score, and the share below the paper's threshold."""
+    return {MEAN: result["mean_score"], LOW: result["below"]}
 
 
 def _read_comparison(result: Settings, removal: Mapping[str, Any]) -> dict[str, float]:
@@ -249,8 +265,8 @@ def _read_difference(cell: Cell, result: Settings) -> Entries:
 
 
 def _read_parts(cell: Cell, result: Settings) -> Entries:
-    values = {"mean score": result["mean_score"], "below 0.3": result["below"], "accuracy": result["accuracy"]}
-    return [((cell.name.split("/")[2].replace("-", " "),), {**values, **_removed(result)})]
+    values = {**_summarise(result), "accuracy": result["accuracy"], **_removed(result)}
+    return [((cell.name.split("/")[2].replace("-", " "),), values)]
 
 
 def _read_replay(cell: Cell, result: Settings) -> Entries:
@@ -316,15 +332,17 @@ def _lay_out_deep(training: str, note: str) -> Layout:
             PUBLISHED_2,
             title=f"Table 2, VGG-16 on CIFAR-10, {training}",
             headings=("program", "rule"),
-            figures=dict.fromkeys(product(("paper", "linearised"), ("share", "paper")), DEEP),
+            figures=dict.fromkeys(product(PROGRAMS, RULES), DEEP),
         ),
-        _read_deep,
+        _read_deep(PROGRAMS),
         (TUNED, USED, *REMOVED),
         (
             f"{note}Rules: the threshold that removes the paper's share, and the paper's threshold, 0.3. RP, CP and "
             "Ref + FT: fine-tuned for one epoch, as ours. Programs have a time limit of one minute, after which the "
-            "incumbent and its gap are taken.",
+            "incumbent and its gap are taken. The linearised program, and what else can be chosen, is measured on a "
+            "narrower network in parts-narrow.",
         ),
+        only_run=True,
     )
 
 
@@ -339,6 +357,11 @@ USED = "threshold, mean"
 
 TUNED = "Ref + FT"
 """Column: the unpruned network after the same epoch of fine-tuning."""
+
+MEAN, LOW = "mean score", "below 0.3"
+"""Columns of VGG-16 in parts: the mean score, and the share of units scored below the paper's threshold."""
+
+PROGRAMS, RULES = ("paper", "linearised"), ("share", "paper")
 
 POINT = ("reference", "accuracy", "prune")
 PUBLISHED_2 = PUBLISHED["table-2"]
@@ -400,7 +423,7 @@ LAYOUTS: Mapping[str, Mapping[str, Layout]] = {
             Published(
                 "What can be chosen for parts, one change at a time: VGG-16 on CIFAR-10, trained in parts",
                 ("change",),
-                ("mean score", "below 0.3", "accuracy", "prune"),
+                (MEAN, LOW, "accuracy", "prune"),
                 {},
             ),
             _read_parts,
@@ -408,6 +431,24 @@ LAYOUTS: Mapping[str, Mapping[str, Layout]] = {
             (
                 "Accuracy without the lowest scores, as many as make up the paper's share, and without fine-tuning. "
                 "Below 0.3: share of the units scored below the paper's threshold. Scores are in percent, too.",
+            ),
+        )
+    },
+    "parts-narrow": {
+        "parts-narrow": Layout(
+            Published(
+                "What can be chosen for parts: VGG-16 with a quarter of its maps on CIFAR-10, fine-tuned",
+                ("change", "rule"),
+                (MEAN, LOW, "Ref", "RP", "CP", "Ours", "Ours + FT", "prune"),
+                {},
+            ),
+            _read_deep([title.replace("'s", "") for title in PART_CHANGES], summary=True),
+            (TUNED, USED, *REMOVED),
+            (
+                "The same choices for a network that takes minutes to train, from more seeds. Rules: the threshold "
+                "that removes the paper's share of the parameters, and the paper's threshold, 0.3. RP: the same "
+                "number of units per layer removed at random. CP: the same number of the highest-scored units. RP, "
+                "CP, Ours + FT, Ref + FT: fine-tuned for one epoch.",
             ),
         )
     },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeAlias
@@ -80,6 +80,10 @@ class Runs:
         """The untrained network. The same seed gives the same weights."""
         narrow = self.schedule.narrow if network == "vgg16" else 1
         return build_model(MODELS[network].factory if narrow == 1 else partial(vgg16, narrow=narrow), seed)
+
+    def narrowed(self, by: int) -> Runs:
+        """The same, with a VGG-16 whose maps are divided by at least this number."""
+        return replace(self, schedule=replace(self.schedule, narrow=max(by, self.schedule.narrow)))
 
     def find_recipe(self, network: str, data: str) -> Recipe:
         return find_recipe(network, data, self.recipes)
