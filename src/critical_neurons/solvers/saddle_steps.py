@@ -106,7 +106,9 @@ def minimise_near(loss: Loss, weights: Floats, near: Floats, strength: Floats, l
 
     for _ in range(NEWTON_STEPS):
         slope = weights[:, None] * loss.gradients(logits) + strength * (logits - near)
-        if np.abs(slope).max(initial=0.0) <= NEWTON_TOLERANCE * max(1.0, weights.max(initial=0.0)):
+        # a row that is done stays: its curvature may be so small that rounding errors alone would move it far away
+        slope[np.abs(slope).max(axis=1) <= NEWTON_TOLERANCE * np.maximum(1.0, weights)] = 0.0
+        if not slope.any():
             break
         roots = loss.apply_root(logits, unit_forms)
         curvature = weights[:, None, None] * np.matmul(roots.transpose(0, 2, 1), roots)
