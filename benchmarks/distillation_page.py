@@ -14,6 +14,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from critical_neurons.core.markdown import format_table
+from published import Figure as Published
+from published import list_beside
 
 PAGE = Path(__file__).parent.parent / "docs" / "distillation.md"
 PICTURE = PAGE.parent / "quality" / "public-weights.svg"
@@ -50,6 +52,10 @@ processor time. Settings of distillation were chosen on validation images, the l
 on which the public ResNets were trained too. *search* is `cn.search`; *greedy elimination* works layer by layer,
 with layer shares from one global ranking; the other methods are importances of Torch-Pruning and activations.
 """
+PUBLISHED = """\
+Accuracies on CIFAR-10 as other methods report them, beside ours. Their networks and weights are others, so that only
+orders of magnitude can be compared. Ours have no labels; *distilled* is training on the calibration images alone.
+"""
 WIDTH = 118
 HELD_OUT = 4
 """The first harness version that holds out inputs from least squares, too; lines of earlier ones are marked."""
@@ -79,18 +85,30 @@ def describe(lines: Lines, folder: str) -> list[str]:
             f"{METHOD} Last on {last['date']}, {last['machine']}, one thread, torch {last['versions']['torch']}.",
             WIDTH,
         ),
+        "",
+        "## Published figures",
+        "",
+        *wrap(PUBLISHED, WIDTH),
+        "",
+        *list_beside(_list_ours(tested)),
     ]
+
+
+def _list_ours(lines: Lines) -> list[Published]:
+    """What is published for CIFAR-10, of our search and distillation."""
+    figures = []
+    for (network, share, _), found in _group_ours(lines).items():
+        if network not in BY_UNITS:
+            before, after = (100 * fmean(each[step] for each in found) for step in ("before", "distil"))
+            kept = f"{100 * share:.0f} % of the multiply-adds"
+            figures.append(Published("this library", TITLES[network], kept, "distilled", before, after))
+    return figures
 
 
 def summarise(lines: Lines) -> list[str]:
     """Points of test accuracy that our search loses, as a short table."""
-    tested = [line for line in _list_usual(lines) if line["method"] == OURS]
-    cells = defaultdict(list)
-    for line in tested:
-        cells[line["network"], _share(line), _name_setting(line)].append(line)
     rows = []
-    for network, share, settings in sorted(cells, key=lambda key: (list(TITLES).index(key[0]), -key[1])):
-        found = _accuracies(cells[network, share, settings])
+    for (network, share, _), found in _group_ours(lines).items():
         before = fmean(each["before"] for each in found)
         lost = [_summarise([100 * (each["before"] - each[step]) for each in found]) for step in FITTED]
         data = "Fashion-MNIST" if network in BY_UNITS else "CIFAR-10"
@@ -98,6 +116,15 @@ def summarise(lines: Lines) -> list[str]:
         rows.append([f"{TITLES[network]}, {data}", f"{100 * before:.1f} %", kept, *lost])
     header = ["network", "accuracy", "kept", *(f"points lost, {STEPS[step]}" for step in FITTED)]
     return format_table(header, rows, numbers=(1, 3, 4))
+
+
+def _group_ours(lines: Lines) -> dict[tuple[str, float, str], list[Mapping[str, float]]]:
+    """Accuracies with our search and the usual number of images, by network, share and settings."""
+    cells = defaultdict(list)
+    for line in _list_usual(lines):
+        if line["method"] == OURS:
+            cells[line["network"], _share(line), _name_setting(line)].append(line["accuracy"])
+    return dict(sorted(cells.items(), key=lambda cell: (list(TITLES).index(cell[0][0]), -cell[0][1])))
 
 
 def _list_usual(lines: Lines) -> list[Mapping[str, Any]]:
