@@ -110,7 +110,7 @@ def summarise(lines: Lines) -> list[str]:
     rows = []
     for (network, share, _), found in _group_ours(lines).items():
         before = fmean(each["before"] for each in found)
-        lost = [_summarise([100 * (each["before"] - each[step]) for each in found]) for step in FITTED]
+        lost = [summarise_draws([100 * (each["before"] - each[step]) for each in found]) for step in FITTED]
         data = "Fashion-MNIST" if network in BY_UNITS else "CIFAR-10"
         kept = f"{100 * share:.0f} % of the {'units' if network in BY_UNITS else 'multiply-adds'}"
         rows.append([f"{TITLES[network]}, {data}", f"{100 * before:.1f} %", kept, *lost])
@@ -142,7 +142,7 @@ def tabulate(tested: Lines) -> list[str]:
     order = sorted(cells, key=lambda key: (list(TITLES).index(key[0]), -key[1], key[2] != OURS, key[2:]))
     for network, macs, method, images, settings in order:
         same = cells[network, macs, method, images, settings]
-        lost = [_summarise([100 * (a["before"] - a[step]) for a in _accuracies(same)]) for step in STEPS]
+        lost = [summarise_draws([100 * (a["before"] - a[step]) for a in _accuracies(same)]) for step in STEPS]
         bar = BARS.get((network, macs)) if method == OURS else None
         seconds = {
             name: fmean(line["processor_seconds"][name] for line in same)
@@ -194,7 +194,8 @@ def _accuracies(lines: Lines) -> list[Mapping[str, float]]:
     return [line["accuracy"] for line in lines]
 
 
-def _summarise(values: Sequence[float]) -> str:
+def summarise_draws(values: Sequence[float]) -> str:
+    """The mean and, of several draws, the standard deviation."""
     return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +20,7 @@ from matplotlib.figure import Figure
 from critical_neurons.core.files import make_folder, write_atomically
 from critical_neurons.core.markdown import format_table
 from distillation import OURS, read_lines
-from distillation_page import summarise
+from distillation_page import summarise, summarise_draws
 from refitted import OTHERS, RANDOM
 from refitted import read_lines as read_refitted
 
@@ -28,11 +29,14 @@ Lines = Sequence[Mapping[str, Any]]
 FOLDER = Path(__file__).parent.parent / "docs" / "figures"
 README = Path(__file__).parent.parent / "README.md"
 RESULTS_PAGE = FOLDER.parent / "results.md"
-TABLE, CHANNEL_TABLE = (
-    re.compile(f"(?<=<!-- {name} -->\n)(.*?)(?=<!-- end of the {name} -->)", re.DOTALL)
-    for name in ("table", "table of channels")
-)
-"""The places of tables in pages."""
+
+
+def find_place(name: str) -> re.Pattern[str]:
+    """The place of a table in a page."""
+    return re.compile(f"(?<=<!-- {name} -->\n)(.*?)(?=<!-- end of the {name} -->)", re.DOTALL)
+
+
+TABLE, CHANNEL_TABLE = map(find_place, ("table", "table of channels"))
 
 ORDER = (OURS, *OTHERS)
 NAMES = {"macs": "of the multiply-adds", "units": "of the channels"}
@@ -63,10 +67,13 @@ def main() -> None:
 
 
 def tabulate(lines: Lines, budget: str) -> list[str]:
-    """A row for every method and division of the budget among layers; accuracy by share kept."""
+    """A row for every method and division of the budget among layers; mean accuracy over draws by share kept."""
     mine = [line for line in lines if budget in line]
     shares = sorted({line[budget] for line in mine}, reverse=True)
-    cells = {(line["method"], line["division"], line[budget]): f"{100 * line['accuracy']:.2f}" for line in mine}
+    drawn = defaultdict(list)
+    for line in mine:
+        drawn[line["method"], line["division"], line[budget]].append(100 * line["accuracy"])
+    cells = {name: summarise_draws(values) for name, values in drawn.items()}
     ways = sorted({(line["method"], line["division"]) for line in mine}, key=lambda way: (ORDER.index(way[0]), way))
     divided = any(division for _, division in ways)
     names = [way if divided else way[:1] for way in ways]
@@ -90,9 +97,12 @@ def find_best_other(lines: Lines) -> str:
 
 
 def list_points(lines: Lines, method: str) -> list[tuple[float, float]]:
-    """MACs kept and accuracy, in percent, starting with the unpruned network."""
+    """MACs kept and accuracy, in percent, means over draws, starting with the unpruned network."""
     mine = choose_division(lines, method)
-    points = [(line["macs_kept"], line["accuracy"]) for line in mine]
+    shares = {line["macs"]: [each for each in mine if each["macs"] == line["macs"]] for line in mine}
+    points = [
+        tuple(fmean(each[name] for each in same) for name in ("macs_kept", "accuracy")) for same in shares.values()
+    ]
     return [(100 * macs, 100 * accuracy) for macs, accuracy in sorted([(1.0, mine[0]["before"]), *points])[::-1]]
 
 

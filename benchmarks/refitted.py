@@ -1,13 +1,13 @@
 """A public ResNet-20 pruned by several methods, all refitted on the same images: the README's figure.
 
 python benchmarks/refitted.py --data FOLDER --checkpoints FOLDER --cache FOLDER     everything not stored yet
-    [--method NAME]                                                                 only these; repeatable
+    [--method NAME] [--draw NUMBER]                                                 only these; repeatable
 
 Other methods assign an importance to every unit, and are run with both usual ways to divide the budget among layers:
 a global ranking, or the same share of units in all layers. Two methods merge units instead of refitting weights, with
 as many units per layer as magnitude pruning (L2) keeps; their batch norms are re-estimated on the images. A budget is
 a share of the MACs, or a share of the channels of every layer. A line of benchmarks/results/refitted.jsonl is a
-method, a division and a budget, on 10 000 test images.
+method, a division, a budget and a draw of the images, on 10 000 test images.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import groupby, product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,17 @@ from quality import find_uniform_share, share_of_macs
 from storing import store_line
 
 RESULTS = Path(__file__).parent / "results" / "refitted.jsonl"
-NETWORK, PART, DRAW = "resnet20", "test", 0
+NETWORK, PART = "resnet20", "test"
 BUDGETS = (*({"macs": share} for share in (0.73, 0.5, 0.3)), *({"units": share} for share in (0.75, 0.55, 0.35)))
 RANDOM, RANKED, UNIFORM = "random", "one ranking", "one share"
 CRITERIA = ("L1", "L2", "FPGM", "LAMP", "BN scale", "Taylor", "Hessian", "activation")
 """Those of Torch-Pruning."""
 
 OTHERS = (RANDOM, *CRITERIA, "single removal", "greedy elimination", *MERGERS)
+DRAWS = (0, 1, 2, 3, 4)
+REPEATED = (OURS, RANDOM, "L2", "Hessian", "single removal", "greedy elimination")
+"""Measured on all draws of the calibration images, the other methods on the first."""
+
 KEY = ("network", "method", "division", "macs", "units", "images", "draw", "part")
 
 
@@ -53,18 +58,22 @@ def main() -> None:
     parser.add_argument("--checkpoints", required=True, type=Path, help="folder with the trained weights")
     parser.add_argument("--cache", required=True, type=Path, help="folder for decoded images")
     parser.add_argument("--method", choices=(OURS, *OTHERS), action="append", help="repeatable; all by default")
+    parser.add_argument("--draw", type=int, choices=DRAWS, action="append", help="repeatable; all by default")
     arguments = parser.parse_args()
     done = {name_cell(line) for line in read_lines()}
     missing = [cell for cell in list_cells() if name_cell(cell) not in done]
     missing = [cell for cell in missing if cell["method"] in (arguments.method or (OURS, *OTHERS))]
+    missing = [cell for cell in missing if cell["draw"] in (arguments.draw or DRAWS)]
     if not missing:
         return
     model, training, parts = load_case(NETWORK, arguments)
-    rows = torch.randperm(len(training), generator=torch.Generator().manual_seed(DRAW))[:CALIBRATION]
-    subject = Subject(model, training.inputs[rows].contiguous(), training.labels[rows], {})
-    before, known = measure_accuracy(model, parts[PART].inputs, parts[PART].labels), dict[str, Floats]()
-    for cell in missing:
-        store_line(RESULTS, {**cell, "before": before, **measure(subject, cell, known, parts[PART])})
+    before = measure_accuracy(model, parts[PART].inputs, parts[PART].labels)
+    for draw, cells in groupby(missing, key=itemgetter("draw")):
+        rows = torch.randperm(len(training), generator=torch.Generator().manual_seed(draw))[:CALIBRATION]
+        subject = Subject(model, training.inputs[rows].contiguous(), training.labels[rows], {})
+        known: dict[str, Floats] = {}
+        for cell in cells:
+            store_line(RESULTS, {**cell, "before": before, **measure(subject, cell, known, parts[PART])})
 
 
 def measure(subject: Subject, cell: dict[str, Any], known: dict[str, Floats], part: LabelledImages) -> dict[str, Any]:
@@ -79,21 +88,23 @@ def measure(subject: Subject, cell: dict[str, Any], known: dict[str, Floats], pa
 
 def list_cells() -> Iterator[dict[str, Any]]:
     """A share of the channels of every layer leaves no choice of how to divide it among layers."""
-    for budget, method in product(BUDGETS, (OURS, *OTHERS)):
+    for draw, budget, method in product(DRAWS, BUDGETS, (OURS, *OTHERS)):
+        if draw != DRAWS[0] and method not in REPEATED:
+            continue
         divided = method != OURS and "macs" in budget
         for division in (RANKED, UNIFORM) if divided else ("",):
             cell = {"network": NETWORK, "method": method, "division": division, **budget}
-            yield {**cell, "images": CALIBRATION, "draw": DRAW, "part": PART}
+            yield {**cell, "images": CALIBRATION, "draw": draw, "part": PART}
 
 
 def choose(subject: Subject, cell: dict[str, Any], known: dict[str, Floats]) -> cn.Plan:
     """`known` caches importances by method; they do not depend on the share."""
     if cell["method"] == OURS:
         budget = {name: cell[name] for name in ("macs", "units") if name in cell}
-        return cn.plan(cn.search(subject.model, subject.inputs, **budget, seed=DRAW))
+        return cn.plan(cn.search(subject.model, subject.inputs, **budget, seed=cell["draw"]))
     method = "L2" if cell["method"] in MERGERS else cell["method"]
     if method not in known:
-        known[method] = draw_random(subject, DRAW) if method == RANDOM else prefer(method, subject)
+        known[method] = draw_random(subject, cell["draw"]) if method == RANDOM else prefer(method, subject)
     frame = score_norms(subject.model, subject.structure)
     values = spread_scores(frame.structure, known[method])
     ranked = replace(frame, values_by_layer=values, settings={"method": method})
@@ -105,8 +116,8 @@ def choose(subject: Subject, cell: dict[str, Any], known: dict[str, Floats]) -> 
 def carry_out(subject: Subject, cell: dict[str, Any], plan: cn.Plan) -> nn.Module:
     """The smaller network, refitted by least squares, or merged if the method does that."""
     if cell["method"] not in MERGERS:
-        return cn.prune(subject.model, plan, subject.inputs, compensate="least_squares", seed=DRAW)
-    merged, chosen = MERGERS[cell["method"]](subject, plan, DRAW)
+        return cn.prune(subject.model, plan, subject.inputs, compensate="least_squares", seed=cell["draw"])
+    merged, chosen = MERGERS[cell["method"]](subject, plan, cell["draw"])
     return reestimate(cn.prune(merged, chosen, subject.inputs), subject.inputs)
 
 

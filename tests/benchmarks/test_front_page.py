@@ -40,8 +40,11 @@ def test_the_picture_is_that_of_the_stored_results(theme):
         assert stored == picture, "run: python benchmarks/front_page.py"
 
 
-def test_every_cell_is_stored_once():
-    assert sorted(map(str, map(name_cell, LINES))) == sorted(map(str, map(name_cell, list_cells())))
+def test_cells_are_stored_once_and_all_of_the_first_draw():
+    stored, listed = [name_cell(line) for line in LINES], list(list_cells())
+    assert len(set(stored)) == len(stored)
+    assert set(stored) <= set(map(name_cell, listed))
+    assert set(stored) >= {name_cell(cell) for cell in listed if cell["draw"] == 0}
 
 
 def test_the_best_other_is_the_best():
@@ -68,7 +71,7 @@ def test_ours_is_what_the_table_says():
     """The table's results were measured by another program, on the same images; older ones with an older search."""
     same = {"harness": RESNETS, "network": "resnet20", "method": OURS, "draw": 0, "images": 1000, "part": "test"}
     table = {line["macs"]: line for line in read_lines() if same.items() <= line.items()}
-    ours = [line for line in LINES if line["method"] == OURS and "macs" in line]
+    ours = [line for line in LINES if line["method"] == OURS and line["draw"] == 0 and "macs" in line]
     again = [line for line in ours if line["macs"] in table]
     assert again
     for line in again:
@@ -81,7 +84,7 @@ def test_both_ways_keep_to_the_budget(way):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
         subject = Subject(model, torch.randn(40, 6), torch.arange(40) % 3, {})
-    plan = refitted.choose(subject, {"method": "L2", "division": way, "macs": 0.5}, {})
+    plan = refitted.choose(subject, {"method": "L2", "division": way, "macs": 0.5, "draw": 0}, {})
     kept = refitted.share_of_macs(subject, plan)
     assert 0.2 < kept <= 0.5
 
