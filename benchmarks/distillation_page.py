@@ -52,6 +52,10 @@ processor time. Settings of distillation were chosen on validation images, the l
 on which the public ResNets were trained too. *search* is `cn.search`; *greedy elimination* works layer by layer,
 with layer shares from one global ranking; the other methods are importances of Torch-Pruning and activations.
 """
+TIMED = """\
+By the clock, choosing, refitting and distilling took {minutes:.1f} minutes for {network} at {share} on {threads}
+threads ({lost:.2f} points lost).
+"""
 PUBLISHED = """\
 Accuracies on CIFAR-10 as other methods report them, beside ours. Their networks and weights are others, so that only
 orders of magnitude can be compared. Ours have no labels; *distilled* is training on the calibration images alone.
@@ -85,6 +89,12 @@ def describe(lines: Lines, folder: str) -> list[str]:
             f"{METHOD} Last on {last['date']}, {last['machine']}, one thread, torch {last['versions']['torch']}.",
             WIDTH,
         ),
+        *(
+            line
+            for timed in tested
+            if timed.get("threads", 1) > 1
+            for line in ("", *wrap(_describe_time(timed), WIDTH))
+        ),
         "",
         "## Published figures",
         "",
@@ -92,6 +102,17 @@ def describe(lines: Lines, folder: str) -> list[str]:
         "",
         *list_beside(_list_ours(tested)),
     ]
+
+
+def _describe_time(line: Mapping[str, Any]) -> str:
+    elapsed, accuracy = line["clock_seconds"], line["accuracy"]
+    return TIMED.format(
+        minutes=(elapsed["choosing"] + elapsed["distil"]) / 60,
+        network=TITLES[line["network"]],
+        share=_name_share(line["network"], _share(line)),
+        threads=line["threads"],
+        lost=100 * (accuracy["before"] - accuracy["distil"]),
+    )
 
 
 def _list_ours(lines: Lines) -> list[Published]:

@@ -45,8 +45,10 @@ def test_a_cell_has_every_step_and_its_seconds(subject, method):
     assert set(found["accuracy"]) - {"before"} == set(found["processor_seconds"]) - {"choosing"}
     assert sum(found["kept"].values()) < 23
     line = {**STORED, **found, "network": "resnet20", "macs": 0.6, "method": method, "versions": {"torch": "2"}}
+    line["threads"] = 2
     page = "\n".join(describe([line], ""))
     assert f"| ResNet-20 | 0.6 of the MACs | {method} | 40 | 1 | 100.00 |" in page
+    assert "for ResNet-20 at 0.6 of the MACs on 2 threads" in " ".join(page.split())
     assert b"<svg" in draw([line])
 
 
