@@ -288,10 +288,14 @@ def test_readers_are_the_layers_that_lost_no_input(whole, expected):
 def test_maps_are_augmented_unasked_and_only_colour_images_are_flipped():
     for inputs in (torch.rand(4, 1, 4, 4), torch.rand(4, 3), torch.rand(4, 3, 50), (torch.rand(4, 3, 16, 16),)):
         assert choose_augmentation(inputs, "auto")(inputs) is inputs
-    ramps = torch.arange(16.0).expand(40, 1, 16, 16) * torch.arange(1.0, 41.0).reshape(-1, 1, 1, 1)
-    mixed = choose_augmentation(ramps, "auto")(ramps)
-    assert not torch.equal(mixed, ramps)
-    assert (mixed.diff(dim=3) > 0).all(), "a mixture of rising rows rises, a flipped row falls"
+    places = torch.arange(16.0).expand(40, 1, 16, 16).contiguous()
+    for _ in range(8):
+        assert torch.allclose(choose_augmentation(places, "auto")(places), places), "not flipped or shifted"
+    levels = torch.arange(40.0)[:, None, None, None].expand(40, 1, 16, 16)
+    mixed = [choose_augmentation(levels, "auto")(levels) for _ in range(16)]
+    kinds = {torch.equal(each, each.round()) for each in mixed}
+    assert kinds == {True, False}, "pasted in some batches, blended in others"
+    assert not any(torch.equal(each, levels) for each in mixed)
     images = torch.rand(40, 3, 16, 16)
     assert not torch.equal(choose_augmentation(images, "auto")(images), images)
     assert choose_augmentation(images, "none")(images) is images

@@ -43,8 +43,9 @@ class Distillation(Plain):
     )
     augment: AugmentationName = setting(
         "auto",
-        "Augmentation during distillation. images: flipped, shifted and mixed; mixtures: mixed; auto: images for "
-        "colour images, mixtures for other maps (batch, channels, height, width); none for sides below 8 and else.",
+        "Augmentation during distillation. images: flipped, shifted and mixed; mixtures: mixed, maps also by pasted "
+        "rectangles; auto: images for colour images, mixtures for other maps (batch, channels, height, width); none "
+        "for sides below 8 and else.",
         option="distil_augment",
     )
     augmentation: Callable[[Any], Any] | None = data(

@@ -34,7 +34,7 @@ def choose_augmentation(inputs: Inputs, name: AugmentationName) -> Augmentation:
                     "augment: 'mixtures' is for one input of floating-point numbers. Give a function as "
                     "augmentation=, or augment='none'."
                 )
-            return _blend_inputs
+            return _mix
         case "images":
             if not _are_maps(inputs):
                 raise InvalidSettingError(
@@ -59,13 +59,13 @@ def _are_maps(inputs: Inputs) -> TypeGuard[Tensor]:
 
 def _move_images(images: Inputs) -> Inputs:
     assert isinstance(images, Tensor)
-    moved = shift(flip(images))
-    return blend(moved) if torch.rand(()) < 0.5 else paste(moved)
+    return _mix(shift(flip(images)))
 
 
-def _blend_inputs(inputs: Inputs) -> Inputs:
+def _mix(inputs: Inputs) -> Inputs:
+    """Half of the batches of maps are blended and half are pasted; other inputs have no rectangles to paste."""
     assert isinstance(inputs, Tensor)
-    return blend(inputs)
+    return blend(inputs) if not _are_maps(inputs) or torch.rand(()) < 0.5 else paste(inputs)
 
 
 def blend(values: Tensor) -> Tensor:
