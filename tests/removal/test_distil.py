@@ -139,6 +139,23 @@ def test_small_networks_take_more_steps(monkeypatch, macs, steps):
     assert chosen == [steps]
 
 
+def test_batches_are_full_and_all_inputs_equally_frequent():
+    """Else of 70 inputs every second batch would have six, mixed among themselves."""
+    seen = []
+
+    def augment(given):
+        seen.append(given)
+        return given
+
+    original, smaller, inputs = build_pair()
+    split = hold_out(inputs, 0)
+    settings = cn.Distillation(steps=35, learning_rate=1e-3)
+    distil(original, smaller, *split, Aim(square, square), augment=augment, settings=settings)
+    batches = [each for each in seen if len(each) == 64 and each.unique(dim=0).shape[0] > len(split[1])]
+    assert len(batches) == 35
+    assert (torch.cat(batches).unique(dim=0, return_counts=True)[1] == 32).all()
+
+
 def test_a_time_limit_ends_it():
     reported = []
     started = time.monotonic()

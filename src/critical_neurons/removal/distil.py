@@ -198,10 +198,14 @@ class _Training:
         self._report(Progress("distilling", done, done + fitting, left, losses))
 
     def _draw_batches(self) -> Iterator[Inputs]:
-        """Endless; every epoch in a new order."""
+        """Endless, of one size; every epoch in a new order. The rest of an epoch begins the next batch."""
+        count = count_rows(self._inputs)
+        size, rows = min(self._size, count), torch.randperm(count)
         while True:
-            for rows in torch.split(torch.randperm(count_rows(self._inputs)), self._size):
-                yield self._augment(take_rows(self._inputs, rows))
+            if len(rows) < size:
+                rows = torch.cat([rows, torch.randperm(count)])
+            yield self._augment(take_rows(self._inputs, rows[:size]))
+            rows = rows[size:]
 
     def _measure(self) -> float:
         """The mean of the losses on held-out inputs, plain and augmented, with the same random numbers every time."""
