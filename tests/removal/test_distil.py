@@ -156,6 +156,22 @@ def test_batches_are_full_and_all_inputs_equally_frequent():
     assert (torch.cat(batches).unique(dim=0, return_counts=True)[1] == 32).all()
 
 
+@pytest.mark.parametrize(("losses", "taken"), [([5, 1, 2, 3], 3), ([5, 1, 2, 6], 1), ([5, 6, 7, 8], 5)])
+def test_the_last_weights_are_taken_if_better_than_the_first(monkeypatch, losses, taken):
+    """The best of many by few inputs is often worse than the last."""
+    monkeypatch.setattr(distil_module, "CHECKS", 3)
+    left, seen = iter(losses), {}
+
+    def measure(training):
+        loss = next(left)
+        seen[loss] = list_values(copy.deepcopy(training._pair.smaller))
+        return loss
+
+    monkeypatch.setattr(distil_module._Training, "_measure", measure)
+    trained = train(FEW)
+    assert all(torch.equal(a, b) for a, b in zip(list_values(trained), seen[taken], strict=True))
+
+
 def test_a_time_limit_ends_it():
     reported = []
     started = time.monotonic()

@@ -28,7 +28,7 @@ class Distillation(Plain):
     """
 
     seconds: float = setting(
-        400.0, "Time limit of distillation in seconds; the best weights so far are used.", option="distil_seconds"
+        400.0, "Time limit of distillation in seconds: training is shortened to fit.", option="distil_seconds"
     )
     steps: int | None = setting(
         None,

@@ -1,7 +1,8 @@
 """Distillation: train the smaller model, without labels, to reproduce the original's outputs on calibration inputs.
 
-Batch norms keep their statistics. The learning rate and the step whose weights are returned are chosen on held-out
-inputs; the weights before training are among the candidates.
+Batch norms keep their statistics. The learning rate is chosen on held-out inputs. The weights of the last step are
+returned if they are better there than those before training; otherwise, and when training is interrupted, the best
+of a few checks. Held-out inputs are too few to take the best in any case: on others the last is often better.
 """
 
 from __future__ import annotations
@@ -155,7 +156,9 @@ class _Training:
             rate = min(self._rates, key=found.__getitem__)
         left = self._end - time.monotonic()
         if left > self._step_seconds:
-            self._train(rate, self._steps, CHECKS, left)
+            loss = self._train(rate, self._steps, CHECKS, left)
+            if loss < self.first.loss:
+                self.best = _Snapshot(self._pair.smaller, loss)
 
     def _descend(self, batch: Inputs) -> float:
         """Compute the loss and its gradient, which is stored with the weights."""
