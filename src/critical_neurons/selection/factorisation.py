@@ -7,6 +7,7 @@ from scipy.linalg import lapack
 from torch import Tensor
 
 from critical_neurons.errors import InvalidInputError
+from critical_neurons.removal.refit.symmetric import factorise_cholesky
 
 LIFTS = tuple(10.0**power for power in range(-12, 1))
 """Tried in turn on the diagonal, relative to its largest entry, until the matrix is positive definite."""
@@ -16,14 +17,13 @@ def factorise(matrix: Tensor) -> Tensor:
     """The Cholesky factor, with the smallest of `LIFTS` added to the diagonal that makes it exist."""
     if len(matrix) == 1 and matrix > 0:  # the units of linear layers, one by one
         return matrix.sqrt()
-    factor: Tensor
-    factor, failed = torch.linalg.cholesky_ex(matrix)
+    factor, failed = factorise_cholesky(matrix)
     if not failed:
         return factor
     unit = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     size = matrix.diagonal().abs().max().clamp(min=torch.finfo(matrix.dtype).tiny)
     for lift in LIFTS:
-        factor, failed = torch.linalg.cholesky_ex(matrix + lift * size * unit)
+        factor, failed = factorise_cholesky(matrix + lift * size * unit)
         if not failed:
             return factor
     raise InvalidInputError(

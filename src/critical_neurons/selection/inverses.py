@@ -11,6 +11,7 @@ from torch import Tensor
 
 from critical_neurons.parallel import Executor, run_in_order
 from critical_neurons.removal.refit.ridge import add_ridge
+from critical_neurons.removal.refit.symmetric import invert_cholesky, solve_cholesky
 from critical_neurons.selection.factorisation import factorise
 
 MOST_HELD = 2**30
@@ -59,8 +60,7 @@ class Inverses:
 
 def invert(covariance: Tensor) -> Tensor:
     """H = G⁻¹, in double precision."""
-    inverse: Tensor = torch.cholesky_inverse(factorise(regularise(covariance)))
-    return inverse
+    return invert_cholesky(factorise(regularise(covariance)))
 
 
 def regularise(covariance: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ def refit(squares: Tensor, weight: Tensor, gone: Tensor) -> Tensor:
     less the fewer stay."""
     left, removed = (~gone).nonzero().flatten(), gone.nonzero().flatten()
     fitted, moved = torch.zeros_like(weight), squares[left[:, None], removed] @ weight[removed]
-    fitted[left] = weight[left] + torch.cholesky_solve(moved, factorise(squares[left[:, None], left]))
+    fitted[left] = weight[left] + solve_cholesky(factorise(squares[left[:, None], left]), moved)
     return fitted
 
 
@@ -81,5 +81,5 @@ def refit_by_inverse(inverse: Tensor, weight: Tensor, gone: Tensor) -> Tensor:
     """The same from H, which costs less the fewer go."""
     left, removed = (~gone).nonzero().flatten(), gone.nonzero().flatten()
     fitted, factor = torch.zeros_like(weight), factorise(inverse[removed[:, None], removed])
-    fitted[left] = weight[left] - inverse[left[:, None], removed] @ torch.cholesky_solve(weight[removed], factor)
+    fitted[left] = weight[left] - inverse[left[:, None], removed] @ solve_cholesky(factor, weight[removed])
     return fitted

@@ -16,7 +16,7 @@ from critical_neurons.errors import InvalidInputError
 from critical_neurons.parallel import SERIAL, Executor, run_in_order
 from critical_neurons.removal.gradients import differentiate
 from critical_neurons.removal.refit.im2col import Weighted, by_group, channels_first, count_groups, unroll
-from critical_neurons.removal.refit.ridge import multiply_columns
+from critical_neurons.removal.refit.symmetric import multiply_columns
 from critical_neurons.removal.rows import Inputs, call_model, count_rows, join_outputs, take_rows
 from critical_neurons.selection.consumers import ColumnBlock
 from critical_neurons.selection.distance import Distance, list_outputs
@@ -65,9 +65,10 @@ def gather_moments(
         for name, sums in found:
             for total, each in zip(totals[name], sums, strict=True):
                 total.add(each)
+        found.clear()  # or it would take memory beside the next batch's
         outputs.append(given)
         progress(len(outputs), len(batches))
-    moments = {name: [total.finish() for total in each] for name, each in totals.items()}
+    moments = {name: [total.finish() for total in totals.pop(name)] for name in list(totals)}
     joined = join_outputs(outputs)
     covariances = [each.covariance for some in moments.values() for each in some]
     if not all(torch.isfinite(each).all() for each in (*joined, *covariances)):

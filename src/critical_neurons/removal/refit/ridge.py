@@ -18,15 +18,13 @@ import torch
 from torch import Tensor
 
 from critical_neurons.errors import PruningError
+from critical_neurons.removal.refit.symmetric import factorise_cholesky, multiply_columns, solve_cholesky
 
 RIDGES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 """Ridges to try, relative to the mean square of the inputs."""
 
 RIDGE = 1e-3
 """The ridge where none can be chosen, relative to the mean square of the inputs."""
-
-BLOCK = 576
-"""Columns of a block of a symmetric product."""
 
 ROWS_AT_ONCE, NUMBERS_AT_ONCE = 4096, 2**24
 """Rows, or numbers in them, that are multiplied at once: adding up the products of a small batch in double precision
@@ -90,7 +88,7 @@ class NormalEquations:
     def _sum_up(self, *, held_out: bool) -> None:
         """Add the rows that wait to the sums."""
         if waiting := self._waiting[held_out]:
-            rows, errors = (torch.cat(parts, 1) for parts in zip(*waiting, strict=True))
+            rows, errors = (torch.cat(each, 1) if len(each) > 1 else each[0] for each in zip(*waiting, strict=True))
             (self._held_out if held_out else self._fitted).add(rows, errors)
             waiting.clear()
 
@@ -104,7 +102,7 @@ class NormalEquations:
         if self._fitted.count and self._held_out.count:
             judged = slice(None, None, -(-every.products.shape[2] // MOST_JUDGED))
             fitted, judge = (each.centre(self._stays).take(judged) for each in (self._fitted, self._held_out))
-            ridge = choose_ridge(lambda ridge: judge.change(fitted.solve(ridge)))
+            ridge = choose_ridge(lambda ridge: judge.judge(fitted, ridge))
         added = torch.zeros_like(every.products)
         if ridge is not None:
             solved = every.centre(self._stays).solve(ridge)
@@ -119,21 +117,21 @@ class NormalEquations:
         return known.squares / every.count, known.products / every.count
 
 
-def choose_ridge(change: Callable[[float], float]) -> float | None:
+def choose_ridge(judge: Callable[[float], tuple[float, float]]) -> float | None:
     """The ridge with a locally smallest held-out squared error; None if it reduces none.
 
-    From the middle to smaller ridges as long as the error falls; if it does not, to larger ones.
+    `judge` gives the change of the error, and its slope over the ridge. From the middle the slope says whether to try
+    larger or smaller ridges, as long as the error falls.
     """
-    middle = len(RIDGES) // 2
-    best, least = middle, change(RIDGES[middle])
-    for ways in (range(middle + 1, len(RIDGES)), range(middle - 1, -1, -1)):
-        for place in ways:
-            found = change(RIDGES[place])
-            if not found < least:
-                break
-            best, least = place, found
-        if best > middle:
+    place = len(RIDGES) // 2
+    least, slope = judge(RIDGES[place])
+    best, step = place, 1 if slope > 0 else -1
+    while slope * step > 0 and 0 <= place + step < len(RIDGES):
+        place += step
+        found, slope = judge(RIDGES[place])
+        if not found < least:
             break
+        best, least = place, found
     return RIDGES[best] if least < 0 else None
 
 
@@ -225,36 +223,49 @@ class _NormalSystem:
 
     def solve(self, ridge: float) -> Tensor:
         """D of (x x' + ridge) D = x e'."""
-        return solve_regular(self.squares, self.products, scale_ridge(mean_square(self.squares, self.columns), ridge))
+        return self._factorise(ridge).solve(self.products)
 
-    def change(self, added: Tensor) -> float:
-        """The change of ‖e‖² when x D is subtracted from e."""
-        return as_number((added * (self.squares @ added)).sum() - 2 * (added * self.products).sum())
+    def judge(self, fitted: _NormalSystem, ridge: float) -> tuple[float, float]:
+        """The change of ‖e‖² when x D is subtracted from e, D fitted to other rows, and its slope over the ridge, by
+        dD = -(x x' + ridge)⁻¹ scale D."""
+        factor = fitted._factorise(ridge)
+        added = factor.solve(fitted.products)
+        moved = factor.solve(fitted._scale[:, None, None] * added)
+        left = self.squares @ added - self.products
+        return as_number((added * (left - self.products)).sum()), factor.check_slope(-(left * moved).sum())
+
+    @property
+    def _scale(self) -> Tensor:
+        return mean_square(self.squares, self.columns)
+
+    def _factorise(self, ridge: float) -> RegularFactor:
+        return RegularFactor.find(self.squares, scale_ridge(self._scale, ridge))
 
 
-def solve_regular(squares: Tensor, products: Tensor, ridge: Tensor) -> Tensor:
-    """(squares + ridge)⁻¹ products; zero for groups that are numerically singular, which then stay unchanged."""
-    regular = squares.clone()
-    regular.diagonal(dim1=1, dim2=2).add_(ridge[:, None])
-    factor, failed = torch.linalg.cholesky_ex(regular)
-    if failed.any():
-        singular = (failed != 0)[:, None, None]
-        factor = torch.where(singular, torch.eye(squares.shape[1]).to(factor), factor)
-        products = torch.where(singular, 0.0, products)
-    return torch.cholesky_solve(products, factor)
+@dataclass(frozen=True)
+class RegularFactor:
+    """The Cholesky factor of squares + ridge, and which groups are numerically singular."""
 
+    factor: Tensor
+    failed: Tensor
 
-def multiply_columns(rows: Tensor) -> Tensor:
-    """rows' rows: (..., rows, columns) to (..., columns, columns). Blocks below the diagonal are copied."""
-    columns = rows.shape[-1]
-    if columns <= BLOCK:
-        return rows.mT @ rows
-    product = rows.new_empty(*rows.shape[:-2], columns, columns)
-    for first in range(0, columns, BLOCK):
-        last = first + BLOCK
-        product[..., first:last, first:] = rows[..., first:last].mT @ rows[..., first:]
-        product[..., last:, first:last] = product[..., first:last, last:].mT
-    return product
+    @classmethod
+    def find(cls, squares: Tensor, ridge: Tensor) -> RegularFactor:
+        regular = squares.clone()
+        regular.diagonal(dim1=1, dim2=2).add_(ridge[:, None])
+        return cls(*factorise_cholesky(regular))
+
+    def solve(self, products: Tensor) -> Tensor:
+        """(squares + ridge)⁻¹ products; zero for singular groups, which then stay unchanged."""
+        if not self.failed.any():
+            return solve_cholesky(self.factor, products)
+        singular = self.failed[:, None, None]
+        factor = torch.where(singular, torch.eye(self.factor.shape[1]).to(self.factor), self.factor)
+        return solve_cholesky(factor, torch.where(singular, 0.0, products))
+
+    def check_slope(self, slope: Tensor) -> float:
+        """Singular groups need a larger ridge."""
+        return -math.inf if self.failed.any() else float(slope)
 
 
 def mean_square(squares: Tensor, columns: int | Tensor) -> Tensor:

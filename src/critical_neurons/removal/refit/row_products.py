@@ -9,13 +9,13 @@ from torch import Tensor
 
 from critical_neurons.removal.refit.ridge import (
     ROUNDING,
+    RegularFactor,
     as_number,
     choose_ridge,
     find_home,
     mean_square,
     require_finite,
     scale_ridge,
-    solve_regular,
 )
 
 COLUMNS_AT_ONCE = 2048
@@ -46,7 +46,7 @@ class RowProducts:
             known = _RowSystem.centre(products[:, :fitted, :fitted], errors[:, :fitted], columns)
             crossed = _centre(products[:, fitted:, :fitted])
             held_out = _centre_rows(errors[:, fitted:])
-            ridge = choose_ridge(lambda ridge: _change(crossed @ known.solve(ridge), held_out))
+            ridge = choose_ridge(lambda ridge: known.judge(ridge, crossed, held_out))
         added, shift = rows.new_zeros(rows.shape[0], columns, errors.shape[2]), errors.mean(1)
         if ridge is not None:
             mean = self._origin.to(errors) + rows.mean(1, keepdim=True).to(errors)
@@ -74,12 +74,22 @@ class _RowSystem:
 
     def solve(self, ridge: float) -> Tensor:
         """A of D = X' A, with the same ridge as in the normal equations."""
-        scale = mean_square(self.products, self.columns) + self.floor
-        return solve_regular(self.products, self.errors, scale_ridge(scale, ridge) + self.floor)
+        return self._factorise(ridge).solve(self.errors)
 
+    def judge(self, ridge: float, crossed: Tensor, held_out: Tensor) -> tuple[float, float]:
+        """The change of the squared error of other rows when their X D is subtracted, and its slope over the ridge,
+        by dA = -(X X' + ridge)⁻¹ scale A. `crossed`: their products with these rows."""
+        factor = self._factorise(ridge)
+        found = factor.solve(self.errors)
+        left, moved = held_out - crossed @ found, crossed @ factor.solve(self._scale[:, None, None] * found)
+        return as_number((left.square() - held_out.square()).sum()), factor.check_slope((left * moved).sum())
 
-def _change(given: Tensor, errors: Tensor) -> float:
-    return as_number(((errors - given).square() - errors.square()).sum())
+    @property
+    def _scale(self) -> Tensor:
+        return mean_square(self.products, self.columns) + self.floor
+
+    def _factorise(self, ridge: float) -> RegularFactor:
+        return RegularFactor.find(self.products, scale_ridge(self._scale, ridge) + self.floor)
 
 
 def _centre(products: Tensor) -> Tensor:
