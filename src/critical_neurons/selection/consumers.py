@@ -18,14 +18,19 @@ by units of the same part only. 2304 columns are 256 channels of a 3x3 convoluti
 
 @dataclass(frozen=True, eq=False)
 class ColumnBlock:
-    """Some im2col columns of one convolution group or of a linear layer: weights (columns, outputs) in double
-    precision, the numbers of the outputs, and the unit of every column."""
+    """Some im2col columns of one convolution group or of a linear layer: a view of the model's weights (columns,
+    outputs), the numbers of the outputs, and the unit of every column."""
 
     group: int
     columns: slice
-    weight: Tensor
+    own: Tensor
     outputs: Tensor
     units: Ints
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights in double precision, which would take twice the memory of the model if they were held."""
+        return self.own.double()
 
 
 def list_consumers(structure: Structure, model: nn.Module) -> list[Wiring]:
@@ -45,7 +50,7 @@ def group_is_read(structure: Structure, group: Group, model: nn.Module) -> bool:
 
 def split_module(module: nn.Module, wiring: Wiring) -> list[ColumnBlock]:
     assert isinstance(module, Weighted)
-    weight = to_matrix(module, module.weight.detach().double())
+    weight = to_matrix(module, module.weight.detach())
     inputs = wiring.inputs.reshape(wiring.groups, -1)
     outputs = torch.arange(len(wiring.outputs)).reshape(wiring.groups, -1)
     kernel = weight.shape[1] // inputs.shape[1]

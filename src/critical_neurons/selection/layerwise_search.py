@@ -267,10 +267,10 @@ class LayerwiseSearch:
         bias = old.detach().clone() if isinstance(old, Tensor) else module.weight.new_zeros(len(wiring.outputs))
         pairs = zip(self._parts[wiring.module], self._moments[wiring.module], strict=True)
         for number, (part, moments) in enumerate(pairs):
-            gone = torch.from_numpy(~stays[part.units])
-            fitted = self.whole.inverses.refit(wiring.module, number, part.weight, gone)
+            gone, weight = torch.from_numpy(~stays[part.units]), part.weight
+            fitted = self.whole.inverses.refit(wiring.module, number, weight, gone)
             matrix[part.group, part.columns] = fitted.to(matrix)
-            bias[part.outputs] += (moments.mean.double() @ (part.weight - fitted)).to(bias)
+            bias[part.outputs] += (moments.mean.double() @ (weight - fitted)).to(bias)
         return Fitted(from_matrix(module, matrix), bias)
 
 
