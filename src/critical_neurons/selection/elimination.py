@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -103,7 +104,7 @@ class _EliminationSystem:
         """Add, for every remaining unit, the error that its removal would cause."""
         for kind in self._kinds:
             weight = self._weight[kind.columns].reshape(*kind.own.shape[:2], self._weight.shape[1])
-            errors[kind.units] += torch.linalg.solve(kind.own, weight @ weight.mT).diagonal(dim1=1, dim2=2).sum(1)
+            errors[kind.units] += _measure_removals(kind.own, weight)
 
     def remove(self, unit: Tensor) -> None:
         gone = (self._units == unit).nonzero().flatten()
@@ -130,6 +131,15 @@ class _EliminationSystem:
         self._inverse = self._inverse[left[:, None], left].addmm_(held.T, held, alpha=-1)
         self._weight, self._units = self._weight[left], self._units[left]
         self._begin()
+
+
+def _measure_removals(own: Tensor, weight: Tensor) -> Tensor:
+    """tr W_u' (H_uu)⁻¹ W_u for every unit, by the cheaper of two ways."""
+    if weight.shape[2] < 2 * weight.shape[1]:
+        factor, failed = torch.linalg.cholesky_ex(own)
+        if not failed.any():
+            return cast(Tensor, torch.linalg.solve_triangular(factor, weight, upper=False)).square().sum((1, 2))
+    return cast(Tensor, torch.linalg.solve(own, weight @ weight.mT)).diagonal(dim1=1, dim2=2).sum(1)
 
 
 @dataclass(frozen=True)
