@@ -1,16 +1,16 @@
 """Cost of search and refitting, in forward passes over the calibration inputs, and their peak memory.
 
-    python benchmarks/passes.py run --data DIR --resnet20 WEIGHTS     all cases not stored yet
+    python benchmarks/passes.py run --data DIR --resnet20 WEIGHTS --vgg16 WEIGHTS  all cases not stored yet
     python benchmarks/passes.py run ... --only resnet20 --only quick  cases whose names contain these
     python benchmarks/passes.py table                                 stored results as Markdown
 
-Half of the multiply-adds are kept. The CIFAR ResNet-20 has 1 000 images, and its accuracy is measured as in
-ablation.py; the others have random images, 224x224, and untrained weights with batch norms estimated on a few of
-them, which suffices to measure cost. Every case runs in a separate process, on one thread, and is a line of
-benchmarks/results/passes.jsonl: processor seconds of a pass (the faster of two) and by part, and the peak memory.
+Half of the multiply-adds are kept. ResNet-20 and VGG-16 for CIFAR-10 have 1 000 images, and their accuracy is
+measured as in ablation.py; the others have random images, 224x224, and untrained weights with batch norms estimated
+on a few of them, which suffices to measure cost. Every case runs in a separate process, on one thread, and is a line
+of benchmarks/results/passes.jsonl: processor seconds of a pass (the faster of two) and by part, and the peak memory.
 Memory is allocated as by the command line tool, which keeps what was freed.
 Cases that end in a number run the search in that many processes. Lines with a `commit` were measured at that commit,
-before the changes that docs/performance.md describes.
+before later changes; docs/performance.md shows the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,15 +31,17 @@ import torch
 from torch import Tensor, nn
 
 import critical_neurons as cn
-from ablation import clock, load_subject
+from ablation import CALIBRATION, MEASURED, VALIDATION, Subject, clock, load_subject
 from architectures.classic import VGG
 from architectures.mobile import mobilenet_v2
 from architectures.residual import basic_resnet, bottleneck_resnet
 from critical_neurons.cli.memory import reuse_freed_memory
+from critical_neurons.io.models import load_model
 from critical_neurons.removal.metrics import measure_accuracy
 from critical_neurons.selection.budget_search import Search
 from critical_neurons.selection.layerwise_search import LayerwiseSearch
-from passes_page import RESULTS, list_rows, read_lines
+from critical_neurons_reproduction.datasets import load_stored
+from passes_page import RESULTS, list_current, list_rows
 from storing import SEED, store_line
 from timing import Parts, read_peak
 
@@ -60,6 +62,9 @@ LARGE = {
     "mobilenet_v2": mobilenet_v2,
     "vgg16_bn": WideVGG,
 }
+TRAINED = ("resnet20", "vgg16")
+"""Networks trained on CIFAR-10."""
+
 IMAGES = (32, 256)
 WORKERS = (1, 2)
 """Numbers of processes for a parallel search, one case each."""
@@ -81,7 +86,8 @@ PARTS = {
 
 def list_cases() -> list[str]:
     large = [f"{name}/{images}" for images in IMAGES for name in LARGE]
-    cases = [f"{name}/{effort}" for name in ("resnet20/1000", *large) for effort in ("quick", "standard")]
+    trained = [f"{name}/{CALIBRATION}" for name in TRAINED]
+    cases = [f"{name}/{effort}" for name in (*trained, *large) for effort in ("quick", "standard")]
     return [*cases, *(f"resnet20/1000/standard/{count}" for count in WORKERS)]
 
 
@@ -90,7 +96,8 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="measure the cases that are not stored yet")
     run.add_argument("--data", type=Path, help="folder with cifar10")
-    run.add_argument("--resnet20", type=Path, help="checkpoint; without it ResNet-20 is skipped")
+    for name in TRAINED:
+        run.add_argument(f"--{name}", type=Path, help="weights; without them it is skipped")
     run.add_argument("--only", action="append", default=[], help="part of case names, such as resnet18/32")
     run.add_argument("--case", help=argparse.SUPPRESS)
     commands.add_parser("table", help="print the stored results")
@@ -100,23 +107,24 @@ def main() -> None:
     elif given.case and given.case.count("/") == 3:
         measure_workers(given.case, given.data, given.resnet20)
     elif given.case:
-        measure(given.case, given.data, given.resnet20)
+        measure(given.case, given.data, {name: getattr(given, name) for name in TRAINED})
     else:
-        stored = {line["name"] for line in read_lines() if "commit" not in line}
+        stored = {line["name"] for line in list_current()}
         for name in list_cases():
             if name in stored or not all(part in name for part in given.only):
                 continue
-            if given.resnet20 is not None or not name.startswith("resnet20"):
+            network = name.partition("/")[0]
+            if network not in TRAINED or getattr(given, network) is not None:
                 threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
                 command = [sys.executable, __file__, *sys.argv[1:], "--case", name]
                 subprocess.run(command, check=True, env={**os.environ, **threads})
 
 
-def measure(name: str, data: Path, weights: Path | None) -> None:
+def measure(name: str, data: Path, weights: Mapping[str, Path]) -> None:
     reuse_freed_memory()
     torch.set_num_threads(1)
     network, images, effort = name.split("/")
-    subject = load_subject("resnet20", 0, data, weights) if network == "resnet20" else None
+    subject = load_trained(network, data, weights[network]) if network in TRAINED else None
     model, inputs = (subject.model, subject.inputs) if subject else prepare(network, int(images))
     size = 64 if subject else 8
     with torch.no_grad():
@@ -150,6 +158,16 @@ def measure_workers(name: str, data: Path, weights: Path) -> None:
     seconds = {"clock_seconds": round(time.monotonic() - began, 1), "own_seconds": round(own, 1)}
     kept = hashlib.sha256(repr(scores.to_dict()["scores"]).encode()).hexdigest()[:12]
     store_line(RESULTS, {"name": name, "workers": int(count), **seconds, "scores": kept, "load": round(load, 1)})
+
+
+def load_trained(network: str, data: Path, weights: Path) -> Subject:
+    if network == "resnet20":
+        return load_subject(network, 0, data, weights)
+    training, _ = load_stored(data / "cifar10")
+    rows = torch.randperm(len(training) - VALIDATION, generator=torch.Generator().manual_seed(SEED))[:CALIBRATION]
+    held_out = training.select(torch.arange(len(training) - VALIDATION, len(training))[:MEASURED])
+    model = load_model(network, weights).eval()
+    return Subject(model, training.inputs[rows] - 0.5, (held_out.inputs - 0.5, held_out.labels))
 
 
 def prepare(network: str, images: int) -> tuple[nn.Module, Tensor]:

@@ -14,18 +14,31 @@ PARTS = (
     "covariances",
     "Fisher matrices",
     "elimination",
-    "exchanges",
     "pricing",
     "drafts",
     "bounds",
     "refitting",
     "other",
 )
+MOST_PASSES = {
+    f"{case}/{effort}": most
+    for cases, standard in (
+        (("resnet20/1000", "vgg16/1000"), 40),
+        (("resnet18/256", "resnet50/256", "mobilenet_v2/256", "vgg16_bn/256"), 30),
+    )
+    for case in cases
+    for effort, most in (("quick", 12), ("standard", standard))
+}
+"""Targets by case."""
+
+MOST_MEGABYTES = 6000
+"""Target for 224x224."""
+
 HEADER = (
     "network",
     "images",
     "effort",
-    "commit",
+    "target",
     "passes",
     "pass, s",
     "search, s",
@@ -33,27 +46,18 @@ HEADER = (
     "peak, MB",
     "accuracy",
     "load",
+    "",
 )
 SECTION = """\
 ## Searching and refitting
 
 The time of `cn.search(macs=0.5)` and `cn.prune(compensate="least_squares")` in processor seconds on one thread.
-*Passes* is the sum of both as a multiple of one forward pass over the same inputs, the faster of two. ResNet-20 runs
-on 1 000 CIFAR-10 images, and its accuracy is that on 2 500 validation images; other networks run on random images of
-224x224. *Load* is the load average on the two cores: a busy machine slows forward passes and the rest unevenly.
-Measured by `python benchmarks/passes.py run`.
-
-Lines with a commit were measured at that commit. These things were different then:
-
-* At 0b44375, the first call spent four seconds on importing torch's compiler, every trial of pricing took a whole
-  forward pass, and batch norms took a fifth of refitting.
-* At 9c3be31 and before, comparing drafts took a separate pass, ridges were tried from the largest down, and pricing
-  at standard effort took ten passes instead of six.
-* At 3b574f5 and before, every thread had its own memory arena, and the products of each batch were added up
-  separately. In the command line tool threads now share an arena.
-* At 26fa57e and before, kept units were exchanged for removed ones ([ablation.md](ablation.md)), and freed memory
-  was returned to the system. The command line tool now keeps it; elsewhere, set `MALLOC_ARENA_MAX=1`,
-  `MALLOC_MMAP_THRESHOLD_=1073741824` and `MALLOC_TRIM_THRESHOLD_=1073741824`.
+*Passes* is the sum of both as a multiple of one forward pass over the same inputs, the faster of two; the target for
+224x224 includes a peak memory of 6 GB. ResNet-20 and VGG-16 run on 1 000 CIFAR-10 images, and their accuracy is that
+on 2 500 validation images; the other networks run on random images of 224x224. *Load* is the load average on the two
+cores: a busy machine slows forward passes and the rest unevenly. Measured by `python benchmarks/passes.py run`, with
+memory allocated as in the command line tool, which keeps what was freed; elsewhere, set `MALLOC_ARENA_MAX=1`,
+`MALLOC_MMAP_THRESHOLD_=1073741824` and `MALLOC_TRIM_THRESHOLD_=1073741824`.
 """
 
 
@@ -73,21 +77,36 @@ def read_lines() -> list[dict[str, Any]]:
     return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
 
 
+def list_current() -> list[dict[str, Any]]:
+    """Lines with a commit were measured before later changes."""
+    return [line for line in read_lines() if "commit" not in line]
+
+
 def list_rows() -> list[str]:
-    """Total cost, then cost by part, for lines that recorded it."""
-    lines = [line for line in read_lines() if "workers" not in line]
+    """Total cost beside its target, then cost by part."""
+    lines = {line["name"]: line for line in list_current() if "workers" not in line}
     keys = ("passes", "pass_seconds", "search_seconds", "refit_seconds", "peak_megabytes", "accuracy", "load")
-    rows = [
-        [*line["name"].split("/"), line.get("commit", ""), *(str(line.get(key, "")) for key in keys)]
-        for line in lines
-    ]
-    followed = [line for line in lines if "parts" in line]
-    parts = [[line["name"], *(str(line["parts"].get(part, "")) for part in PARTS)] for line in followed]
+    rows = []
+    for name in {**MOST_PASSES, **lines}:
+        line, most = lines.get(name, {}), MOST_PASSES.get(name)
+        values = (str(line.get(key, "")) for key in keys)
+        rows.append([*name.split("/"), "" if most is None else f"{most} passes", *values, _judge(name, line, most)])
+    parts = [[name, *(str(line["parts"].get(part, "")) for part in PARTS)] for name, line in lines.items()]
     return [*format_table(HEADER, rows), "", *format_table(("processor seconds of", *PARTS), parts)]
 
 
+def _judge(name: str, line: dict[str, Any], most: int | None) -> str:
+    if most is None:
+        return ""
+    if not line:
+        return "not measured"
+    large = not name.startswith(("resnet20/", "vgg16/"))
+    met = line["passes"] <= most and not (large and line["peak_megabytes"] > MOST_MEGABYTES)
+    return "met" if met else "**not met**"
+
+
 def list_workers() -> list[str]:
-    lines = [line for line in read_lines() if "workers" in line]
+    lines = [line for line in list_current() if "workers" in line]
     header = ("network", "images", "workers", "wall clock, s", "calling process, s", "scores", "load before")
     rows = [
         [
