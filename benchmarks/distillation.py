@@ -38,8 +38,7 @@ from storing import store_line
 
 RESULTS = Path(__file__).parent / "results" / "distillation.jsonl"
 HARNESS, OLDEST_HARNESS = 6, 3
-"""Incremented when the same settings would give another result, in 5 only for networks whose last layer lost inputs;
-and the oldest one that is still shown."""
+"""Incremented when the same settings would give another result, and the oldest one that is still shown."""
 
 OURS = "search"
 PEERS = tuple(name for name in METHODS if name != "paper's program")
