@@ -42,7 +42,7 @@ def train(settings, *, seed=0, report=lambda text: None, loss=square):
 
 
 def teach(original, smaller, inputs, settings, *, loss=square, **options):
-    split, aim = hold_out(inputs, 0), Aim(loss, loss)
+    split, aim = hold_out(inputs, 0), Aim(loss)
     return distil(original, smaller, *split, aim, augment=lambda given: given, settings=settings, **options)
 
 
@@ -96,7 +96,7 @@ def test_an_eighth_is_held_out_and_few_are_judged_in_many_variants():
     original, smaller, _ = build_pair()
     few = torch.randn(16, 6)
     settings = cn.Distillation(steps=1, learning_rate=1e-3)
-    distil(original, smaller, *hold_out(few, 0), Aim(square, square), augment=augment, settings=settings)
+    distil(original, smaller, *hold_out(few, 0), Aim(square), augment=augment, settings=settings)
     assert sum(seen) == 1 + 14 + 2 * 128  # memory, a step, judged before and after it
 
 
@@ -150,7 +150,7 @@ def test_batches_are_full_and_all_inputs_equally_frequent():
     original, smaller, inputs = build_pair()
     split = hold_out(inputs, 0)
     settings = cn.Distillation(steps=35, learning_rate=1e-3)
-    distil(original, smaller, *split, Aim(square, square), augment=augment, settings=settings)
+    distil(original, smaller, *split, Aim(square), augment=augment, settings=settings)
     batches = [each for each in seen if len(each) == 64 and each.unique(dim=0).shape[0] > len(split[1])]
     assert len(batches) == 35
     assert (torch.cat(batches).unique(dim=0, return_counts=True)[1] == 32).all()
@@ -285,7 +285,7 @@ def test_what_layers_read_is_to_agree_as_well():
     )
     readers = StreamReader("0", last=False), StreamReader("1", last=False), StreamReader("3", last=True)
     inputs = torch.randn(9, 6)
-    pair = Imitation(original, smaller, Aim(lambda found, wanted: 0 * found.sum(), square, readers))
+    pair = Imitation(original, smaller, Aim(lambda found, wanted: 0 * found.sum(), readers))
     with torch.no_grad():
         stream, last = (
             square(smaller[:at](inputs), original[:at](inputs)) / original[:at](inputs).var(correction=0)

@@ -141,16 +141,14 @@ def _choose_aim(
     name: DistanceName | OutputDistance,
     readers: tuple[StreamReader, ...],
 ) -> Aim:
-    """The loss is the distance of `search`, for classes at a temperature at which all of them count. Weights are
-    judged by it, too: a few held-out inputs have too few decisions to tell weights apart."""
+    """The loss is the distance of `search`, for classes at a temperature at which all of them count."""
     if settings.loss is not None:
-        return Aim(settings.loss, settings.loss)
+        return Aim(settings.loss)
     distance, given = try_distance(copy_model(model), inputs, name)
     outputs = list_outputs(given)
     logits = outputs[0].double().clamp(min=LEAST_PROBABILITY).log() if distance.logarithms else outputs[0].double()
     temperature = float(logits.std(correction=0)) or 1.0
-
-    def measure(found: Any, wanted: Any) -> torch.Tensor:
-        return distance.measure(list_outputs(found), list_outputs(wanted), temperature)
-
-    return Aim(measure, measure, readers)
+    return Aim(
+        lambda found, wanted: distance.measure(list_outputs(found), list_outputs(wanted), temperature),
+        readers,
+    )

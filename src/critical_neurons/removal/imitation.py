@@ -32,11 +32,10 @@ class StreamReader:
 
 @dataclass(frozen=True)
 class Aim:
-    """Functions of both models' outputs: `loss` is minimised, `judge` decides which weights are returned. The inputs
-    of the `readers` are matched as well."""
+    """`loss`, of the outputs of both models, is minimised and decides which weights are returned. The inputs of the
+    `readers` are matched as well."""
 
     loss: OutputLoss
-    judge: Callable[[Any, Any], float | Tensor]
     readers: tuple[StreamReader, ...] = ()
 
 
@@ -84,7 +83,7 @@ class Imitation:
 
     def judge(self, inputs: Inputs) -> float:
         with torch.no_grad():
-            loss = float(self._aim.judge(*self._run(inputs)))
+            loss = float(self._aim.loss(*self._run(inputs)))
         self._read.clear()
         return loss
 
