@@ -14,7 +14,7 @@ from critical_neurons.parallel import SERIAL
 from critical_neurons.removal.refit import ridge
 from critical_neurons.removal.refit.behind import refit_behind
 from critical_neurons.removal.remove import remove_units
-from critical_neurons.selection import consumers
+from critical_neurons.selection import consumers, layerwise_search
 from critical_neurons.selection.distance import Distance
 from critical_neurons.selection.layerwise_search import LayerwiseSearch
 from critical_neurons.selection.trials import Outputs
@@ -162,3 +162,17 @@ def test_outputs_that_are_missing_are_computed():
         outputs.complete(model, inputs, rows[:80], 7, SERIAL)
         assert torch.equal(outputs.rows.sort().values, rows[:80].sort().values)
         assert torch.allclose(outputs.join()[0], model(inputs[outputs.rows]))
+
+
+def test_trials_in_portions_have_the_same_prices(monkeypatch):
+    inputs = draw_inputs("resnet", INPUTS)
+    search, _ = make_search(build_model("resnet", 0), inputs)
+    found = search.order(search.whole)
+    together = search.price(found, 3)
+    monkeypatch.setattr(layerwise_search, "MOST_TRIED_BYTES", 1)
+    told = []
+    apart = search.price(found, 3, lambda done, total: told.append((done, total)))
+    for one, other in zip(together, apart, strict=True):
+        assert torch.equal(one.errors, other.errors)
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1] >= 2 * len(found)

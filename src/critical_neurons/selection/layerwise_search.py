@@ -49,6 +49,9 @@ TRIED_SHARES = (0.5, 0.75)
 LEAST_TRIED, MOST_TRIED = 16, 1024
 """Limits on the number of inputs of each trial."""
 
+MOST_TRIED_BYTES = 2**29
+"""Memory for the weights of trials that share a run of the whole model."""
+
 MOST_MEASURED = 64
 """Inputs for the loss of a choice without a draft."""
 
@@ -159,15 +162,39 @@ class LayerwiseSearch:
         groups = self._structure.groups
         count = passes * len(self._shuffled) // (len(TRIED_SHARES) * len(groups))
         rows = self._shuffled[: min(max(count, LEAST_TRIED), MOST_TRIED)]
-        trials = [self._try(*each, share) for each in zip(groups, found, strict=True) for share in TRIED_SHARES]
+        tried = [(*each, share) for each in zip(groups, found, strict=True) for share in TRIED_SHARES]
         sample = Sample(self._inputs, self._outputs, torch.split(rows, self._batch))
-        draft = copy_whole(self._model)
-        losses = measure_trials(draft, trials, sample, self._distance, progress, self._executor)
+        draft, portions = copy_whole(self._model), self._divide([group for group, _, _ in tried])
+        ratios: list[float | None] = []
+        for number, portion in enumerate(portions):
+            report = partial(_report_portion, progress, number, len(portions))
+            ratios += self._rate(tried[portion], draft, sample, report)
         priced = []
-        for each, tried, lost in zip(found, _by_group(trials), _by_group(list(losses)), strict=True):
-            worths = [loss / trial.error for loss, trial in zip(lost, tried, strict=True) if trial.error > 0]
+        for each, own in zip(found, _by_group(ratios), strict=True):
+            worths = [ratio for ratio in own if ratio is not None]
             priced.append(Elimination(each.order, each.errors * (float(np.mean(worths)) if worths else 0.0)))
         return priced
+
+    def _rate(
+        self, tried: Sequence[tuple[Group, Elimination, float]], draft: nn.Module, sample: Sample, progress: Progress
+    ) -> list[float | None]:
+        """The loss per error of trials; None where nothing is removed."""
+        trials = [self._try(*each) for each in tried]
+        losses = measure_trials(draft, trials, sample, self._distance, progress, self._executor)
+        pairs = zip(losses, trials, strict=True)
+        return [float(loss) / trial.error if trial.error > 0 else None for loss, trial in pairs]
+
+    def _divide(self, groups: Sequence[Group]) -> list[slice]:
+        """Trials of these groups in portions whose weights fit into memory."""
+        first, held, portions = 0, 0, []
+        for place, group in enumerate(groups):
+            modules = (self._model.get_submodule(wiring.module) for wiring in self._list_readers(group))
+            size = sum(value.nbytes for module in modules for value in module.parameters())
+            if held and held + size > MOST_TRIED_BYTES:
+                portions.append(slice(first, place))
+                first, held = place, 0
+            held += size
+        return [*portions, slice(first, len(groups))]
 
     def _try(self, group: Group, found: Elimination, share: float) -> RemovalTrial:
         """The removal of this share of a group's units."""
@@ -272,6 +299,10 @@ class LayerwiseSearch:
             matrix[part.group, part.columns] = fitted.to(matrix)
             bias[part.outputs] += (moments.mean.double() @ (weight - fitted)).to(bias)
         return Fitted(from_matrix(module, matrix), bias)
+
+
+def _report_portion(progress: Progress, number: int, count: int, done: int, total: int) -> None:
+    progress(number * total + done, count * total)
 
 
 def _by_group(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
