@@ -56,6 +56,7 @@ def test_factors_solve_and_invert(shape, dtype):
     given = draw((*regular.shape[:-1], 3), dtype)
     assert torch.allclose(regular @ solve_cholesky(factor, given), given, atol=10 * ROUNDING[dtype])
     assert torch.equal(regular, before)
+    assert torch.equal(factorise_cholesky(before.clone(), overwrite=True)[0], factor)
     if regular.ndim == 2:
         assert torch.allclose(invert_cholesky(factor), torch.linalg.inv(regular), atol=ROUNDING[dtype])
 

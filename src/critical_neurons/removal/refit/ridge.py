@@ -96,19 +96,20 @@ class NormalEquations:
         assert self._origin is not None
         for held_out in (True, False):
             self._sum_up(held_out=held_out)
+            require_finite((self._held_out if held_out else self._fitted).squares)
+        ridge = self._choose_ridge() if self._fitted.count and self._held_out.count else None
         every = self._fitted.join(self._held_out)
-        require_finite(every.squares)
-        ridge = None
-        if self._fitted.count and self._held_out.count:
-            judged = slice(None, None, -(-every.products.shape[2] // MOST_JUDGED))
-            fitted, judge = (each.centre(self._stays).take(judged) for each in (self._fitted, self._held_out))
-            ridge = choose_ridge(lambda ridge: judge.judge(fitted, ridge))
         added = torch.zeros_like(every.products)
         if ridge is not None:
             solved = every.centre(self._stays).solve(ridge)
             added = solved if self._stays is None else self._stays.put(solved, added)
         mean = self._origin.to(added) + every.inputs[:, None] / every.count
         return added, every.errors / every.count - (mean @ added)[:, 0]
+
+    def _choose_ridge(self) -> float | None:
+        judged = slice(None, None, -(-self._fitted.products.shape[2] // MOST_JUDGED))
+        fitted, judge = (each.centre(self._stays).take(judged) for each in (self._fitted, self._held_out))
+        return choose_ridge(lambda ridge: judge.judge(fitted, ridge))
 
     def describe(self) -> tuple[Tensor, Tensor]:
         """The covariance (groups, columns, columns) of all columns, and that with errors, after `solve`."""
@@ -253,7 +254,7 @@ class RegularFactor:
     def find(cls, squares: Tensor, ridge: Tensor) -> RegularFactor:
         regular = squares.clone()
         regular.diagonal(dim1=1, dim2=2).add_(ridge[:, None])
-        return cls(*factorise_cholesky(regular))
+        return cls(*factorise_cholesky(regular, overwrite=True))
 
     def solve(self, products: Tensor) -> Tensor:
         """(squares + ridge)⁻¹ products; zero for singular groups, which then stay unchanged."""

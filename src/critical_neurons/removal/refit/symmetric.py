@@ -32,12 +32,13 @@ def multiply_columns(rows: Tensor) -> Tensor:
     return _map(_multiply, rows)
 
 
-def factorise_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """As `torch.linalg.cholesky_ex`: the lower factor, and for each matrix whether there is none."""
+def factorise_cholesky(matrix: Tensor, *, overwrite: bool = False) -> tuple[Tensor, Tensor]:
+    """As `torch.linalg.cholesky_ex`: the lower factor, and for each matrix whether there is none. `overwrite`: the
+    matrix is not needed any more, and the factor may take its place."""
     if not _is_large(matrix):
         factor, failed = torch.linalg.cholesky_ex(matrix)
         return factor, failed != 0
-    factor = _map(_factorise, matrix)
+    factor = _map(lambda each: _factorise(each, overwrite=overwrite), matrix)
     return factor, ~torch.isfinite(factor.diagonal(dim1=-2, dim2=-1)).all(-1)
 
 
@@ -67,8 +68,8 @@ def _multiply(rows: Tensor) -> Tensor:
     return _mirror(torch.from_numpy(MULTIPLY[rows.dtype](1.0, rows.numpy().T).T))
 
 
-def _factorise(matrix: Tensor) -> Tensor:
-    factor, failed = FACTORISE[matrix.dtype](matrix.numpy().T, lower=0)
+def _factorise(matrix: Tensor, *, overwrite: bool) -> Tensor:
+    factor, failed = FACTORISE[matrix.dtype](matrix.numpy().T, lower=0, overwrite_a=overwrite)
     return torch.full_like(matrix, torch.nan) if failed else torch.from_numpy(factor.T)
 
 
