@@ -47,6 +47,8 @@ class Rows:
 
 
 def stack_rows(parts: list[Rows], column_count: int) -> Rows:
+    if len(parts) == 1:
+        return parts[0]
     if not parts:
         return Rows(sparse.csr_array((0, column_count)), np.zeros(0), np.zeros(0))
     return Rows(

@@ -52,16 +52,17 @@ class ResolvedNetwork:
         """Everything with explicit values, by op index."""
         return {**self.gates, **self.pools, **self.sums}
 
-    def differentiate(self, index: int, elements: Ints) -> sparse.csr_array:
-        """Coefficients of a value at flat indices (batch, *shape), one row each."""
+    def differentiate(self, index: int, elements: Ints, own: Floats | None = None) -> sparse.csr_array:
+        """Coefficients of a value at flat indices (batch, *shape), one row each. `own`: see `pull_back`."""
         shape = self.ops[index].shape
         samples, positions = np.divmod(elements, int(np.prod(shape)))
-        parts = [sparse.csr_array((0, self.column_count))]
+        parts = []
         for chunk in self._chunks(len(elements)):
             seeds = np.zeros((len(elements[chunk]), int(np.prod(shape))))
             seeds[np.arange(len(seeds)), positions[chunk]] = 1.0
-            parts.append(self.pull_back(index, seeds.reshape(-1, *shape), samples[chunk]))
-        return sparse.csr_array(sparse.vstack(parts, format="csr"))
+            more = None if own is None else own[chunk]
+            parts.append(self.pull_back(index, seeds.reshape(-1, *shape), samples[chunk], own=more))
+        return self._stack(parts)
 
     def differentiate_logits(self, seeds: Floats, samples: Ints) -> sparse.csr_array:
         """Coefficients of `seeds[r] · logits[samples[r]]`, one row each; seeds is (rows, classes).
@@ -75,14 +76,11 @@ class ResolvedNetwork:
         """Coefficients of `shrunk[index]` at flat indices (batch, *shape), one row each."""
         op, gate = self.ops[index], self.gates[index]
         assert isinstance(op, Relu)
-        below = self.differentiate(op.source, elements)
         own_units = np.broadcast_to(gate.units, op.shape).reshape(-1)[elements % int(np.prod(op.shape))]
         scored = np.flatnonzero(own_units != NO_UNIT)
-        own = sparse.csr_array(
-            (gate.shrink.reshape(-1)[elements[scored]], (scored, own_units[scored])),
-            shape=(len(elements), self.column_count),
-        )
-        return sparse.csr_array(below + own)
+        own = np.zeros((len(elements), self.unit_count))
+        own[scored, own_units[scored]] = gate.shrink.reshape(-1)[elements[scored]]
+        return self.differentiate(op.source, elements, own)
 
     def differentiate_pooled(self, index: int, elements: Ints) -> sparse.csr_array:
         """Coefficients of `pooled[index]` at flat indices of the max pool's input, one row each."""
@@ -100,6 +98,11 @@ class ResolvedNetwork:
 
     def pull_back_in_pieces(self, index: int, seeds: Floats, samples: Ints) -> sparse.csr_array:
         parts = [self.pull_back(index, seeds[rows], samples[rows]) for rows in self._chunks(len(samples))]
+        return self._stack(parts)
+
+    def _stack(self, parts: list[sparse.csr_array]) -> sparse.csr_array:
+        if len(parts) == 1:
+            return parts[0]
         return sparse.csr_array(sparse.vstack([sparse.csr_array((0, self.column_count)), *parts], format="csr"))
 
     def pull_back(
@@ -108,15 +111,16 @@ class ResolvedNetwork:
         seeds: Floats,
         samples: Ints,
         slopes: Mapping[int, tuple[Floats, Floats]] | None = None,
+        own: Floats | None = None,
     ) -> sparse.csr_array:
         """One backward pass: rows of coefficients over the columns. Row r belongs to data point samples[r].
 
         With `slopes`, for which samples must be all data points in order, the pass continues through explicit
         activations, with the first slope of their ReLU where the coefficient is negative and else the second, and
-        through undecided windows, evenly to all elements.
+        through undecided windows, evenly to all elements. `own`: further coefficients over the scores, to be added.
         """
         rows = len(samples)
-        scores = np.zeros((rows, self.unit_count))
+        scores = np.zeros((rows, self.unit_count)) if own is None else own.copy()
         explicit: list[tuple[Ints, Ints, Floats]] = []
         adjoints: dict[int, Floats] = {index: seeds}
         for at in range(index, -1, -1):

@@ -167,15 +167,11 @@ class ReluRows(AffineRows[Gate]):
     def _build_part(self, index: int, gate: Gate, elements: Ints) -> list[Rows]:
         forms = widen(self._affine.differentiate_shrunk(index, elements), self._column_count)
         offset = self._affine.at_zero.shrunk[index].reshape(-1)[elements]
+        floor, ceiling = (limits.reshape(-1)[elements] - offset for limits in (gate.floor, gate.ceiling))
+        if len(gate.explicit) == 0:
+            return [_normalise(Rows(forms, floor, ceiling), gate.scale)]
         unstable = np.isin(elements, gate.explicit)
-        stable = elements[~unstable]
-        parts = [
-            Rows(
-                forms[np.flatnonzero(~unstable)],
-                gate.floor.reshape(-1)[stable] - offset[~unstable],
-                gate.ceiling.reshape(-1)[stable] - offset[~unstable],
-            )
-        ]
+        parts = [Rows(forms[np.flatnonzero(~unstable)], floor[~unstable], ceiling[~unstable])]
         if unstable.any():
             chosen = np.flatnonzero(unstable)
             parts += self._build_unstable(index, gate, elements[chosen], forms[chosen], offset[chosen])
@@ -236,7 +232,11 @@ class SumRows(NumberedRows[Sums]):
 
 def _normalise(rows: Rows, scale: float) -> Rows:
     """Divide each row by its largest coefficient, nearly empty rows by the scale, so that one tolerance suits all."""
-    largest = abs(rows.matrix).max(axis=1).toarray().reshape(-1)
+    matrix, counts = rows.matrix, np.diff(rows.matrix.indptr)
+    largest, filled = np.zeros(len(rows)), counts > 0
+    if matrix.nnz:
+        largest[filled] = np.maximum.reduceat(np.abs(matrix.data), matrix.indptr[:-1][filled])
     largest[largest < 1e-6 * scale] = scale
-    matrix = sparse.csr_array(sparse.diags_array(1.0 / largest) @ rows.matrix)
+    scaled = matrix.data / np.repeat(largest, counts)
+    matrix = sparse.csr_array((scaled, matrix.indices, matrix.indptr), shape=matrix.shape)
     return Rows(matrix, rows.lower / largest, rows.upper / largest)

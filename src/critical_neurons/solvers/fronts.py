@@ -161,13 +161,6 @@ class Tree:
             total[chunk.columns] += chunk.matrix.T @ multipliers[chunk.numbers]
         return total
 
-    def write_out(self, weights: Floats) -> Floats:
-        """All rows, each times its weight."""
-        whole = np.zeros((self.row_count, self.column_count))
-        for chunk in self._chunks:
-            whole[np.ix_(chunk.numbers, chunk.columns)] = weights[chunk.numbers, None] * chunk.write_out()
-        return whole
-
 
 @dataclass(frozen=True)
 class _Factor:
@@ -202,7 +195,7 @@ class FrontElimination:
             place[columns] = np.arange(len(columns))
             matrix = np.zeros((len(columns), len(columns)))
             for part, at in added:
-                _add_at(matrix, place[at], part)
+                add_at(matrix, place[at], part)
             size = len(front.own)
             matrix[np.arange(size), np.arange(size)] += diagonal[front.own]
             update = matrix[size:, size:]
@@ -231,7 +224,7 @@ class FrontElimination:
         return total
 
 
-def _add_at(matrix: Floats, places: Ints, part: Floats) -> None:
+def add_at(matrix: Floats, places: Ints, part: Floats) -> None:
     """Add by slices if the places form few runs, which is several times as fast."""
     starts = np.concatenate([[0], np.flatnonzero(np.diff(places) != 1) + 1, [len(places)]])
     if len(starts) > MOST_RUNS or len(places) == 0:

@@ -118,7 +118,7 @@ class _BarrierSearch(SearchRecord):
         self.remaining()
         start = self._choose_start(loss)
         steepest = float(np.abs(self._cost + loss.differentiate(start).slope).max())
-        pattern = sparse.csr_array(sparse.vstack([rows, loss.pattern], format="csr"))
+        pattern = sparse.csr_array(sparse.vstack([sparse.csr_array(rows), loss.pattern], format="csr"))
         with until(time.monotonic() + self.remaining()):
             state = NewtonState(start, (self._lower, self._upper), steepest, origins, pattern)
             state.add(rows, limits)
@@ -245,16 +245,25 @@ class _BarrierSearch(SearchRecord):
         point[self._columns] = searched
         return point
 
-    def _split(self, rows: Rows) -> tuple[sparse.csr_array, Floats]:
-        """Rows as a · x <= b over the searched columns."""
-        matrix = sparse.csr_array(rows.matrix[:, : len(self._base)])
-        given = matrix @ self._base
-        matrix = sparse.csr_array(matrix[:, self._columns])
+    def _split(self, rows: Rows) -> tuple[sparse.csr_array | Floats, Floats]:
+        """Rows as a · x <= b over the searched columns, dense unless some of these belong to data points."""
         above, below = np.isfinite(rows.upper), np.isfinite(rows.lower)
-        parts = [matrix[np.flatnonzero(above)], -matrix[np.flatnonzero(below)]]
-        sides = sparse.csr_array(sparse.vstack(parts, format="csr"))
+        sides: sparse.csr_array | Floats
+        if self._has_values:
+            matrix = sparse.csr_array(rows.matrix[:, : len(self._base)])
+            given = matrix @ self._base
+            matrix = sparse.csr_array(matrix[:, self._columns])
+            parts = [matrix[np.flatnonzero(above)], -matrix[np.flatnonzero(below)]]
+            sides = sparse.csr_array(sparse.vstack(parts, format="csr"))
+            largest = abs(sparse.csr_array(sides)).max(axis=1).toarray().reshape(-1)
+        else:
+            written = rows.matrix.toarray()
+            given = written[:, : len(self._base)] @ self._base
+            written = written[:, self._columns]
+            sides = np.concatenate([written[above], -written[below]])
+            largest = np.abs(sides).max(axis=1, initial=0.0)
         limits = np.concatenate([(rows.upper - given)[above], (given - rows.lower)[below]])
-        used = np.flatnonzero(abs(sides).max(axis=1).toarray().reshape(-1) > NO_COEFFICIENT)
+        used = np.flatnonzero(largest > NO_COEFFICIENT)
         return sides[used], limits[used]
 
     def _move_to_bounds(self) -> None:

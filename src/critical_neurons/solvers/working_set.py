@@ -32,23 +32,26 @@ class IdleSides:
     """Sides a · x <= b of built rows that are not in the program. A row has two sides; mostly one of them matters."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[sparse.csr_array, Floats]] = []
+        self._parts: list[tuple[sparse.csr_array | Floats, Floats]] = []
 
-    def add(self, sides: sparse.csr_array, limits: Floats) -> None:
-        if self._parts:
+    def add(self, sides: sparse.csr_array | Floats, limits: Floats) -> None:
+        if self._parts and isinstance(sides, sparse.csr_array):
             before, lower = self._parts.pop()
+            assert isinstance(before, sparse.csr_array)  # as all sides of a program
             sides = sparse.csr_array(sparse.vstack([before, sides], format="csr"))
             limits = np.concatenate([lower, limits])
-        self._parts = [(sides, limits)]
+        self._parts.append((sides, limits))
 
-    def take_violated(self, point: Floats) -> list[tuple[sparse.csr_array, Floats]]:
+    def take_violated(self, point: Floats) -> list[tuple[sparse.csr_array | Floats, Floats]]:
         """The sides that the point violates, which are idle no longer."""
         taken, kept = [], []
         for sides, limits in self._parts:
             violated = sides @ point - limits > LEAST_VIOLATION
             if violated.any():
                 taken.append((sides[np.flatnonzero(violated)], limits[violated]))
-            if not violated.all():
+            if not violated.any():
+                kept.append((sides, limits))
+            elif not violated.all():
                 kept.append((sides[np.flatnonzero(~violated)], limits[~violated]))
         self._parts = kept
         return taken
