@@ -1,5 +1,5 @@
-"""Cost of scoring: seconds and memory by images, units, depth and workers, compared with the literal program, and for
-whole deep networks.
+"""Cost of scoring: seconds and memory by images, units, depth, input side and workers, compared with the literal
+program, and for whole deep networks.
 
     python benchmarks/performance.py run                            on scikit-learn's digits
     python benchmarks/performance.py run --data DIR                 on MNIST; DIR holds mnist, and cifar10
@@ -24,6 +24,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,10 @@ MOST_DIGITS = 500
 
 WIDTHS = (100, 200, 400, 800, 1600)
 DEPTHS = (2, 3, 4, 6, 8)
+SIDES = (16, 24, 32, 48, 64, 96)
+CHANNELS = (32, 64, 128)
+"""Of the convolutions of the network that takes images of any side."""
+
 WORKERS = (1, 2)
 PER_CLASS = 50
 LITERAL = (1, 2, 3, 5, 10, 20)
@@ -138,6 +143,8 @@ def list_cases(place: Place) -> list[Case]:
         add(f"units/{width}", score_untrained, widths=[width, width], images=10, settings=RELAXED)
     for depth in DEPTHS:
         add(f"depth/{depth}", score_untrained, widths=[100] * depth, images=10, settings=RELAXED)
+    for side in SIDES:
+        add(f"side/{side}", score_resized, side=side, images=10, settings=RELAXED)
     for jobs in WORKERS:
         add(f"workers/{jobs}", score_classes, network="fc3", images=10 * PER_CLASS, jobs=jobs, settings=RELAXED)
     for images in LITERAL:
@@ -315,8 +322,6 @@ def score_literal(place: Place, *, network: str, images: int, settings: Mapping[
 
 def score_untrained(place: Place, *, widths: list[int], images: int, settings: Mapping[str, Any]) -> dict[str, Any]:
     """A fully connected network with torch's default initialisation; labels are its own predictions."""
-    from itertools import pairwise
-
     import torch
     from torch import nn
 
@@ -326,6 +331,21 @@ def score_untrained(place: Place, *, widths: list[int], images: int, settings: M
     for before, after in pairwise([inputs[0].size, *widths, 10]):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return time_scoring(nn.Sequential(*layers[:-1]), inputs, None, settings)
+
+
+def score_resized(place: Place, *, side: int, images: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """An untrained convolutional network, of the same parameters for all sides; labels are its own predictions."""
+    import torch
+    from torch import nn
+
+    inputs, _ = load_kept(place, images)
+    resized = nn.functional.interpolate(torch.from_numpy(inputs), (side, side), mode="bilinear")
+    torch.manual_seed(SEED)
+    layers: list[nn.Module] = []
+    for before, after in pairwise([inputs.shape[1], *CHANNELS]):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2)]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(CHANNELS[-1], 10)]
+    return time_scoring(nn.Sequential(*layers[:-1], *head), resized.numpy(), None, settings)
 
 
 def score_classes(
@@ -339,9 +359,11 @@ def time_scoring(
 ) -> dict[str, Any]:
     """`jobs`: number of processes, with one program per class; None for a single program."""
     import critical_neurons as cn
+    from critical_neurons.solvers import find_solver
     from critical_neurons_reproduction.score_settings import read_score_settings
 
     told = read_score_settings(settings)
+    find_solver(told["solver"].name)  # its imports are not timed
     if jobs is not None:
         told["formulation"] = cn.ByClass(told["formulation"], workers=cn.Workers(jobs=jobs))
     scores, taken = measure(partial(cn.score, model, inputs, labels, **told))
@@ -351,6 +373,7 @@ def time_scoring(
         "status": scores.status.value,
         "gap": scores.gap,
         "sizes": dict(scores.sizes),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
 
 

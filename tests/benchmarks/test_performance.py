@@ -121,7 +121,9 @@ class TestPage:
             "images/fc3/1000": {**TAKEN, "processor_seconds": 2.9},
             "images/lenet5/1000": {**TAKEN, "seconds": 31.0, "processor_seconds": 45.0},
             "units/100": TAKEN,
-            "depth/2": TAKEN,
+            "depth/2": {**TAKEN, "parameters": 100},
+            "depth/4": {**TAKEN, "processor_seconds": 1.0, "parameters": 50},
+            "side/16": TAKEN,
             "workers/1": TAKEN,
             "literal/ours/1": TAKEN,
             "literal/folded/1": {**TAKEN, "processor_seconds": 3.0},
@@ -149,6 +151,8 @@ class TestPage:
         write_page(store.find_all(TABLE), page)
         text = page.read_text()
         assert "feasible, gap 25.0%" in text
+        assert "Fitted exponent -1.00 in layers, 1.00 in parameters." in text
+        assert "Paper, relaxed: no scores have an objective below -2.000." in text
         assert f"ended after {CAP}" in text
         assert "the solver failed" in text
         assert "| cn.search | 40.00 | 80.00 |" in text
