@@ -23,7 +23,7 @@ FEW_COLUMNS = 500
 
 
 @dataclass(frozen=True)
-class _Group:
+class _RowGroup:
     """Rows by number; `rest` are their coefficients outside the dense columns."""
 
     numbers: Ints
@@ -40,7 +40,7 @@ class DenseRows:
         self._matrix = np.zeros((0, column_count))
         self.squares = np.zeros(0)
         self._kinds = np.zeros(0, dtype=np.int64)
-        self._groups: list[_Group] | None = None
+        self._groups: list[_RowGroup] | None = None
 
     @property
     def matrix(self) -> Floats:
@@ -89,11 +89,11 @@ class DenseRows:
                 total[group.others[own.coords[0]], group.others[own.coords[1]]] += own.data
         return total
 
-    def _form_group(self, numbers: Ints) -> _Group:
+    def _form_group(self, numbers: Ints) -> _RowGroup:
         rows = self._matrix[numbers]
         filled = np.count_nonzero(rows, axis=0) >= FILLED * len(numbers)
         others = np.flatnonzero(~filled)
-        return _Group(numbers, np.flatnonzero(filled), sparse.csr_array(rows[:, others]), others)
+        return _RowGroup(numbers, np.flatnonzero(filled), sparse.csr_array(rows[:, others]), others)
 
 
 class DenseElimination:
