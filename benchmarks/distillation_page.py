@@ -14,8 +14,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from critical_neurons.core.markdown import format_table
+from published import NOTE, list_beside
 from published import Figure as Published
-from published import list_beside
 
 PAGE = Path(__file__).parent.parent / "docs" / "distillation.md"
 PICTURE = PAGE.parent / "quality" / "public-weights.svg"
@@ -61,8 +61,8 @@ Accuracies on CIFAR-10 as other methods report them, beside ours. Their networks
 orders of magnitude can be compared. Ours have no labels; *distilled* is training on the calibration images alone.
 """
 WIDTH = 118
-HELD_OUT = 4
-"""The first harness version that holds out inputs from least squares, too; lines of earlier ones are marked."""
+OLDER = {4: "least squares on held-out inputs, too", 6: "fewer full batches, best check returned"}
+"""What was different in lines of earlier versions of the harness."""
 
 Lines = Sequence[Mapping[str, Any]]
 
@@ -98,7 +98,7 @@ def describe(lines: Lines, folder: str) -> list[str]:
         "",
         "## Published figures",
         "",
-        *wrap(PUBLISHED, WIDTH),
+        *wrap(PUBLISHED + NOTE, WIDTH),
         "",
         *list_beside(_list_ours(tested)),
     ]
@@ -232,5 +232,5 @@ def _name_share(network: str, share: float) -> str:
 def _name_setting(line: Mapping[str, Any]) -> str:
     settings = line["settings"]
     mixed = "" if settings["augment"] == "auto" else f", {settings['augment']}"
-    older = ", least squares on held-out inputs, too" if line["harness"] < HELD_OUT else ""
+    older = "".join(f", {note}" for harness, note in OLDER.items() if line["harness"] < harness)
     return f"{settings['steps'] or 'usual'} steps of {settings['batch_size']}{mixed}{older}"

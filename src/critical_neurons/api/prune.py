@@ -63,8 +63,9 @@ def prune(
 
     "distil", or `cn.Distillation(...)` for its settings, continues from least squares: all weights are trained for
     some minutes, without labels, to bring the outputs nearer to the model's, by `distance` as for `search`. An eighth
-    of the inputs is held out from both; the weights returned are never worse there than those of least squares.
-    `seed` is that of the split and the batches. Ctrl-C leaves the best weights so far.
+    of the inputs is held out from both; by the mean distance on these, plain and augmented, the weights returned are
+    never worse than those of least squares. `seed` is that of the split and the batches. Ctrl-C leaves the best
+    weights so far.
 
     `progress` receives how far refitting and training are, and the time left.
 

@@ -52,8 +52,8 @@ class Distance:
     def miss(self, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
         """A smoothed share of the inputs whose predicted class changes; without classes, the squares.
 
-        Smoothing makes near misses count. The divergence of all classes would be a worse criterion: for very small
-        networks it prefers ones with more wrong decisions.
+        Smoothing makes near misses count. To choose between networks in a search, the divergence of all classes is a
+        worse criterion: of very small networks it prefers ones with more wrong decisions.
         """
         if not self.divergence:
             return float(self._add_squares(found, wanted))

@@ -39,7 +39,8 @@ class DenseRows:
         self.row_count, self.column_count = 0, column_count
         self._matrix = np.zeros((0, column_count))
         self.squares = np.zeros(0)
-        self._kinds = np.zeros(0, dtype=np.int64)
+        self._sizes = np.zeros(0, dtype=np.int64)
+        """The binary logarithm of every row's number of coefficients."""
         self._groups: list[_RowGroup] | None = None
 
     @property
@@ -55,7 +56,7 @@ class DenseRows:
         self._matrix[self.row_count : count] = rows
         self.row_count, self._groups = count, None
         self.squares = np.concatenate([self.squares, np.einsum("rc,rc->r", rows, rows)])
-        self._kinds = np.concatenate([self._kinds, np.frexp(np.count_nonzero(rows, axis=1))[1]])
+        self._sizes = np.concatenate([self._sizes, np.frexp(np.count_nonzero(rows, axis=1))[1]])
 
     def multiply(self, point: Floats) -> Floats:
         product: Floats = self.matrix @ point
@@ -73,8 +74,8 @@ class DenseRows:
             square: Floats = scaled.T @ scaled
             return square
         if self._groups is None:
-            kinds = np.unique(self._kinds)
-            self._groups = [self._form_group(np.flatnonzero(self._kinds == kind)) for kind in kinds]
+            sizes = np.unique(self._sizes)
+            self._groups = [self._form_group(np.flatnonzero(self._sizes == size)) for size in sizes]
         total = np.zeros((self.column_count, self.column_count))
         for group in self._groups:
             roots = np.sqrt(weights[group.numbers])

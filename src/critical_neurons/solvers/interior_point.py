@@ -19,7 +19,7 @@ from scipy import linalg, sparse
 
 from critical_neurons.core.deadline import until
 from critical_neurons.core.program import SHARED, Origins, Program, Rows, stack_rows
-from critical_neurons.core.solution import Solution, Status
+from critical_neurons.core.solution import Solution, Status, relative_gap
 from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.solvers.base import Capability, Limits, Report, refuse_options
@@ -100,7 +100,7 @@ class _BarrierSearch(SearchRecord):
 
     def run(self) -> Solution:
         interrupted = self.run_stoppable(self._search)
-        self._move_to_bounds()
+        interrupted = self.run_stoppable(self._move_to_bounds) or interrupted
         self.learnt += self._find_tangents()
         return self.finish(Status.TIMED_OUT, interrupted=interrupted, steps=self._steps)
 
@@ -275,6 +275,7 @@ class _BarrierSearch(SearchRecord):
         scores = np.flatnonzero(program.tie_break)
         lower, upper = program.lower[scores], program.upper[scores]
         limit = objective + TIE_BREAK_SHARE * self.limits.gap * max(1.0, abs(objective))
+        solved = self.gap <= self.limits.gap
         for share in AT_A_BOUND:
             near = share * (upper - lower)
             low, high = best[scores] - lower <= near, upper - best[scores] <= near
@@ -282,8 +283,10 @@ class _BarrierSearch(SearchRecord):
                 point = best.copy()
                 point[scores] = np.where(ends, np.where(low, lower, upper), best[scores])
                 point = program.raise_term(point)
-                if program.value(point) <= limit and self.violation(point) <= FEASIBILITY_TOLERANCE:
-                    self.incumbent, self.objective = point, program.value(point)
+                value = program.value(point)
+                stays_solved = not solved or (relative_gap(value, self.bound) or 0.0) <= self.limits.gap
+                if value <= limit and stays_solved and self.violation(point) <= FEASIBILITY_TOLERANCE:
+                    self.incumbent, self.objective = point, value
                     return
 
     def _find_tangents(self) -> list[Rows]:

@@ -106,6 +106,8 @@ class NewtonState:
         length = min(_reach(gaps, moved), _reach(duals, turned))
         nothing = np.zeros(len(self.slacks)), np.zeros(len(self.point))
         for _ in range(CORRECTORS):
+            if length + WORTHWHILE * LONGER > 1:
+                break
             wanted = min(1.0, length + LONGER)
             products = (gaps + wanted * moved) * (duals + wanted * turned)
             change = np.clip(products, NARROWEST * target, target / NARROWEST) - products
