@@ -29,7 +29,7 @@ from critical_neurons.removal.rows import (
     match_model,
     take_rows,
 )
-from critical_neurons.removal.same_outputs import check_removal
+from critical_neurons.removal.same_outputs import require_same, run_evenly, run_smaller
 from critical_neurons.selection.distance import list_outputs, try_distance
 from critical_neurons.structure import convert_to_double, copy_model, join_rows, unwrap
 
@@ -90,12 +90,7 @@ def prune(
     checked = inputs if given is None else given
     if checked is not None:
         _check_alike(checked, inputs)
-        copied = copy_model(source)
-        checked = join_rows(copied, match_model(checked, source))
-        rows = take_rows(checked, torch.arange(min(CHECKED_ROWS, count_rows(checked))))
-        exact, rows = convert_to_double(copied, rows)
-        masked = zero_units(exact, plan.structure, plan.stays)
-        check_removal(masked, remove_units(exact, plan.structure, plan.stays), rows)
+        _try_removal(source, plan, checked)
     smaller = own_tensors(remove_units(source, plan.structure, plan.stays), source)
     seen = getattr(source, CALIBRATED_ON, frozenset()) | plan.seen
     if refitted != "none":
@@ -124,6 +119,17 @@ def prune(
         seen |= set(digest_inputs(inputs))
     setattr(smaller, CALIBRATED_ON, seen)
     return keep_attributes(smaller, source)
+
+
+def _try_removal(model: nn.Module, plan: Plan, inputs: Inputs) -> None:
+    """Compare the smaller model with the masked one on a few rows. Only one of the two exists at a time."""
+    copied = copy_model(model)
+    inputs = join_rows(copied, match_model(inputs, model))
+    rows = take_rows(inputs, torch.arange(min(CHECKED_ROWS, count_rows(inputs))))
+    exact, rows = convert_to_double(copied, rows)
+    del copied
+    expected = run_evenly(zero_units(exact, plan.structure, plan.stays), rows)
+    require_same(expected, run_smaller(remove_units(exact, plan.structure, plan.stays), rows))
 
 
 def _check_alike(example: Any, calibration: Any) -> None:
