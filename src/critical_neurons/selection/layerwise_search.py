@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from critical_neurons.core.scores import LayerChoice
 from critical_neurons.core.structure import Bools, Group, Structure, Wiring
 from critical_neurons.parallel import SERIAL, Executor, run_in_order
-from critical_neurons.removal.copies import copy_whole
+from critical_neurons.removal.copies import copy_sharing, copy_whole
 from critical_neurons.removal.refit.behind import list_stops, refit_behind
 from critical_neurons.removal.refit.im2col import Weighted, from_matrix, to_matrix
 from critical_neurons.removal.refit.stream import refit_modules
@@ -164,7 +164,7 @@ class LayerwiseSearch:
         rows = self._shuffled[: min(max(count, LEAST_TRIED), MOST_TRIED)]
         tried = [(*each, share) for each in zip(groups, found, strict=True) for share in TRIED_SHARES]
         sample = Sample(self._inputs, self._outputs, torch.split(rows, self._batch))
-        draft, portions = copy_whole(self._model), self._divide([group for group, _, _ in tried])
+        draft, portions = copy_sharing(self._model), self._divide([group for group, _, _ in tried])
         ratios: list[float | None] = []
         for number, portion in enumerate(portions):
             report = partial(_report_portion, progress, number, len(portions))
@@ -208,7 +208,7 @@ class LayerwiseSearch:
     def measure(self, stays: Bools) -> float:
         """The loss on some inputs with only these units, consumers refitted with the original model's moments."""
         losing = [wiring for wiring in self._consumers if not stays[wiring.inputs].all()]
-        draft = copy_whole(self._model)
+        draft = copy_sharing(self._model)
         with put_weights(draft, {wiring.module: self._fit(wiring, stays) for wiring in losing}):
             return self._compare(draft, self._shuffled[:MOST_MEASURED], Outputs())[0]
 
