@@ -102,7 +102,7 @@ def prune(
         held_apart = (rows, rows) if distillation is None else hold_out(rows, seed)
         fitted, held_out = (match_model(each, source) for each in held_apart)
         stage = Stage(progress, "refitting")
-        smaller = refit_behind(source, smaller, plan.structure, plan.stays, fitted, refitted, stage)
+        smaller = refit_behind(copy_model(source), smaller, plan.structure, plan.stays, fitted, refitted, stage)
         if distillation is not None:
             readers = find_readers(smaller, plan.structure, plan.stays)
             smaller = distil(

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from critical_neurons.core.structure import Bools, Structure
-from critical_neurons.removal.copies import copy_whole
+from critical_neurons.removal.copies import copy_sharing
 from critical_neurons.removal.parametrised import open_attention, plain_weights
 from critical_neurons.removal.refit.least_squares import Refit
 from critical_neurons.removal.refit.stream import OnOutputs, Stop, refit_modules
+from critical_neurons.removal.remove import own_tensors
 from critical_neurons.removal.rows import Inputs
 
 
@@ -26,12 +27,14 @@ def refit_behind(
     progress: Callable[[int, int], None] = lambda done, total: None,
     finish: OnOutputs | None = None,
 ) -> nn.Module:
-    """A copy of the smaller model in which every layer behind a removed unit is refitted to its original outputs."""
-    stops = list_stops(structure, stays)
-    fitted = copy_whole(smaller)
-    with plain_weights(fitted):
-        refit_modules(open_attention(copy_whole(original)), fitted, stops, inputs, method, progress, finish=finish)
-    return fitted
+    """Refit, in place, every layer behind a removed unit to its original outputs, and return the smaller model.
+
+    It may share parameters with the original, which are not changed unless the original's forward writes to them.
+    """
+    stops, runs = list_stops(structure, stays), open_attention(copy_sharing(original))
+    with plain_weights(own_tensors(smaller, original)):
+        refit_modules(runs, smaller, stops, inputs, method, progress, finish=finish)
+    return smaller
 
 
 def list_stops(structure: Structure, stays: Bools, *, masked: bool = False) -> list[Stop]:
