@@ -228,8 +228,9 @@ class _Weights:
         if self._on_covariances is not None and isinstance(self._regression, NormalEquations):
             self._on_covariances(*self._regression.describe())
         weight = self._module.weight
-        new = require_finite(from_matrix(self._module, self._matrix.to(added) + added).to(weight))
-        weight.data = torch.empty_like(weight.data).copy_(new)  # in the same memory format, or sums round otherwise
+        added += self._matrix.to(added.device)
+        new = torch.empty_like(weight.data)  # in the same memory format, or sums round otherwise
+        weight.data = require_finite(new.copy_(from_matrix(self._module, added)))
         if not self._absorbed:
             _shift_bias(self._module, shift.flatten())
 

@@ -52,7 +52,7 @@ def add_ridge(squares: Tensor) -> Tensor:
 
 
 def require_finite(values: Tensor) -> Tensor:
-    if not torch.isfinite(values).all():
+    if not torch.isfinite(values.sum()) and not torch.isfinite(values).all():  # the sum takes no memory
         raise PruningError(
             "compensating: the calibration inputs lead to NaN or infinite weights. Are they scaled right?"
         )

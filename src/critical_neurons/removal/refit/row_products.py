@@ -47,7 +47,7 @@ class RowProducts:
             crossed = _centre(products[:, fitted:, :fitted])
             held_out = _centre_rows(errors[:, fitted:])
             ridge = choose_ridge(lambda ridge: known.judge(ridge, crossed, held_out))
-        added, shift = rows.new_zeros(rows.shape[0], columns, errors.shape[2]), errors.mean(1)
+        added, shift = rows.new_zeros(len(rows), errors.shape[2], columns).mT, errors.mean(1)  # as weights are stored
         if ridge is not None:
             mean = self._origin.to(errors) + rows.mean(1, keepdim=True).to(errors)
             factors = _RowSystem.centre(products, errors, columns).solve(ridge)
