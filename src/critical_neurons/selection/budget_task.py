@@ -19,6 +19,7 @@ from critical_neurons.selection.budget_counts import Spending
 from critical_neurons.selection.effort import Effort
 from critical_neurons.selection.elimination import Elimination
 from critical_neurons.selection.gate_descent import GateSearch
+from critical_neurons.selection.inverses import MOST_KEPT
 from critical_neurons.selection.layerwise_search import LayerwiseSearch
 from critical_neurons.selection.plan_rules import keep_within
 
@@ -79,6 +80,7 @@ class BudgetTask:
                 round_ = f"round {number} of {rounds}"
                 view = after
                 found = layers.order(view, report(f"{round_}, ordering units"))
+                view.inverses.release(MOST_KEPT)
                 per_unit = self._grade(counts, found)
                 carry_out = layers.judge if number == rounds else layers.carry_out
                 after = carry_out(self._keep_best(per_unit), report(f"{round_}, refitting a draft"))

@@ -17,6 +17,9 @@ from critical_neurons.selection.factorisation import factorise
 MOST_HELD = 2**30
 """Memory for inverses, in bytes; those used last are kept."""
 
+MOST_KEPT = 2**29
+"""The same while a draft is refitted."""
+
 
 class Inverses:
     """H of the parts of modules, in double precision."""
@@ -42,13 +45,14 @@ class Inverses:
         for key, found in zip(keys, run_in_order(executor, calls), strict=True):
             self._hold(*key, found)
 
-    def release(self) -> None:
-        self._held.clear()
+    def release(self, most: int = 0) -> None:
+        """Hold at most this many bytes."""
+        while sum(each.nbytes for each in self._held.values()) > most:
+            del self._held[next(iter(self._held))]
 
     def _hold(self, module: str, part: int, inverse: Tensor) -> Tensor:
         self._held[module, part] = inverse
-        while len(self._held) > 1 and sum(each.nbytes for each in self._held.values()) > MOST_HELD:
-            del self._held[next(iter(self._held))]
+        self.release(MOST_HELD)
         return inverse
 
     def refit(self, module: str, part: int, weight: Tensor, gone: Tensor) -> Tensor:
