@@ -230,7 +230,8 @@ class _Weights:
         weight = self._module.weight
         added += self._matrix.to(added.device)
         new = torch.empty_like(weight.data)  # in the same memory format, or sums round otherwise
-        weight.data = require_finite(new.copy_(from_matrix(self._module, added)))
+        require_finite(new.copy_(from_matrix(self._module, added)))
+        self._module.weight = nn.Parameter(new, requires_grad=weight.requires_grad)  # another model may have the old
         if not self._absorbed:
             _shift_bias(self._module, shift.flatten())
 
