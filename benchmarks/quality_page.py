@@ -55,7 +55,7 @@ INTRODUCTION = """\
 
 PUBLIC = """\
 Points of accuracy lost on 10 000 test images, with 1 000 images to search and refit on, no labels and no fine-tuning:
-*refitted* by least squares in seconds, *distilled* in minutes (on one core about ten for ResNet-20, twenty for
+*refitted* by least squares in seconds, *distilled* in minutes (on one core about four for ResNet-20, six for
 ResNet-56). The ResNets have the weights of a public repository (akamaster/pytorch_resnet_cifar10). Other methods,
 draws, seconds and settings: [distillation.md](distillation.md).
 """
