@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from critical_neurons.core.scores import LayerChoice
 from critical_neurons.core.structure import Bools, Group, Structure, Wiring
 from critical_neurons.parallel import SERIAL, Executor, run_in_order
-from critical_neurons.removal.copies import copy_sharing
+from critical_neurons.removal.copies import copy_sharing, copy_whole
 from critical_neurons.removal.refit.behind import list_stops, refit_behind
 from critical_neurons.removal.refit.im2col import Weighted, from_matrix, to_matrix
 from critical_neurons.removal.refit.stream import refit_modules
@@ -115,7 +115,7 @@ class LayerwiseSearch:
     def carry_out(self, stays: Bools, progress: Progress = lambda done, total: None) -> View:
         """The draft with only these units; `stays` has a last entry for NO_UNIT."""
         self.whole.inverses.release()
-        draft = copy_sharing(self._model)
+        draft = copy_whole(self._model)
         stops = list_stops(self._structure, stays, masked=True)
         squares, missing = dict(self.whole.squares), dict(self.whole.missing)
 

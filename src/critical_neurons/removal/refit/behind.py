@@ -13,6 +13,7 @@ from critical_neurons.removal.copies import copy_sharing
 from critical_neurons.removal.parametrised import open_attention, plain_weights
 from critical_neurons.removal.refit.least_squares import Refit
 from critical_neurons.removal.refit.stream import OnOutputs, Stop, refit_modules
+from critical_neurons.removal.remove import own_tensors
 from critical_neurons.removal.rows import Inputs
 
 
@@ -31,7 +32,7 @@ def refit_behind(
     It may share parameters with the original, which are not changed unless the original's forward writes to them.
     """
     stops, runs = list_stops(structure, stays), open_attention(copy_sharing(original))
-    with plain_weights(smaller):
+    with plain_weights(own_tensors(smaller, original)):
         refit_modules(runs, smaller, stops, inputs, method, progress, finish=finish)
     return smaller
 

@@ -230,8 +230,7 @@ class _Weights:
         weight = self._module.weight
         added += self._matrix.to(added.device)
         new = torch.empty_like(weight.data)  # in the same memory format, or sums round otherwise
-        require_finite(new.copy_(from_matrix(self._module, added)))
-        self._module.weight = nn.Parameter(new, requires_grad=weight.requires_grad)  # another model may have the old
+        weight.data = require_finite(new.copy_(from_matrix(self._module, added)))
         if not self._absorbed:
             _shift_bias(self._module, shift.flatten())
 
