@@ -166,7 +166,8 @@ def _summarise_points(table: Table) -> str:
             if (means := [figure.mean for row in rows if (figure := row.ours.get(column))])
         ]
         seeds = max((figure.seeds or 0 for row in rows if (figure := row.ours.get("accuracy"))), default=0)
-        lines.append(f"- {name}{len(rows)} points of {table.headings[-1]}, {seeds} seeds: {', '.join(ranges)}.")
+        drawn = "1 seed" if seeds == 1 else f"{seeds} seeds"
+        lines.append(f"- {name}{len(rows)} points of {table.headings[-1]}, {drawn}: {', '.join(ranges)}.")
     return "\n".join(lines or ["Missing."]) + "\n"
 
 
