@@ -6,9 +6,10 @@
 
 Half of the multiply-adds are kept. ResNet-20 and VGG-16 for CIFAR-10 have 1 000 images, and their accuracy is
 measured as in ablation.py; the others have random images, 224x224, and untrained weights with batch norms estimated
-on a few of them, which suffices to measure cost. Every case runs in a separate process, on one thread, and is a line
-of benchmarks/results/passes.jsonl: processor seconds of a pass (the faster of two) and by part, and the peak memory.
-Memory is allocated as by the command line tool, which keeps what was freed.
+on a few of them, which suffices to measure cost. With thorough effort the smaller network is distilled, as by
+`cn.compress`. Every case runs in a separate process, on one thread, and is a line of benchmarks/results/passes.jsonl:
+processor seconds of a pass (the faster of two) and by part, and the peak memory. Memory is allocated as by the
+command line tool, which keeps what was freed.
 Cases that end in a number run the search in that many processes. Lines with a `commit` were measured at that commit,
 before later changes; docs/performance.md shows the others.
 """
@@ -36,6 +37,7 @@ from architectures.classic import VGG
 from architectures.mobile import mobilenet_v2
 from architectures.residual import basic_resnet, bottleneck_resnet
 from critical_neurons.cli.memory import reuse_freed_memory
+from critical_neurons.core.settings import Compensation
 from critical_neurons.io.models import load_model
 from critical_neurons.removal.metrics import measure_accuracy
 from critical_neurons.selection.budget_search import Search
@@ -88,6 +90,7 @@ def list_cases() -> list[str]:
     large = [f"{name}/{images}" for images in IMAGES for name in LARGE]
     trained = [f"{name}/{CALIBRATION}" for name in TRAINED]
     cases = [f"{name}/{effort}" for name in (*trained, *large) for effort in ("quick", "standard")]
+    cases += [f"{name}/thorough" for name in trained]
     return [*cases, *(f"resnet20/1000/standard/{count}" for count in WORKERS)]
 
 
@@ -130,11 +133,14 @@ def measure(name: str, data: Path, weights: Mapping[str, Path]) -> None:
     with torch.no_grad():
         one_pass = min(clock(lambda: [model(some) for some in inputs.split(size)])[1] for _ in range(2))
     before, load = read_peak(), os.getloadavg()[0]
+    compensate: Compensation = "distil" if effort == "thorough" else "least_squares"
+    _, inspecting = clock(lambda: cn.inspect(model, inputs))
     with follow() as parts:
         scores, searching = clock(lambda: cn.search(model, inputs, macs=0.5, effort=effort))
-        smaller, refitting = clock(lambda: cn.prune(model, cn.plan(scores), inputs, compensate="least_squares"))
+        smaller, refitting = clock(lambda: cn.prune(model, cn.plan(scores), inputs, compensate=compensate))
     found: dict[str, Any] = {
         "pass_seconds": round(one_pass, 2),
+        "inspect_passes": round(inspecting / one_pass, 2),
         "search_seconds": round(searching, 2),
         "refit_seconds": round(refitting, 2),
         "passes": round((searching + refitting) / one_pass, 1),

@@ -40,6 +40,7 @@ HEADER = (
     "effort",
     "target",
     "passes",
+    "inspect",
     "pass, s",
     "search, s",
     "refit, s",
@@ -53,11 +54,12 @@ SECTION = """\
 
 The time of `cn.search(macs=0.5)` and `cn.prune(compensate="least_squares")` in processor seconds on one thread.
 *Passes* is the sum of both as a multiple of one forward pass over the same inputs, the faster of two; the target for
-224x224 includes a peak memory of 6 GB. ResNet-20 and VGG-16 run on 1 000 CIFAR-10 images, and their accuracy is that
-on 2 500 validation images; the other networks run on random images of 224x224. *Load* is the load average on the two
-cores: a busy machine slows forward passes and the rest unevenly. Measured by `python benchmarks/passes.py run`, with
-memory allocated as in the command line tool, which keeps what was freed; elsewhere, set `MALLOC_ARENA_MAX=1`,
-`MALLOC_MMAP_THRESHOLD_=1073741824` and `MALLOC_TRIM_THRESHOLD_=1073741824`.
+224x224 includes a peak memory of 6 GB; *inspect* is the cost of `cn.inspect` in passes. With thorough effort the
+smaller network is distilled, as by `cn.compress(effort="thorough")`. ResNet-20 and VGG-16 run on 1 000 CIFAR-10
+images, and their accuracy is that on 2 500 validation images; the other networks run on random images of 224x224.
+*Load* is the load average on the two cores: a busy machine slows forward passes and the rest unevenly. Measured by
+`python benchmarks/passes.py run`, with memory allocated as in the command line tool, which keeps what was freed;
+elsewhere, set `MALLOC_ARENA_MAX=1`, `MALLOC_MMAP_THRESHOLD_=1073741824` and `MALLOC_TRIM_THRESHOLD_=1073741824`.
 """
 
 
@@ -85,7 +87,16 @@ def list_current() -> list[dict[str, Any]]:
 def list_rows() -> list[str]:
     """Total cost beside its target, then cost by part."""
     lines = {line["name"]: line for line in list_current() if "workers" not in line}
-    keys = ("passes", "pass_seconds", "search_seconds", "refit_seconds", "peak_megabytes", "accuracy", "load")
+    keys = (
+        "passes",
+        "inspect_passes",
+        "pass_seconds",
+        "search_seconds",
+        "refit_seconds",
+        "peak_megabytes",
+        "accuracy",
+        "load",
+    )
     rows = []
     for name in {**MOST_PASSES, **lines}:
         line, most = lines.get(name, {}), MOST_PASSES.get(name)

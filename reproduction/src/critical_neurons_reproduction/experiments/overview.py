@@ -81,7 +81,11 @@ def sum_up(tables: Mapping[str, Table]) -> str:
             rows.append([name, title if len(columns) == 1 else f"{title}: {column}", paper, *marked])
             called = f"{name}, {title}{'' if len(columns) == 1 else f', {column}'}"
             if not any(ABOVE in each for each in marked):
-                reasons.append(f"- {called}: {explain(row, column, share, chosen.get(row.labels[:2]))}")
+                also = {
+                    "by the authors' objective": others,
+                    "at thresholds chosen on validation images": chosen.get(row.labels[:2]) if share else None,
+                }
+                reasons.append(f"- {called}: {explain(row, column, share, also)}")
             elif share and (by_chance := _compare_with_chance(row, column)):
                 ties.append(f"- {called}: {by_chance}.")
     said = [NOT_RUN[name] for name in dict.fromkeys(lacking)]
@@ -91,8 +95,8 @@ def sum_up(tables: Mapping[str, Table]) -> str:
     return "\n".join([*lines, "", LEGEND, *explained, *(f"{each}\n" for each in said)]) + "\n"
 
 
-def explain(row: Row, accuracy: str, share: str | None, chosen: Row | None = None) -> str:
-    """Why a row does not reach the paper, in numbers; `chosen`: the row at thresholds chosen on validation images."""
+def explain(row: Row, accuracy: str, share: str | None, also: Mapping[str, Row | None] | None = None) -> str:
+    """Why a row does not reach the paper, in numbers; `also`: the same row measured in other ways."""
     ours, paper = row.ours.get(accuracy), row.paper.get(accuracy)
     if ours is None or paper is None:
         return "not run."
@@ -113,8 +117,10 @@ def explain(row: Row, accuracy: str, share: str | None, chosen: Row | None = Non
             parts.append(f"{ours.mean - reference.mean:+.1f} compared with our own reference")
         if by_chance := _compare_with_chance(row, accuracy):
             parts.append(by_chance)
-        if chosen and (other := _show_pair(chosen.ours, accuracy, share)):
-            parts.append(f"{other} at thresholds chosen on validation images")
+    own = _show_pair(row.ours, accuracy, share)
+    for how, other in (also or {}).items():
+        if other and (shown := _show_pair(other.ours, accuracy, share)) not in ("", own):
+            parts.append(f"{shown} {how}")
     return "; ".join(parts) + "."
 
 
