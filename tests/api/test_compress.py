@@ -350,6 +350,8 @@ def test_what_a_user_may_get_wrong(model, digits):
             compress(model, inputs, labels, **settings, progress=reported.append)
     with pytest.raises(InvalidInputError, match="calibration: found 7 inputs"):
         compress(model, inputs[:7], labels[:7], macs=0.5, progress=reported.append)
+    with pytest.raises(InvalidInputError, match=r"calibration: found 8 inputs\. Give 9 or more"):
+        compress(model, inputs[:8], labels[:8], macs=0.5, compensate="distil", progress=reported.append)
     for given, settings in (
         ((inputs, labels + 10), {"macs": 0.5}),
         ((inputs, labels + 10), {"max_drop": 0.1}),

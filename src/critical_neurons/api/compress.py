@@ -15,7 +15,7 @@ from critical_neurons.api.compression import Compression, write_call
 from critical_neurons.api.plan import check_drop
 from critical_neurons.core.batch import check_classes
 from critical_neurons.core.budget import Budget
-from critical_neurons.core.distillation import Distillation
+from critical_neurons.core.distillation import Distillation, split_compensation
 from critical_neurons.core.formulation import Formulation, FormulationName, as_formulation, check_together
 from critical_neurons.core.progress import Progress
 from critical_neurons.core.settings import Compensation, DistanceName, EffortName, OutputDistance
@@ -140,7 +140,7 @@ def compress(
         used, held_out = data.hold_out(seed)
         judge, judged_on = held_out.measure_accuracy, held_out.inputs
     if program is None or compensate != "none":
-        check_inputs(used.inputs)
+        check_inputs(used.inputs, held_out=int(split_compensation(compensate)[1] is not None))
     structure = find_structure(model, used.inputs, ignore=settings.ignore)
     for each in (data, tested):
         if each is not None and each.labels is not None:

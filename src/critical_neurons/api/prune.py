@@ -19,6 +19,7 @@ from critical_neurons.removal.augmentation import choose_augmentation
 from critical_neurons.removal.distil import distil, hold_out
 from critical_neurons.removal.imitation import Aim, StreamReader, find_readers
 from critical_neurons.removal.refit.behind import refit_behind
+from critical_neurons.removal.refit.stream import check_inputs
 from critical_neurons.removal.remove import keep_attributes, own_tensors, remove_units, zero_units
 from critical_neurons.removal.rows import (
     Inputs,
@@ -99,6 +100,7 @@ def prune(
                 f"prune: compensate={compensate!r} needs inputs to refit on. Give example= or calibration=."
             )
         rows = join_rows(copy_model(source), match_model(inputs, source))
+        check_inputs(rows, held_out=int(distillation is not None))
         held_apart = (rows, rows) if distillation is None else hold_out(rows, seed)
         fitted, held_out = (match_model(each, source) for each in held_apart)
         stage = Stage(progress, "refitting")

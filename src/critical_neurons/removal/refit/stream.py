@@ -73,10 +73,11 @@ def refit_modules(
         )
 
 
-def check_inputs(inputs: Inputs) -> None:
-    count = count_rows(inputs)
-    if count < LEAST_INPUTS and not is_whole(inputs):
-        raise InvalidInputError(f"calibration: found {count} inputs. Give {LEAST_INPUTS} or more.")
+def check_inputs(inputs: Inputs, *, held_out: int = 0) -> None:
+    """`held_out`: how many will be held out before refitting."""
+    count, least = count_rows(inputs), LEAST_INPUTS + held_out
+    if count < least and not is_whole(inputs):
+        raise InvalidInputError(f"calibration: found {count} inputs. Give {least} or more.")
 
 
 def _find_refittable(smaller: nn.Module, stops: Sequence[Stop]) -> list[str]:
