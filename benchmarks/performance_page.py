@@ -37,6 +37,13 @@ AUTHORS_TIMES = 1000
 MOST_GROWTH, FEW, MANY = 12.0, 100, 1000
 """Target: `MANY` images take at most `MOST_GROWTH` times as long as `FEW`."""
 
+MOST_EXPONENTS = {
+    "images/fc3": ("FC-3", "images", 1.0),
+    "images/lenet5": ("LeNet-5", "images", 1.0),
+    "units": ("two hidden layers", "parameters", 1.3),
+}
+"""Targets by series: what is scored, what grows, and the largest exponent of its growth."""
+
 PARTS = (
     "reading",
     "bounding",
@@ -226,6 +233,15 @@ def list_bars(results: Results) -> Iterator[Bar]:
         else:
             times = spend(pair[1]) / spend(pair[0])
             yield Bar(asked, f"{times:.1f} times", times <= MOST_GROWTH)
+    for kind, (network, grows, most) in MOST_EXPONENTS.items():
+        asked = f"{network}: seconds grow with an exponent of at most {most:g} in {grows}"
+        series = _find_series(results, f"{kind}/")
+        if len(series) < 2:
+            yield Bar(asked)
+        else:
+            sizes = [int(size) if grows == "images" else found["parameters"] for size, found in series]
+            exponent = _fit_exponent(sizes, series)
+            yield Bar(asked, f"{exponent:.2f}", exponent <= most)
     asked = f"FC-3, 10 images, {AUTHORS_TIMES} times faster than the authors' form with 3 images"
     ours, authors = results.get("literal/ours/10"), results.get("literal/authors/3")
     if ours is None or authors is None:

@@ -144,6 +144,8 @@ class TestPage:
         assert found[: len(LIMITS)] == [True, False]
         assert states["FC-3: 1000 images within about 12 times what 100 take"] is True
         assert states["LeNet-5: 1000 images within about 12 times what 100 take"] is None
+        assert states["FC-3: seconds grow with an exponent of at most 1 in images"] is True
+        assert states["two hidden layers: seconds grow with an exponent of at most 1.3 in parameters"] is None
         assert [met for asked, met in states.items() if "VGG-16, paper" in asked] == [True]
 
     def test_everything_stored_is_reported(self, store, tmp_path):
