@@ -330,7 +330,7 @@ def test_choices_for_a_narrow_vgg16_are_rows_of_one_table(cells, tmp_path):
             store.add(cell, invent(cell))
     table = build_tables(mine, store)["parts-narrow"]
     assert len(table.rows) == 2 * len(PART_CHANGES)
-    row = find_row(table, "box around the part input", "share")
+    row = find_row(table, "box around the part's input", "share")
     columns = ("mean score", "below 0.3", "Ref", "RP", "CP", "Ours + FT", "Ref + FT")
     assert [row.ours[each].mean for each in columns] == pytest.approx([40, 30, 95, 90, 90, 90, 90])
     assert "RP" not in find_row(table, "linearised", "paper").ours

@@ -304,6 +304,10 @@ def _deep_cells(settings: Settings, fine_tuning: Recipe) -> Iterator[tuple[str, 
             )
 
 
+def _hyphenate(title: str) -> str:
+    return title.replace("'s", "").replace(" ", "-")
+
+
 PART_CHANGES: Mapping[str, Settings] = {
     "as in table 2": {},
     "box around the part's input": {"parts": {**DEEP["parts"], "box": "part"}},
@@ -446,10 +450,6 @@ def _training() -> Iterator[tuple[str, Settings]]:
         yield f"{data}/{network}/{form}", {**settings, "kind": "epochs", "incremental": form == "incremental"}
 
 
-def _hyphenate(title: str) -> str:
-    return title.replace("'s", "").replace(" ", "-")
-
-
 DIFFERENCES: Mapping[str, Settings] = {
     "as in table 2": {},
     "objective as printed": {"objective": "paper"},
@@ -460,6 +460,10 @@ DIFFERENCES: Mapping[str, Settings] = {
     "any images": {"batch": _batch(correct=False)},
 }
 """What the paper leaves open, one change at a time. Every cell also measures masks that keep biases."""
+
+
+TITLES: Mapping[str, str] = {_hyphenate(title): title for title in (*PART_CHANGES, *DIFFERENCES)}
+"""Titles of changes, by their part of a cell's name."""
 
 
 def _differences() -> Iterator[tuple[str, Settings]]:

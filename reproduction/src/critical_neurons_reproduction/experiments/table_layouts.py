@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any, TypeAlias
 
 from critical_neurons.core.files import make_folder, write_atomically
-from critical_neurons_reproduction.experiments.cells import DATA, FOLLOWED, NETWORKS, PART_CHANGES, Settings
+from critical_neurons_reproduction.experiments.cells import DATA, FOLLOWED, NETWORKS, PART_CHANGES, TITLES, Settings
 from critical_neurons_reproduction.experiments.plots import draw_figure
 from critical_neurons_reproduction.published_values import TABLES as PUBLISHED
 from critical_neurons_reproduction.result_tables import Labels, Published, Row, Table, set_beside, summarise
@@ -170,7 +170,7 @@ def _read_deep(choices: Collection[str], *, summary: bool = False) -> ReadRows:
     all rows of the choices. `summary`: with columns that summarise the scores."""
 
     def read(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Values]]:
-        removed, choice = cell.settings["removed"], cell.name.split("/")[2].replace("-", " ")
+        removed, choice = cell.settings["removed"], _name_change(cell)
         rule = "paper" if cell.settings["share"] is None else "share"
         match removed:
             case "ours":
@@ -254,19 +254,23 @@ def _read_epochs(cell: Cell, result: Settings) -> Iterator[tuple[Labels, Values]
 
 def _read_difference(cell: Cell, result: Settings) -> Entries:
     (removal,) = result["removals"]
-    _, network, change, _ = cell.name.split("/")
     values = {
         "reference": result["reference"],
         "accuracy": removal["accuracy"],
         "biases left": removal["biases_left"],
         **_removed(removal),
     }
-    return [((NETWORKS[network], change.replace("-", " ")), values)]
+    return [((NETWORKS[cell.settings["network"]], _name_change(cell)), values)]
 
 
 def _read_parts(cell: Cell, result: Settings) -> Entries:
     values = {**_summarise(result), "accuracy": result["accuracy"], **_removed(result)}
-    return [((cell.name.split("/")[2].replace("-", " "),), values)]
+    return [((_name_change(cell),), values)]
+
+
+def _name_change(cell: Cell) -> str:
+    part = cell.name.split("/")[2]
+    return TITLES.get(part, part)
 
 
 def _read_replay(cell: Cell, result: Settings) -> Entries:
@@ -442,7 +446,7 @@ LAYOUTS: Mapping[str, Mapping[str, Layout]] = {
                 (MEAN, LOW, "Ref", "RP", "CP", "Ours", "Ours + FT", "prune"),
                 {},
             ),
-            _read_deep([title.replace("'s", "") for title in PART_CHANGES], summary=True),
+            _read_deep(tuple(PART_CHANGES), summary=True),
             (TUNED, USED, *REMOVED),
             (
                 "The same choices for a network that takes minutes to train, from more seeds. Rules: the threshold "
