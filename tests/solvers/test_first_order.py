@@ -419,7 +419,8 @@ def test_programs_it_does_not_take(case):
     assert "Accepted: relaxed programs of the paper's formulation" in str(caught.value)
 
 
-def test_auto_chooses_it_for_many_gates(monkeypatch):
+@pytest.mark.parametrize("many", [True, False])
+def test_auto_chooses_it_for_many_gates_and_for_a_steep_loss(monkeypatch, many):
     program, used = make_program(make_dense, 1e-1), []
 
     def solve_and_note(self, *args):
@@ -431,6 +432,8 @@ def test_auto_chooses_it_for_many_gates(monkeypatch):
     limits = replace(LIMITS, gap=1e-3)
     assert solve(program, "auto", limits).status is Status.OPTIMAL
     assert not used
-    monkeypatch.setattr(auto, "MANY_GATES", program.gate_count)
+    monkeypatch.setattr(auto, "MANY_GATES" if many else "SOME_GATES", program.gate_count)
+    if not many:
+        monkeypatch.setattr(auto, "STEEP", 0.0)
     assert solve(program, "auto", limits).status is Status.OPTIMAL
     assert used == ["first-order"]
