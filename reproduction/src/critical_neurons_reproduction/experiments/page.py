@@ -256,12 +256,16 @@ def _describe_solving(records: Sequence[Record]) -> str:
 
 
 def _describe_layers(records: Sequence[Record]) -> str:
-    """How many units of every layer of VGG-16 one threshold removes: its programs score layers differently."""
-    lines = [
-        f"- {_name_group(record.cell)}: {', '.join(str(count) for count in record.result['removed'].values())}."
-        for record in records
-        if record.cell.settings.get("removed") == "ours"
-    ]
+    """How many units of every layer of VGG-16 one threshold removes: its programs score layers differently.
+
+    Cells that remove the same are listed together."""
+    names: dict[str, list[str]] = {}
+    for record in records:
+        if record.cell.settings.get("removed") == "ours":
+            counts = ", ".join(str(count) for count in record.result["removed"].values())
+            group = _name_group(record.cell).removesuffix("/ours")
+            names.setdefault(counts, []).append(f"{group}, seed {record.cell.settings['seed']}")
+    lines = [f"- {'; '.join(same)}: {counts}." for counts, same in names.items()]
     return "\n".join(["Units removed from each layer, from input to output:\n", *lines, ""]) if lines else ""
 
 

@@ -449,10 +449,12 @@ LAYOUTS: Mapping[str, Mapping[str, Layout]] = {
             _read_deep(tuple(PART_CHANGES), summary=True),
             (TUNED, USED, *REMOVED),
             (
-                "The same choices for a network that takes minutes to train, from more seeds. Rules: the threshold "
+                "The same choices for a network that takes minutes to train. Rules: the threshold "
                 "that removes the paper's share of the parameters, and the paper's threshold, 0.3. RP: the same "
                 "number of units per layer removed at random. CP: the same number of the highest-scored units. RP, "
                 "CP, Ours + FT, Ref + FT: fine-tuned for one epoch.",
+                "Where the image's box has been propagated through many parts, bounds are so wide that no row of the "
+                "head binds: the same units are removed whether heads are scored or not, and whatever their width.",
             ),
         )
     },
