@@ -6,7 +6,8 @@ from scipy import sparse
 
 from critical_neurons.core.program import SHARED, Origins
 from critical_neurons.solvers.fronts import MOST_CHUNKS, FrontElimination, Root, Tree
-from critical_neurons.solvers.newton_steps import REFINEMENTS, LowRank
+from critical_neurons.solvers.low_rank import LowRank
+from critical_neurons.solvers.newton_steps import REFINEMENTS
 
 SAME = 1e-9
 POINTS = np.repeat([SHARED, 0, 1, 2], [5, 8, 6, 2])

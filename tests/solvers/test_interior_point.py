@@ -16,7 +16,7 @@ from critical_neurons.formulations import encode
 from critical_neurons.formulations.bound_propagation import bound_network
 from critical_neurons.formulations.objective import Objective, budget_network
 from critical_neurons.readers import read_network
-from critical_neurons.solvers import Limits, find_solver, ignore_progress, interior_point
+from critical_neurons.solvers import Limits, find_solver, ignore_progress, interior_point, newton_steps
 from critical_neurons.solvers.auto import LEAST_SHARED, MANY
 from critical_neurons.solvers.highs import HighsSolver
 from critical_neurons.solvers.interior_point import MOST_STEPS, find_obstacle
@@ -79,6 +79,21 @@ def test_the_optimum_of_highs(case, settings):
         assert source.violations(found.point).max() <= FEASIBILITY_TOLERANCE
     assert np.all((found.point >= program.lower - SOUND) & (found.point <= program.upper + SOUND))
     assert found.objective < program.value(program.unpruned) or program.start is None
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"objective": "paper"}, {"formulation": "linearised", "budget": 0.5}], ids=str
+)
+def test_sorted_rows_give_the_same(case, settings, monkeypatch):
+    """Rows are sorted only if there are many columns."""
+    program = encode_case(case, count=20, **settings)
+    expected = solve(program, "barrier")
+    for module in (interior_point, newton_steps):
+        monkeypatch.setattr(module, "FEW_COLUMNS", 0)
+    found = solve(program, "barrier")
+    assert found.sizes == expected.sizes
+    assert found.objective == pytest.approx(expected.objective, rel=SAME, abs=SAME)
+    assert found.bound == pytest.approx(expected.bound, rel=SAME, abs=SAME)
 
 
 def test_every_bound_on_the_way_is_sound(case):

@@ -49,6 +49,12 @@ class Root:
     def trace(self) -> float:
         return float(np.vdot(self.matrix, self.matrix))
 
+    def spread(self, column_count: int) -> Floats:
+        """Over all columns."""
+        spread = np.zeros((len(self.matrix), column_count))
+        spread[:, self.columns] = self.matrix
+        return spread
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -225,10 +231,11 @@ class FrontElimination:
 
 
 def add_at(matrix: Floats, places: Ints, part: Floats) -> None:
-    """Add by slices if the places form few runs, which is several times as fast."""
+    """Add by slices if the places form few runs, which is several times as fast. The matrix is contiguous."""
     starts = np.concatenate([[0], np.flatnonzero(np.diff(places) != 1) + 1, [len(places)]])
     if len(starts) > MOST_RUNS or len(places) == 0:
-        matrix[np.ix_(places, places)] += part
+        flat = (len(matrix) * places[:, None] + places).reshape(-1)
+        matrix.reshape(-1)[flat] += part.reshape(-1)
         return
     runs = [(slice(a, b), slice(places[a], places[a] + b - a)) for a, b in pairwise(starts.tolist())]
     for of_rows, rows in runs:

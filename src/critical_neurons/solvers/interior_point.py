@@ -23,6 +23,7 @@ from critical_neurons.core.solution import Solution, Status, relative_gap
 from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.solvers.base import Capability, Limits, Report, refuse_options
+from critical_neurons.solvers.dense_rows import FEW_COLUMNS
 from critical_neurons.solvers.implied_bounds import find_least, find_least_cost, imply_bounds
 from critical_neurons.solvers.loss_derivatives import Loss
 from critical_neurons.solvers.newton_steps import NewtonState
@@ -96,6 +97,8 @@ class _BarrierSearch(SearchRecord):
         self._block = 0
         self._has_values = False
         """Whether any column searched belongs to a data point."""
+        self._is_sparse = False
+        """Whether rows are kept sparse."""
         self.raise_bound(find_least_cost(program))
 
     def run(self) -> Solution:
@@ -111,6 +114,7 @@ class _BarrierSearch(SearchRecord):
             return
         origins = self._find_origins()
         self._has_values = bool(np.any(origins.points != SHARED))
+        self._is_sparse = self._has_values or len(self._columns) > FEW_COLUMNS
         loss = Loss(self.program, self._base, self._columns, origins.points)
         first = [self.program.rows, *(self._build_defining() if self._has_values else ())]
         self.remaining()
@@ -246,10 +250,10 @@ class _BarrierSearch(SearchRecord):
         return point
 
     def _split(self, rows: Rows) -> tuple[sparse.csr_array | Floats, Floats]:
-        """Rows as a · x <= b over the searched columns, dense unless some of these belong to data points."""
+        """Rows as a · x <= b over the searched columns: dense if these are few and none belongs to a data point."""
         above, below = np.isfinite(rows.upper), np.isfinite(rows.lower)
         sides: sparse.csr_array | Floats
-        if self._has_values:
+        if self._is_sparse:
             matrix = sparse.csr_array(rows.matrix[:, : len(self._base)])
             given = matrix @ self._base
             matrix = sparse.csr_array(matrix[:, self._columns])

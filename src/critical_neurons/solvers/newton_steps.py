@@ -6,14 +6,17 @@ Gondzio's centrality correctors make the steps longer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
-from scipy import linalg, sparse
+from scipy import sparse
 
 from critical_neurons.core.program import SHARED, Origins
 from critical_neurons.core.structure import Floats
-from critical_neurons.solvers.dense_rows import DenseElimination, DenseRows
+from critical_neurons.solvers.dense_rows import FEW_COLUMNS, DenseElimination, DenseRows
 from critical_neurons.solvers.fronts import FrontElimination, Root, Tree
+from critical_neurons.solvers.low_rank import LowRank
+from critical_neurons.solvers.wide_rows import WideElimination, WideRows
 
 RELAXATION = 1e-8
 """Rows are relaxed by this much, well within the tolerance, so that the feasible set has an interior."""
@@ -37,11 +40,14 @@ longer by at least this share of that. They cost a solve each, and save a quarte
 NARROWEST = 0.1
 """Products of gaps and duals below this share of their target, or above its inverse, are corrected."""
 
-FEW_ROWS = 2
+FEW_ROWS = 4
 """With more than this many columns per row, those of the loss included, the Woodbury formula is used."""
 
 REFINEMENTS, REFINED = 2, 1e-10
 """Iterative refinement: at most so many times, and only while the residual is above this share of the right side."""
+
+
+AnyRows: TypeAlias = Tree | DenseRows | WideRows
 
 
 class NewtonState:
@@ -55,8 +61,7 @@ class NewtonState:
         self._lower, self._upper = lower, upper = bounds
         self.point = start
         self.barrier = FIRST_BARRIER * max(1.0, slope)
-        self.rows: Tree | DenseRows
-        self.rows = Tree(origins, pattern) if np.any(origins.points != SHARED) else DenseRows(len(start))
+        self.rows = _choose_rows(origins, pattern)
         self.limits = np.zeros(0)
         self.slacks, self.multipliers = np.zeros(0), np.zeros(0)
         self._below = self.barrier / (self.point - lower)
@@ -66,10 +71,10 @@ class NewtonState:
         """A violated row begins with slack and multiplier equal, at the present barrier parameter: with a smaller
         slack its multiplier would be far too large, and steps become short."""
         slacks = np.maximum(limits - rows @ self.point, max(SMALLEST_SLACK, np.sqrt(self.barrier)))
-        if isinstance(self.rows, Tree):
-            self.rows.add(sparse.csr_array(rows))
-        else:
+        if isinstance(self.rows, DenseRows):
             self.rows.add(rows if isinstance(rows, np.ndarray) else rows.toarray())
+        else:
+            self.rows.add(sparse.csr_array(rows))
         self.limits = np.concatenate([self.limits, limits])
         self.slacks = np.concatenate([self.slacks, slacks])
         self.multipliers = np.concatenate([self.multipliers, self.barrier / slacks])
@@ -125,7 +130,7 @@ class _NewtonSystem:
     upper bounds."""
 
     def __init__(
-        self, rows: Tree | DenseRows, roots: Sequence[Root], gaps: Floats, duals: Floats, check: Callable[[], object]
+        self, rows: AnyRows, roots: Sequence[Root], gaps: Floats, duals: Floats, check: Callable[[], object]
     ) -> None:
         self._rows, self._gaps, self._duals = rows, gaps, duals
         self._count, columns = rows.row_count, rows.column_count
@@ -135,12 +140,15 @@ class _NewtonSystem:
         trace = own.sum() + weights @ rows.squares + sum(root.trace for root in roots)
         own += np.finfo(float).eps * trace / columns
         height = self._count + sum(len(root.matrix) for root in roots)
-        self._matrix: FrontElimination | DenseElimination | LowRank
+        self._matrix: FrontElimination | DenseElimination | WideElimination | LowRank
         if isinstance(rows, Tree):
             self._matrix = FrontElimination(rows, own, weights, roots, check)
         elif FEW_ROWS * height < columns:
-            scaled = np.sqrt(weights)[:, None] * rows.matrix
+            scaled = np.sqrt(weights)[:, None] * rows.write_out()
             self._matrix = LowRank(own, np.concatenate([scaled, *(root.matrix for root in roots)]))
+        elif isinstance(rows, WideRows):
+            check()
+            self._matrix = WideElimination(rows, own, weights, roots)
         else:
             check()
             self._matrix = DenseElimination(rows, own, weights, roots)
@@ -162,27 +170,11 @@ class _NewtonSystem:
         return moved, pull - self._duals / self._gaps * moved
 
 
-class LowRank:
-    """D + R'R where R has few rows (Woodbury): D^-1 - D^-1 R' (1 + R D^-1 R')^-1 R D^-1.
-
-    Cancellation between small and large entries of D is corrected by iterative refinement.
-    """
-
-    def __init__(self, diagonal: Floats, root: Floats) -> None:
-        self._diagonal, self._root = diagonal, root
-        matrix = (root / diagonal) @ root.T
-        matrix[np.diag_indices(len(root))] += 1.0
-        self._factor = linalg.cho_factor(matrix, overwrite_a=True, check_finite=False)
-
-    def solve(self, right: Floats) -> Floats:
-        scaled = right / self._diagonal
-        inner = linalg.cho_solve(self._factor, self._root @ scaled, check_finite=False)
-        solved: Floats = scaled - (self._root.T @ inner) / self._diagonal
-        return solved
-
-    def multiply(self, point: Floats) -> Floats:
-        product: Floats = self._diagonal * point + self._root.T @ (self._root @ point)
-        return product
+def _choose_rows(origins: Origins, pattern: sparse.csr_array) -> AnyRows:
+    if np.any(origins.points != SHARED):
+        return Tree(origins, pattern)
+    count = len(origins.points)
+    return DenseRows(count) if count <= FEW_COLUMNS else WideRows(count)
 
 
 def _reach(values: Floats, change: Floats) -> float:

@@ -35,7 +35,7 @@ class IdleSides:
         self._parts: list[tuple[sparse.csr_array | Floats, Floats]] = []
 
     def add(self, sides: sparse.csr_array | Floats, limits: Floats) -> None:
-        if self._parts and isinstance(sides, sparse.csr_array):
+        while self._parts and isinstance(sides, sparse.csr_array) and len(self._parts[-1][1]) <= len(limits):
             before, lower = self._parts.pop()
             assert isinstance(before, sparse.csr_array)  # as all sides of a program
             sides = sparse.csr_array(sparse.vstack([before, sides], format="csr"))
