@@ -20,7 +20,7 @@ from critical_neurons.solvers import Limits, find_solver, ignore_progress, inter
 from critical_neurons.solvers.auto import LEAST_SHARED, MANY
 from critical_neurons.solvers.highs import HighsSolver
 from critical_neurons.solvers.interior_point import MOST_STEPS, find_obstacle
-from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE
+from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, SearchRecord
 from tests.settings import settle
 
 GAP = 1e-6
@@ -274,4 +274,8 @@ def test_blocks_of_data_points(case, monkeypatch):
         np.concatenate([by for _, by in found]), np.concatenate([violations[each] for each, _ in found])
     )
     assert np.allclose(program.term.logits(point), whole.term.logits(point))
+    for each in (point, program.raise_term(program.start), expected.point, program.lower):
+        judged = [SearchRecord(every, LIMITS, ignore_progress).is_feasible(each) for every in (whole, program)]
+        worst = max(source.violations(each).max() for source in whole.sources)
+        assert judged == 2 * [worst <= FEASIBILITY_TOLERANCE]
     assert solve(program, "barrier").objective == pytest.approx(expected.objective, rel=SAME, abs=SAME)

@@ -108,8 +108,7 @@ class ScoreTask:
         goal = self._set_goal()
         try:
             with until(deadline):
-                bounds = self._bound(points)
-                program = self._encode(points, bounds, goal)
+                program = self._encode(points, self._bound(points), goal)  # bounds need much memory: not kept
         except TimeIsUp:
             return self._give_up(points, goal, started), False
         if self.proposal is not None:
@@ -131,7 +130,7 @@ class ScoreTask:
             increase = formulation.loss_weight.loss_increase
             losses = program.term.values(program.unpruned)
             level = goal.softmax_weight(len(losses)) * float(losses.sum() + len(losses) * increase)
-            weighted = partial(replace, goal)
+            weighted, bounds = partial(replace, goal), self._bound(points)
             solution, dual = maximise_dual(
                 self.backend,
                 lambda weight: self._encode(points, bounds, weighted(loss_weight=weight)),

@@ -83,7 +83,7 @@ class AffineNetwork(ResolvedNetwork):
                 case Relu():
                     interval, shrink = bounds.before_relu[index], shrinks[index]
                     decision = formulation.decide(op, interval, shrink, fixed=not self.depends[op.source])
-                    decision = self._sum_up(index, op, decision, values[op.source] - shrink, shrink)
+                    decision = self._sum_up(index, op, decision, values[op.source], shrink)
                     gate = make_gate(op, interval, shrink, decision, self.column_count, self.unit_count)
                     self.gates[index] = gate
                     self.column_count += len(gate.explicit)
@@ -108,6 +108,8 @@ class AffineNetwork(ResolvedNetwork):
                 case _:
                     assert_never(op)
             values[index] = self._step(index, op, values, shrunk, np.zeros(self.column_count), bounds.inputs)
+            if index in self.gates and np.array_equal(shrunk[index], self.gates[index].floor):
+                self.gates[index] = replace(self.gates[index], floor=shrunk[index])  # one copy saves memory
             if compares:
                 middle[index] = self._step(index, op, middle, {}, np.full(self.column_count, 0.5), bounds.inputs)
             for source in set(op.sources):  # what nothing reads any more is not kept
@@ -118,10 +120,11 @@ class AffineNetwork(ResolvedNetwork):
         pooled = {index: values[self.ops[index].sources[0]] for index in self.pools}
         self.at_zero = Evaluation(shrunk, pooled, values[len(self.ops) - 1])
 
-    def _sum_up(self, index: int, op: Relu, decision: GateDecision, at_zero: Floats, shrink: Floats) -> GateDecision:
-        """Sum up the undecided activations if possible; returns what remains to be decided."""
+    def _sum_up(self, index: int, op: Relu, decision: GateDecision, read: Floats, shrink: Floats) -> GateDecision:
+        """Sum up the undecided activations if possible; returns what remains to be decided. `read` is p with all
+        columns at 0."""
         deal = find_deal(self.ops, index) if self._summed and not self.depends[op.source] else None
-        sums = None if deal is None else sum_up(deal, op, decision, at_zero, shrink, relu=index)
+        sums = None if deal is None else sum_up(deal, op, decision, read - shrink, shrink, relu=index)
         if deal is None or sums is None:
             return decision
         self.sums[deal.index] = sums

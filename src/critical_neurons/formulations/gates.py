@@ -113,4 +113,4 @@ def make_gate(
 
 def find_scale(interval: Interval) -> float:
     """The largest bound of a ReLU, on the whole batch."""
-    return float(max(np.abs(interval.lower).max(), np.abs(interval.upper).max())) or 1.0
+    return float(max(0.0, *(max(end.max(), -end.min()) for end in (interval.lower, interval.upper)))) or 1.0

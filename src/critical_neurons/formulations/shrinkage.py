@@ -31,6 +31,9 @@ def find_shrinks(network: Network, bounds: Bounds) -> dict[int, Floats]:
             case Relu():
                 upper = bounds.before_relu[index].upper
                 top, scored = np.maximum(upper, 0.0), op.units != NO_UNIT
+                if op.source not in lost and scored.all():  # one array for both: with many data points it is large
+                    shrinks[index] = lost[index] = top
+                    continue
                 before = lost.get(op.source, np.zeros(1))
                 shrinks[index] = np.where(scored, top - before, 0.0)
                 lost[index] = np.where(upper > 0, np.where(scored, top, before), 0.0)

@@ -26,7 +26,9 @@ class DenseMap:
     offset: Floats
 
     def apply(self, values: Floats) -> Floats:
-        return values @ self.weight.T + self.offset
+        result = self.apply_linear(values)
+        result += self.offset  # in place, as in convolutions: a second array of all data points is large
+        return result
 
     def apply_linear(self, values: Floats) -> Floats:
         return values @ self.weight.T
@@ -122,7 +124,9 @@ class ConvolutionMap:
 
     def apply(self, values: Floats) -> Floats:
         result = self.apply_linear(values)
-        return result + _per_channel(self.offset, result) if self.offset.any() else result
+        if self.offset.any():
+            result += _per_channel(self.offset, result)
+        return result
 
     def apply_linear(self, values: Floats) -> Floats:
         return self._convolve(values, self.weight)
@@ -157,11 +161,15 @@ class ConvolutionMap:
             ends = [end for pair in zip(self.before, self.after, strict=True) for end in reversed(pair)]
             padding, given = (0,) * len(self.before), F.pad(given, ends[::-1])
         convolve = (F.conv1d, F.conv2d)[len(self.stride) - 1]
-        parts = [
-            convolve(part, weight, None, self.stride, padding, self.dilation, self.groups)
-            for part in torch.split(given, AT_ONCE)
-        ]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).numpy()
+        options = (self.stride, padding, self.dilation, self.groups)
+        first, *others = torch.split(given, AT_ONCE)
+        result = convolve(first, weight, None, *options)
+        if others:
+            start, result = result, result.new_empty((len(given), *result.shape[1:]))
+            result[:AT_ONCE] = start
+        for number, part in enumerate(others, start=1):
+            result[number * AT_ONCE : number * AT_ONCE + len(part)] = convolve(part, weight, None, *options)
+        return result.numpy()
 
 
 @dataclass(frozen=True)

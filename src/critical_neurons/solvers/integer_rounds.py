@@ -17,7 +17,7 @@ from critical_neurons.core.structure import Floats
 from critical_neurons.solvers.base import Limits, Report
 from critical_neurons.solvers.cutting_planes import CutLoop, accept, find_gap
 from critical_neurons.solvers.lp_engine import LinearEngine, Outcome
-from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, StopSearch
+from critical_neurons.solvers.search_record import StopSearch
 
 INNER_SHARE = 0.1
 """Share of the gap tolerance to which the parts of a round with integer columns are solved."""
@@ -72,7 +72,7 @@ class RoundLoop(CutLoop):
         if point is not None:
             whole = self.program.raise_term(np.where(self.program.integer, np.round(point), point))
             better = self._reserve is None or self.program.value(whole) < self.program.value(self._reserve)
-            if better and self.violation(whole) <= FEASIBILITY_TOLERANCE:
+            if better and self.is_feasible(whole):
                 self._reserve = whole
         if self.bound != before:
             self.record_step()

@@ -289,7 +289,7 @@ class _BarrierSearch(SearchRecord):
                 point = program.raise_term(point)
                 value = program.value(point)
                 stays_solved = not solved or (relative_gap(value, self.bound) or 0.0) <= self.limits.gap
-                if value <= limit and stays_solved and self.violation(point) <= FEASIBILITY_TOLERANCE:
+                if value <= limit and stays_solved and self.is_feasible(point):
                     self.incumbent, self.objective = point, value
                     return
 

@@ -50,19 +50,25 @@ class SearchRecord:
     def offer_if_feasible(self, point: Floats) -> bool:
         """Offer the point with its convex term set to the true value. Returns whether it is feasible."""
         raised = self.program.raise_term(point)
-        feasible = self.violation(raised) <= FEASIBILITY_TOLERANCE
+        feasible = self.is_feasible(raised)
         if feasible:
             self.offer(raised)
         return feasible
 
-    def violation(self, point: Floats) -> float:
-        """The largest violation of a row, those of sources included; the convex term is not checked."""
-        rows = self.program.rows
-        values = rows.matrix @ point
-        worst = max((rows.lower - values).max(initial=0.0), (values - rows.upper).max(initial=0.0))
-        if worst > FEASIBILITY_TOLERANCE:
-            return float(worst)
-        return float(max([worst, *(source.violations(point).max(initial=0.0) for source in self.program.sources)]))
+    def is_feasible(self, point: Floats) -> bool:
+        """Whether the point violates no bound and no row, those of sources included; the convex term is not checked.
+        Data points are searched block by block, which needs less memory than all violations at once."""
+        program, slack = self.program, FEASIBILITY_TOLERANCE
+        values = program.rows.matrix @ point
+        return (
+            bool(np.all((point >= program.lower - slack) & (point <= program.upper + slack)))
+            and bool(np.all((values >= program.rows.lower - slack) & (values <= program.rows.upper + slack)))
+            and not any(
+                len(source.find_violated(point, block, slack)[0])
+                for source in program.sources
+                for block in range(source.block_count)
+            )
+        )
 
     def learn_from(self, place: int, numbers: Ints) -> Rows:
         """Build rows of a source, given its place among the sources, and record them."""
