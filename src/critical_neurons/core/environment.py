@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,13 @@ def describe_versions(*packages: str) -> dict[str, str]:
     return versions
 
 
-_find_version = cache(version)  # reading the metadata takes as long as solving a small program
+@cache
+def _find_version(package: str) -> str:
+    """As `importlib.metadata.version`, which reads the whole description of a package for it: that takes as long as
+    solving a small program."""
+    found = distribution(package)
+    line = re.search(r"^Version: *(\S+)", found.read_text("METADATA") or "", re.MULTILINE)
+    return found.version if line is None else line[1]
 
 
 @cache

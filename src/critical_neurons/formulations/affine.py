@@ -31,7 +31,7 @@ from critical_neurons.core.network import (
     pool_maximum,
     rectify,
 )
-from critical_neurons.core.structure import Bools, Floats
+from critical_neurons.core.structure import Floats
 from critical_neurons.formulations.coefficients import Part, ResolvedNetwork
 from critical_neurons.formulations.first_layer import find_settled
 from critical_neurons.formulations.gates import Formulation, Gate, GateDecision, make_gate
@@ -91,7 +91,7 @@ class AffineNetwork(ResolvedNetwork):
                     upper = bounds.before_pool[index].upper
                     if op.source in self.gates:
                         upper = np.where(self.gates[op.source].dead, 0.0, upper)
-                    ranks, loose = middle[op.source] if compares else upper, self._find_loose(op.source)
+                    ranks, loose = middle[op.source] if compares else upper, self.find_loose(op.source, len(upper))
                     pool = resolve_windows(op, upper, ranks, loose, self.column_count)
                     safe = np.ones(len(pool.explicit), dtype=bool)
                     if compares:
@@ -129,26 +129,6 @@ class AffineNetwork(ResolvedNetwork):
             return decision
         self.sums[deal.index] = sums
         return replace(decision, dead=~decision.live)
-
-    def _find_loose(self, index: int) -> Bools:
-        """Where a value may leave its bounds while gates are relaxed: behind an undecided clip (ReLU6)."""
-        op = self.ops[index]
-        loose = np.zeros((self.batch_size, *op.shape), dtype=bool)
-        match op:
-            case Affine():
-                loose = op.map.apply_absolute(self._find_loose(op.source).astype(np.float64)) > 0
-            case Sum() if op.ceiling is not None:
-                (above,) = self.ops[op.sources[1]].sources
-                loose.reshape(-1)[self.gates[above].explicit] = True
-            case Sum():
-                loose = np.logical_or.reduce([self._find_loose(source) for source in op.sources])
-            case Concat():
-                loose = np.concatenate([self._find_loose(source) for source in op.sources], axis=1)
-            case Input() | Relu() | MaxPool():
-                pass
-            case _:
-                assert_never(op)
-        return loose
 
     @property
     def activation_columns(self) -> list[slice]:

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import sparse
 
 from critical_neurons.core.network import Affine, Concat, Input, MaxPool, Op, Relu, Sum, pull_linear
-from critical_neurons.core.structure import NO_UNIT, Floats, Ints
+from critical_neurons.core.structure import NO_UNIT, Bools, Floats, Ints
 from critical_neurons.formulations.gates import Gate
 from critical_neurons.formulations.max_pooling import Pool
 from critical_neurons.formulations.pooled_columns import Sums
@@ -51,6 +51,27 @@ class ResolvedNetwork:
     def parts(self) -> dict[int, Part]:
         """Everything with explicit values, by op index."""
         return {**self.gates, **self.pools, **self.sums}
+
+    def find_loose(self, index: int, count: int) -> Bools:
+        """Where a value of `count` data points may leave its bounds while gates are relaxed: behind an undecided clip
+        (ReLU6)."""
+        op = self.ops[index]
+        loose = np.zeros((count, *op.shape), dtype=bool)
+        match op:
+            case Affine():
+                loose = op.map.apply_absolute(self.find_loose(op.source, count).astype(np.float64)) > 0
+            case Sum() if op.ceiling is not None:
+                (above,) = self.ops[op.sources[1]].sources
+                loose.reshape(-1)[self.gates[above].explicit] = True
+            case Sum():
+                loose = np.logical_or.reduce([self.find_loose(source, count) for source in op.sources])
+            case Concat():
+                loose = np.concatenate([self.find_loose(source, count) for source in op.sources], axis=1)
+            case Input() | Relu() | MaxPool():
+                pass
+            case _:
+                assert_never(op)
+        return loose
 
     def differentiate(self, index: int, elements: Ints, own: Floats | None = None) -> sparse.csr_array:
         """Coefficients of a value at flat indices (batch, *shape), one row each. `own`: see `pull_back`."""
