@@ -83,29 +83,26 @@ class WideElimination:
         reduced[numbers[alone]] *= (given / strengths)[thin[alone]]
 
         matrix, across = _add_up(found, weights, reduced, late)
-        first, wide = np.flatnonzero(is_first[found.met]), slice(0, len(found.wide))
-        met, self._across = found.met[first], across[first]
+        met_first = is_first[found.met]
+        met, self._across = found.met[met_first], across[met_first]
         several = shared[met]
-        matrix[wide, wide] -= _square(self._across[several] / np.sqrt(strengths[met[several]])[:, None])
+        _add_square(matrix, self._across[several] / np.sqrt(strengths[met[several]])[:, None], sign=-1.0)
         matrix[np.diag_indices(len(matrix))] += np.concatenate([diagonal[found.wide], strengths[late]])
 
         self._first, self._last = found.thin[is_first], np.concatenate([found.wide, found.thin[late]])
         self._met = np.searchsorted(np.flatnonzero(is_first), met)
         self._first_root, self._last_root = joined[:, self._first], joined[:, self._last]
         self._inner = LowRank(strengths[is_first], self._first_root)
-        left = self._last_root.copy()
-        left[:, wide] -= (self._first_root[:, self._met] / strengths[met]) @ self._across
-        matrix += _square(self._inner.whiten(left))
+        left = self._last_root - (self._first_root[:, self._met] / strengths[met]) @ self._across
+        _add_square(matrix, self._inner.whiten(left))
         self._factor = linalg.cho_factor(matrix.T, lower=False, overwrite_a=True, check_finite=False)
 
     def solve(self, right: Floats) -> Floats:
-        solved, wide = np.zeros(len(right)), slice(0, self._across.shape[1])
-        first = self._inner.solve(right[self._first])
-        last = right[self._last] - (self._first_root @ first) @ self._last_root
-        last[wide] -= first[self._met] @ self._across
+        solved, first = np.zeros(len(right)), self._inner.solve(right[self._first])
+        last = right[self._last] - first[self._met] @ self._across - (self._first_root @ first) @ self._last_root
         last = linalg.cho_solve(self._factor, last, check_finite=False)
         coupled = (self._last_root @ last) @ self._first_root
-        coupled[self._met] += self._across @ last[wide]
+        coupled[self._met] += self._across @ last
         solved[self._last], solved[self._first] = last, first - self._inner.solve(coupled)
         return solved
 
@@ -121,7 +118,7 @@ def _add_up(found: SortedRows, weights: Floats, reduced: Floats, late: Ints) -> 
     ones, without their diagonal; and of the thin columns that rows have with the wide ones."""
     count = len(found.wide)
     matrix = np.zeros((count + len(late), count + len(late)))
-    across = np.zeros((len(found.met), count))
+    across = np.zeros((len(found.met), len(matrix)))
     for group in found.groups:
         roots, columns = np.sqrt(reduced[group.numbers])[:, None], group.columns
         dense = roots * group.dense
@@ -138,7 +135,7 @@ def _add_up(found: SortedRows, weights: Floats, reduced: Floats, late: Ints) -> 
     # no row in a group has two thin columns
     places, at = np.searchsorted(found.met, late), np.arange(len(late))
     has_rows = np.isin(late, found.met)
-    matrix[count + at[has_rows], :count] = across[places[has_rows]]
+    matrix[count + at[has_rows]] = across[places[has_rows]]
     return matrix, across
 
 
@@ -151,6 +148,7 @@ def _add_lower(matrix: Floats, places: Ints, part: Floats) -> None:
         flat[at.reshape(-1)] += part[start:end, :end].reshape(-1)
 
 
-def _square(root: Floats) -> Floats:
-    square: Floats = root.T @ root
-    return square
+def _add_square(matrix: Floats, root: Floats, sign: float = 1.0) -> None:
+    """Add R'R to the lower triangle, in place."""
+    if root.size:
+        linalg.blas.dsyrk(sign, np.ascontiguousarray(root).T, beta=1.0, c=matrix.T, overwrite_c=True)
