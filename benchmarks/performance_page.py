@@ -83,8 +83,9 @@ adds new results to that file.
 
 UNTRAINED = """\
 Networks with untrained weights: the scores are meaningless, but the time is representative. Ten images, relaxed,
-radius 0. The interior-point method is used from 220 units on. A step factorises a dense matrix of all scores, so time
-grows faster than the number of parameters. Further layers add few parameters, since most are in the first layer.
+radius 0. The interior-point method is used from 220 units on. A step factorises a dense matrix of all scores, with
+many units those of the last layer excepted, so time grows faster than the number of parameters. Further layers add
+few parameters, since most are in the first layer.
 """
 
 KINDS = {
