@@ -65,7 +65,7 @@ def eliminate(consumers: Sequence[Consumer], unit_count: int, blocks: int = 1) -
         for system in systems:
             system.remove(unit)
         order.append(unit)
-        added.append(errors[unit])
+        added.append(errors[unit].clamp(min=0.0))  # rounding errors may be negative
         alive[unit] = due[block[unit]] = False
         if not due.any():
             due[:] = True
@@ -83,72 +83,90 @@ def measure_error(consumers: Sequence[Consumer], stays: Tensor) -> float:
 
 
 class _EliminationSystem:
-    """H and V on the remaining columns.
+    """H and W on the remaining columns.
 
-    Removing columns subtracts P'P from H, with one row of P per column. Rows are collected until one large matrix
-    product applies them all; V and the diagonal blocks of H, which determine the errors, are always up to date.
+    Removing columns subtracts P'P from H and P'V from W, with one row of P and V per column. Rows are collected until
+    large matrix products apply them all; the diagonal blocks of H and W W', which determine the errors, are always up
+    to date.
     """
 
     def __init__(self, consumer: Consumer) -> None:
         order = _sort_columns(consumer.units)
-        self._units = consumer.units[order]
-        self._inverse, self._weight = consumer.inverse[order[:, None], order], consumer.weight[order]
+        self._units, self._inverse, self._weight = consumer.units, consumer.inverse, consumer.weight
+        if not torch.equal(order, torch.arange(len(order))):
+            self._take(order)
         self._begin()
 
+    def _take(self, columns: Tensor) -> None:
+        self._units, self._weight = self._units[columns], self._weight[columns]
+        self._inverse = self._inverse[columns[:, None], columns]
+
     def _begin(self) -> None:
-        self._held = self._inverse.new_empty(0, len(self._units))
+        self._rows, self._moved = (self._weight.new_empty(0, size) for size in self._weight.shape)  # P and V
         self._left = torch.ones(len(self._units), dtype=torch.bool)
-        self._kinds = _list_kinds(self._units, self._inverse)
+        self._kinds = _list_kinds(self._units, self._inverse, self._weight)
+        self._errors = [_measure_removals(kind.inverse, kind.squares) for kind in self._kinds]
 
     def add_errors(self, errors: Tensor) -> None:
         """Add, for every remaining unit, the error that its removal would cause."""
-        for kind in self._kinds:
-            weight = self._weight[kind.columns].reshape(*kind.own.shape[:2], self._weight.shape[1])
-            errors[kind.units] += _measure_removals(kind.own, weight)
+        for kind, own in zip(self._kinds, self._errors, strict=True):
+            errors[kind.units] += own
 
     def remove(self, unit: Tensor) -> None:
         gone = (self._units == unit).nonzero().flatten()
         if len(gone) == 0:
             return
-        across = (self._inverse[gone] - self._held[:, gone].T @ self._held) * self._left
-        factor = factorise(across[:, gone])
-        rows, weight = (
-            torch.linalg.solve_triangular(factor, each, upper=False) for each in (across, self._weight[gone])
-        )
-        self._weight.addmm_(rows.T, weight, alpha=-1)
-        self._held = torch.cat([self._held, rows])
+        held = self._rows[:, gone].T
+        across = (self._inverse[gone] - held @ self._rows) * self._left
+        factor, weight = factorise(across[:, gone]), self._weight[gone] - held @ self._moved
+        rows, moved = (torch.linalg.solve_triangular(factor, each, upper=False) for each in (across, weight))
+        slopes = moved @ self._weight.T - (moved @ self._moved.T) @ self._rows - (moved @ moved.T / 2) @ rows
+        self._rows, self._moved = torch.cat([self._rows, rows]), torch.cat([self._moved, moved])
         self._left[gone] = False
-        for kind in self._kinds:
-            parts = rows[:, kind.columns].reshape(len(rows), *kind.own.shape[:2]).movedim(0, 1)
-            kind.own.baddbmm_(parts.mT, parts, alpha=-1)
-            kind.own[kind.units == unit] = torch.eye(kind.own.shape[1], dtype=kind.own.dtype)  # stays invertible
-        if len(self._held) >= HELD_BACK:
+        if len(self._rows) >= HELD_BACK:
             self._catch_up()
+            return
+        for kind in self._kinds:
+            kind.remove(unit, rows, slopes)
+        self._errors = [_measure_removals(kind.inverse, kind.squares) for kind in self._kinds]
 
     def _catch_up(self) -> None:
         left = self._left.nonzero().flatten()
-        held = self._held[:, left]
-        self._inverse = self._inverse[left[:, None], left].addmm_(held.T, held, alpha=-1)
-        self._weight, self._units = self._weight[left], self._units[left]
+        rows = self._rows[:, left]
+        self._take(left)
+        self._inverse.addmm_(rows.T, rows, alpha=-1)
+        self._weight.addmm_(rows.T, self._moved, alpha=-1)
         self._begin()
-
-
-def _measure_removals(own: Tensor, weight: Tensor) -> Tensor:
-    """tr W_u' (H_uu)⁻¹ W_u for every unit, by the cheaper of two ways."""
-    if weight.shape[2] < 2 * weight.shape[1]:
-        factor, failed = torch.linalg.cholesky_ex(own)
-        if not failed.any():
-            return cast(Tensor, torch.linalg.solve_triangular(factor, weight, upper=False)).square().sum((1, 2))
-    return cast(Tensor, torch.linalg.solve(own, weight @ weight.mT)).diagonal(dim1=1, dim2=2).sum(1)
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """Units with equally many columns, the columns, and the blocks of H: (units, columns of one, columns of one)."""
+    """Units with equally many columns, the columns, and the blocks of H and W W': (units, columns of one, columns of
+    one)."""
 
     units: Tensor
     columns: slice
-    own: Tensor
+    inverse: Tensor
+    squares: Tensor
+
+    def remove(self, unit: Tensor, rows: Tensor, slopes: Tensor) -> None:
+        """Subtract P'P from H, and P'S + S'P from W W', which is what becomes of it for S = V W' - V V' P / 2."""
+        size = self.inverse.shape[1]
+        own, other = (
+            each[:, self.columns].reshape(len(rows), -1, size).movedim(0, 1).contiguous() for each in (rows, slopes)
+        )
+        changed = own.mT @ other
+        self.inverse.baddbmm_(own.mT, own, alpha=-1)
+        self.squares.sub_(changed).sub_(changed.mT)
+        gone = self.units == unit
+        self.inverse[gone], self.squares[gone] = torch.eye(size, dtype=own.dtype), 0.0  # stays invertible
+
+
+def _measure_removals(inverse: Tensor, squares: Tensor) -> Tensor:
+    """tr W_u' (H_uu)⁻¹ W_u for every unit, from the blocks of H and W W'."""
+    if inverse.shape[1] == 1:
+        return (squares / inverse).flatten()
+    return cast(Tensor, torch.linalg.solve(inverse, squares)).diagonal(dim1=1, dim2=2).sum(1)
 
 
 def _sort_columns(units: Tensor) -> Tensor:
@@ -158,14 +176,14 @@ def _sort_columns(units: Tensor) -> Tensor:
     return order[counts[places][order].argsort(stable=True)]
 
 
-def _list_kinds(units: Tensor, inverse: Tensor) -> list[_Kind]:
+def _list_kinds(units: Tensor, inverse: Tensor, weight: Tensor) -> list[_Kind]:
     """For columns in the order of `_sort_columns`."""
     present, counts = torch.unique_consecutive(units, return_counts=True)
     kinds, start = [], 0
     for size in counts.unique().tolist():
         same = present[counts == size]
         columns = torch.arange(start, start + size * len(same)).reshape(-1, size)
-        own = inverse[columns[:, :, None], columns[:, None, :]]
-        kinds.append(_Kind(same, slice(start, start + columns.numel()), own))
+        own, some = weight[columns], slice(start, start + columns.numel())
+        kinds.append(_Kind(same, some, inverse[columns[:, :, None], columns[:, None, :]], own @ own.mT))
         start += columns.numel()
     return kinds
