@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from critical_neurons.errors import PruningError
-from critical_neurons.removal.refit.symmetric import factorise_cholesky, multiply_columns, solve_cholesky
+from critical_neurons.removal.refit.symmetric import factorise_cholesky, mirror, multiply_lower, solve_cholesky
 
 RIDGES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 """Ridges to try, relative to the mean square of the inputs."""
@@ -72,7 +72,7 @@ class NormalEquations:
     ) -> None:
         home = find_home(device)
         self._stays = None if stays is None else _Columns.find(stays.to(home))
-        self._fitted, self._held_out = (_Moments.none(groups, columns, outputs, home) for _ in range(2))
+        self._sums = {held_out: _Moments.none(groups, columns, outputs, home) for held_out in (True, False)}
         self._waiting: dict[bool, list[tuple[Tensor, Tensor]]] = {True: [], False: []}
         self._origin: Tensor | None = None
 
@@ -89,16 +89,16 @@ class NormalEquations:
         """Add the rows that wait to the sums."""
         if waiting := self._waiting[held_out]:
             rows, errors = (torch.cat(each, 1) if len(each) > 1 else each[0] for each in zip(*waiting, strict=True))
-            (self._held_out if held_out else self._fitted).add(rows, errors)
+            self._sums[held_out].add(rows, errors)
             waiting.clear()
 
     def solve(self) -> tuple[Tensor, Tensor]:
         assert self._origin is not None
         for held_out in (True, False):
             self._sum_up(held_out=held_out)
-            require_finite((self._held_out if held_out else self._fitted).squares)
-        ridge = self._choose_ridge() if self._fitted.count and self._held_out.count else None
-        every = self._fitted.join(self._held_out)
+            require_finite(mirror(self._sums[held_out].squares))
+        ridge = self._choose_ridge() if all(each.count for each in self._sums.values()) else None
+        every = self._sums[False].join(self._sums.pop(True))
         added = torch.zeros_like(every.products)
         if ridge is not None:
             solved = every.centre(self._stays).solve(ridge)
@@ -107,15 +107,15 @@ class NormalEquations:
         return added, every.errors / every.count - (mean @ added)[:, 0]
 
     def _choose_ridge(self) -> float | None:
-        judged = slice(None, None, -(-self._fitted.products.shape[2] // MOST_JUDGED))
-        fitted, judge = (each.centre(self._stays).take(judged) for each in (self._fitted, self._held_out))
+        judged = slice(None, None, -(-self._sums[False].products.shape[2] // MOST_JUDGED))
+        fitted, judge = (self._sums[held_out].centre(self._stays).take(judged) for held_out in (False, True))
         return choose_ridge(lambda ridge: judge.judge(fitted, ridge))
 
     def describe(self) -> tuple[Tensor, Tensor]:
         """The covariance (groups, columns, columns) of all columns, and that with errors, after `solve`."""
-        every = self._fitted.join(self._held_out)
+        every = self._sums[False]
         known = every.centre()
-        return known.squares / every.count, known.products / every.count
+        return known.squares.div_(every.count), known.products.div_(every.count)
 
 
 def choose_ridge(judge: Callable[[float], tuple[float, float]]) -> float | None:
@@ -138,7 +138,8 @@ def choose_ridge(judge: Callable[[float], tuple[float, float]]) -> float | None:
 
 @dataclass
 class _Moments:
-    """Sums over rows: of inputs x (groups, columns), errors e (groups, outputs), x x' and x e'."""
+    """Sums over rows: of inputs x (groups, columns), errors e (groups, outputs), x x' and x e'. Of x x' the upper
+    triangle has to be filled before use."""
 
     count: int
     inputs: Tensor
@@ -156,24 +157,25 @@ class _Moments:
         self.count += rows.shape[1]
         self.inputs += rows.sum(1).to(home)
         self.errors += errors.sum(1).to(home)
-        self.squares += multiply_columns(rows).to(home)
+        self.squares += multiply_lower(rows).to(home)
         self.products += (rows.mT @ errors).to(home)
 
     def join(self, other: _Moments) -> _Moments:
-        return _Moments(
-            self.count + other.count,
-            self.inputs + other.inputs,
-            self.errors + other.errors,
-            self.squares + other.squares,
-            self.products + other.products,
-        )
+        """Add sums over other rows in place, and return these."""
+        self.count += other.count
+        for own, added in (
+            *((self.inputs, other.inputs), (self.errors, other.errors)),
+            *((self.squares, other.squares), (self.products, other.products)),
+        ):
+            own += added
+        return self
 
     def centre(self, stays: _Columns | None = None) -> _NormalSystem:
         """Subtract the means, and take only the columns that stay."""
         known = self if stays is None else stays.take(self)
         mean = known.inputs[:, :, None] / self.count
-        squares = known.squares - mean @ known.inputs[:, None]
-        products = known.products - mean @ self.errors[:, None]
+        squares = torch.baddbmm(known.squares, mean, known.inputs[:, None], alpha=-1)
+        products = torch.baddbmm(known.products, mean, self.errors[:, None], alpha=-1)
         counts = torch.full_like(mean[:, 0, 0], squares.shape[1]) if stays is None else stays.counts.to(mean)
         floor = scale_ridge(mean_square(known.squares, counts), ROUNDING)
         squares.diagonal(dim1=1, dim2=2).add_(floor[:, None])

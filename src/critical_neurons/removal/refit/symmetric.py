@@ -27,9 +27,22 @@ INVERT = {torch.float32: lapack.spotri, torch.float64: lapack.dpotri}
 
 def multiply_columns(rows: Tensor) -> Tensor:
     """rows' rows: (..., rows, columns) to (..., columns, columns)."""
-    if not _is_large(rows):
-        return rows.mT @ rows
-    return _map(_multiply, rows)
+    return mirror(multiply_lower(rows))
+
+
+def multiply_lower(rows: Tensor) -> Tensor:
+    """As `multiply_columns`, but only the lower triangles are right: those of a sum need to be mirrored once only."""
+    return _map(_multiply, rows) if _is_large(rows) else rows.mT @ rows
+
+
+def mirror(matrix: Tensor) -> Tensor:
+    """Fill upper triangles (..., columns, columns) from the lower ones, in place."""
+    for first in range(0, matrix.shape[-1], TILE):
+        inside, last = slice(first, first + TILE), first + TILE
+        matrix[..., inside, last:] = matrix[..., last:, inside].mT
+        block = matrix[..., inside, inside]
+        block.copy_(block.tril() + block.tril(-1).mT)
+    return matrix
 
 
 def factorise_cholesky(matrix: Tensor, *, overwrite: bool = False) -> tuple[Tensor, Tensor]:
@@ -55,7 +68,7 @@ def invert_cholesky(factor: Tensor) -> Tensor:
     """The inverse of the matrix (columns, columns) with this factor."""
     if not _is_large(factor):
         return torch.cholesky_inverse(factor)
-    return _mirror(torch.from_numpy(INVERT[factor.dtype](factor.numpy().T, lower=0)[0].T))
+    return mirror(torch.from_numpy(INVERT[factor.dtype](factor.numpy().T, lower=0)[0].T))
 
 
 def _is_large(values: Tensor) -> bool:
@@ -65,7 +78,7 @@ def _is_large(values: Tensor) -> bool:
 
 
 def _multiply(rows: Tensor) -> Tensor:
-    return _mirror(torch.from_numpy(MULTIPLY[rows.dtype](1.0, rows.numpy().T).T))
+    return torch.from_numpy(MULTIPLY[rows.dtype](1.0, rows.numpy().T).T)
 
 
 def _factorise(matrix: Tensor, *, overwrite: bool) -> Tensor:
@@ -79,13 +92,3 @@ def _map(call: Callable[..., Tensor], *values: Tensor) -> Tensor:
         return call(*values)
     found = [_map(call, *each) for each in zip(*values, strict=True)]
     return torch.stack(found) if len(found) > 1 else found[0][None]
-
-
-def _mirror(matrix: Tensor) -> Tensor:
-    """Fill the upper triangle from the lower one."""
-    for first in range(0, len(matrix), TILE):
-        last = first + TILE
-        matrix[first:last, last:] = matrix[last:, first:last].mT
-        block = matrix[first:last, first:last]
-        block.copy_(block.tril() + block.tril(-1).mT)
-    return matrix
