@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from critical_neurons.removal.copies import copy_sharing, copy_whole
+from critical_neurons.removal.copies import copy_sharing, copy_viewing, copy_whole
 from critical_neurons.removal.remove import zero_units
 from critical_neurons.structure import find_structure
 
@@ -32,6 +32,26 @@ def test_sharing_copies_share_parameters_alone():
     assert all(one is other for one, other in zip(model.parameters(), copied.parameters(), strict=True))
     copied[1].running_mean.fill_(7.0)
     assert not model[1].running_mean.any()
+
+
+class Scaled(nn.Parameter):
+    """A parameter with a class and an attribute of its own."""
+
+
+def test_viewing_copies_share_memory_until_they_get_other_data():
+    model = build()
+    model[3].weight = Scaled(model[3].weight.detach(), requires_grad=False)
+    model[3].weight.scale = 2.0
+    model.again = model[3]
+    copied, before = copy_viewing(model), model[3].weight.clone()
+    pairs = list(zip(model.parameters(), copied.parameters(), strict=True))
+    assert all(one is not other and one.data_ptr() == other.data_ptr() for one, other in pairs)
+    assert all(one.requires_grad == other.requires_grad for one, other in pairs)
+    copied[3].weight.data = torch.ones(2, 4)
+    assert torch.equal(model[3].weight, before)
+    assert type(copied[3].weight) is Scaled
+    assert copied[3].weight.scale == 2.0
+    assert copied.again is copied[3]
 
 
 def test_tensors_of_one_memory_stay_so():

@@ -213,7 +213,7 @@ def test_positions_are_left_out_where_there_are_more_than_enough(monkeypatch):
     model, inputs = CONSUMERS["padded, strided"][1](), draw(400, 2, 7, 6)
     plan = draw_plan(model, inputs, seed=1)
     every = cn.prune(model, plan, inputs, compensate="least_squares")
-    monkeypatch.setattr(least_squares, "LEAST_ROWS", 1)
+    monkeypatch.setattr(least_squares, "ROW_LIMIT", least_squares.RowLimit(10, 1))
     some, again = (cn.prune(model, plan, inputs, compensate="least_squares") for _ in range(2))
     plain = cn.prune(model, plan, inputs)
     fresh = draw(200, 2, 7, 6, seed=5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType, NoneType
 from typing import Any
 
@@ -24,20 +25,41 @@ SPECIAL = ("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__slo
 def copy_whole(model: nn.Module) -> nn.Module:
     """A deep copy. Tensors with a gradient history that modules keep from an earlier run, which torch refuses to copy
     (a hook-based weight norm has some), are detached first."""
-    return _copy(model, share=False)
+    return _copy(model, lambda parameters: {})
 
 
 def copy_sharing(model: nn.Module) -> nn.Module:
     """A copy that shares the parameters. Buffers are copied, since a forward pass may write to them."""
-    return _copy(model, share=True)
+    return _copy(model, lambda parameters: {id(each): each for each in parameters})
 
 
-def _copy(model: nn.Module, *, share: bool) -> nn.Module:
-    """What `deepcopy` does, in less time: plain modules are copied attribute by attribute."""
+def copy_viewing(model: nn.Module) -> nn.Module:
+    """A copy with parameters of its own in the memory of the model's: other `data` can be put into them, but they
+    must not be written to. Parameters of tensor classes with a way of their own are copied."""
+    return _copy(
+        model,
+        lambda parameters: {
+            id(each): keep_class(each, each.data) for each in parameters if issubclass(type(each), nn.Parameter)
+        },
+    )
+
+
+def keep_class(old: Tensor, new: Tensor) -> Tensor:
+    """New values with the class and attributes of a parameter or buffer."""
+    if isinstance(old, nn.Parameter):
+        kind = type(old) if issubclass(type(old), nn.Parameter) else nn.Parameter  # a tensor class has its own way
+        new = Tensor._make_subclass(kind, new, old.requires_grad)
+    new.__dict__.update(old.__dict__)
+    return new
+
+
+def _copy(model: nn.Module, share: Callable[[list[nn.Parameter]], dict[int, Any]]) -> nn.Module:
+    """What `deepcopy` does, in less time: plain modules are copied attribute by attribute. `share` gives what takes
+    the place of parameters that are not copied, by the identity of these."""
     modules = [*model.modules()]
     parameters = [each for module in modules for each in module._parameters.values() if each is not None]
     buffers = [each for module in modules for each in module._buffers.values() if each is not None]
-    copies: dict[int, Any] = {id(each): each for each in parameters} if share else {}
+    copies = share(parameters)
     copies |= _copy_alone(buffers, parameters)
     plain = [module for module in modules if _is_plain_class(type(module))]
     copies |= {id(module): type(module).__new__(type(module)) for module in plain}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from critical_neurons.core.structure import SIZE, Bools, Slice, Structure, Wiring
 from critical_neurons.errors import PruningError
 from critical_neurons.removal.attention import FewerHeads, convert_attention
-from critical_neurons.removal.copies import copy_sharing
+from critical_neurons.removal.copies import copy_sharing, keep_class
 from critical_neurons.removal.parametrised import Parametrised, find_parametrised, list_parametrised
 
 
@@ -192,10 +192,7 @@ def _list_places(model: nn.Module) -> dict[Tensor, list[tuple[dict[str, Any], st
 
 def _put(old: Tensor, new: Tensor, places: list[tuple[dict[str, Any], str]]) -> None:
     """Replace a tensor everywhere, keeping its class and attributes."""
-    if isinstance(old, nn.Parameter):
-        kind = type(old) if issubclass(type(old), nn.Parameter) else nn.Parameter  # a tensor class has its own way
-        new = Tensor._make_subclass(kind, new, old.requires_grad)
-    new.__dict__.update(old.__dict__)
+    new = keep_class(old, new)
     for tensors, name in places:
         tensors[name] = new
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from critical_neurons.core.scores import LayerChoice
 from critical_neurons.core.structure import Bools, Group, Structure, Wiring
 from critical_neurons.parallel import SERIAL, Executor, run_in_order
-from critical_neurons.removal.copies import copy_sharing, copy_whole
+from critical_neurons.removal.copies import copy_sharing, copy_viewing
 from critical_neurons.removal.refit.behind import list_stops, refit_behind
 from critical_neurons.removal.refit.im2col import Weighted, from_matrix, to_matrix
 from critical_neurons.removal.refit.stream import refit_modules
@@ -33,7 +33,7 @@ from critical_neurons.selection.elimination import Consumer, Elimination, elimin
 from critical_neurons.selection.factorisation import take_root
 from critical_neurons.selection.inverses import Inverses, invert
 from critical_neurons.selection.lower_bound import bound_error
-from critical_neurons.selection.statistics import gather_metrics, gather_moments
+from critical_neurons.selection.statistics import ROW_LIMIT, gather_metrics, gather_moments
 from critical_neurons.selection.trial_weights import Fitted, put_weights
 from critical_neurons.selection.trials import Outputs, RemovalTrial, Sample, measure_trials
 
@@ -115,7 +115,7 @@ class LayerwiseSearch:
     def carry_out(self, stays: Bools, progress: Progress = lambda done, total: None) -> View:
         """The draft with only these units; `stays` has a last entry for NO_UNIT."""
         self.whole.inverses.release()
-        draft = copy_whole(self._model)
+        draft = copy_viewing(self._model)
         stops = list_stops(self._structure, stays, masked=True)
         squares, missing = dict(self.whole.squares), dict(self.whole.missing)
 
@@ -126,16 +126,19 @@ class LayerwiseSearch:
                 missing[name] = [wrong[part.group, part.columns] for part in parts]
 
         outputs = Outputs()
-        refit_modules(self._model, draft, stops, self._inputs, "least_squares", progress, learn, outputs.add)
+        refit_modules(
+            self._model, draft, stops, self._inputs, "least_squares", progress, learn, outputs.add, limit=ROW_LIMIT
+        )
         return View(draft, stays, squares, missing, Inverses(squares), *self._compare(draft, self._shuffled, outputs))
 
     def judge(self, stays: Bools, progress: Progress = lambda done, total: None) -> View:
         """As `carry_out`, but cheaper and without covariances, for the last choice. Every group keeps a unit."""
         if not has_tensors(self._model, self._structure):  # weights were parametrised before
             return self.carry_out(stays, progress)
-        smaller, outputs = remove_units(self._model, self._structure, stays), Outputs()
+        model, structure, inputs, outputs = self._model, self._structure, self._inputs, Outputs()
+        smaller, finish = remove_units(model, structure, stays), outputs.add
         fitted = refit_behind(
-            self._model, smaller, self._structure, stays, self._inputs, "least_squares", progress, outputs.add
+            model, smaller, structure, stays, inputs, "least_squares", progress, finish=finish, limit=ROW_LIMIT
         )
         return View(fitted, stays, {}, {}, Inverses({}), *self._compare(fitted, self._shuffled, outputs))
 

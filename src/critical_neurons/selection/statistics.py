@@ -16,14 +16,14 @@ from critical_neurons.errors import InvalidInputError
 from critical_neurons.parallel import SERIAL, Executor, run_in_order
 from critical_neurons.removal.gradients import differentiate
 from critical_neurons.removal.refit.im2col import Weighted, by_group, channels_first, count_groups, unroll
-from critical_neurons.removal.refit.symmetric import multiply_columns
+from critical_neurons.removal.refit.least_squares import RowLimit
+from critical_neurons.removal.refit.symmetric import mirror, multiply_columns, multiply_lower
 from critical_neurons.removal.rows import Inputs, call_model, count_rows, join_outputs, take_rows
 from critical_neurons.selection.consumers import ColumnBlock
 from critical_neurons.selection.distance import Distance, list_outputs
 
-ROWS_PER_COLUMN, LEAST_ROWS = 4, 10_000
-"""Rows sampled of a feature map: per column of the widest part, and at least. Choosing units takes fewer rows than
-refitting."""
+ROW_LIMIT = RowLimit(4, 10_000)
+"""Rows sampled of a feature map, by the columns of the widest part: fewer than for refitting."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Moments:
 
 @dataclass(frozen=True)
 class _Sums:
-    """The number of some rows of a part, their mean, and the products of the centred rows, in single precision."""
+    """The number of some rows of a part, their mean, and the products of the centred rows, in single precision,
+    of which only the lower triangle is right."""
 
     count: int
     mean: Tensor
@@ -95,8 +96,7 @@ def _sum_batch(
         def add(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
             assert isinstance(module, Weighted)
             width = max(some.stop - some.start for _, some in columns[name])
-            row_count = max(ROWS_PER_COLUMN * width, LEAST_ROWS)
-            rows = _sample_rows(module, args[0], output, -(-row_count // input_count), generator)
+            rows = _sample_rows(module, args[0], output, -(-ROW_LIMIT.count(width) // input_count), generator)
             found.append((name, [_sum_rows(rows[group, :, some]) for group, some in columns[name]]))
 
         return add
@@ -116,7 +116,7 @@ def _sample_rows(module: Weighted, read: Tensor, given: Tensor, per_input: int, 
 
 def _sum_rows(rows: Tensor) -> _Sums:
     mean = rows.mean(0)  # centred, so that single precision keeps the variation
-    return _Sums(len(rows), mean, multiply_columns(rows - mean))
+    return _Sums(len(rows), mean, multiply_lower(rows - mean))
 
 
 class _Total:
@@ -136,7 +136,7 @@ class _Total:
         self._count += sums.count
 
     def finish(self) -> Moments:
-        return Moments(self._mean.float(), (self._squares / self._count).float())
+        return Moments(self._mean.float(), mirror((self._squares / self._count).float()))
 
 
 def gather_metrics(

@@ -11,7 +11,7 @@ from torch import nn
 from critical_neurons.core.structure import Bools, Structure
 from critical_neurons.removal.copies import copy_sharing
 from critical_neurons.removal.parametrised import open_attention, plain_weights
-from critical_neurons.removal.refit.least_squares import Refit
+from critical_neurons.removal.refit.least_squares import Refit, RowLimit
 from critical_neurons.removal.refit.stream import OnOutputs, Stop, refit_modules
 from critical_neurons.removal.remove import own_tensors
 from critical_neurons.removal.rows import Inputs
@@ -26,6 +26,7 @@ def refit_behind(
     method: Refit,
     progress: Callable[[int, int], None] = lambda done, total: None,
     finish: OnOutputs | None = None,
+    limit: RowLimit | None = None,
 ) -> nn.Module:
     """Refit, in place, every layer behind a removed unit to its original outputs, and return the smaller model.
 
@@ -33,7 +34,7 @@ def refit_behind(
     """
     stops, runs = list_stops(structure, stays), open_attention(copy_sharing(original))
     with plain_weights(own_tensors(smaller, original)):
-        refit_modules(runs, smaller, stops, inputs, method, progress, finish=finish)
+        refit_modules(runs, smaller, stops, inputs, method, progress, finish=finish, limit=limit)
     return smaller
 
 

@@ -7,6 +7,7 @@ are nearest in the least-squares sense; the statistics of a batch norm are adjus
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 import torch
@@ -38,8 +39,19 @@ REFITTED: tuple[type[nn.Module], ...] = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
 )
 
-ROWS_PER_COLUMN, LEAST_ROWS = 10, 20_000
-"""Rows of a regression: at most this many per column, or this many in all; other rows are left out."""
+
+@dataclass(frozen=True)
+class RowLimit:
+    """Rows of a regression: at most this many per column, or this many in all; other rows are left out."""
+
+    per_column: int
+    least: int
+
+    def count(self, columns: int) -> int:
+        return max(self.per_column * columns, self.least)
+
+
+ROW_LIMIT = RowLimit(10, 20_000)
 
 MOST_COLUMNS = 4608
 """With more columns the Gram matrix of rows is used instead of that of columns, which would take more than 1 GB. 4608
@@ -72,6 +84,7 @@ def begin_refit(
     absorbed: bool,
     reads: Tensor | None = None,
     on_covariances: OnCovariances | None = None,
+    limit: RowLimit | None = None,
 ) -> Refitting:
     """`kept`: the original's output channels that the module still has; `input_count`: how many inputs will be added
     in all; `absorbed`: a refitted batch norm follows, so no bias is needed; `reads`: the input channels that may have
@@ -81,7 +94,15 @@ def begin_refit(
     assert isinstance(module, Weighted)
     if method == "bias":
         return _Offset(module, kept, absorbed=absorbed)
-    return _Weights(module, kept, input_count, absorbed=absorbed, reads=reads, on_covariances=on_covariances)
+    return _Weights(
+        module,
+        kept,
+        input_count,
+        absorbed=absorbed,
+        reads=reads,
+        on_covariances=on_covariances,
+        limit=limit or ROW_LIMIT,
+    )
 
 
 def is_refittable(module: nn.Module) -> bool:
@@ -178,6 +199,7 @@ class _Weights:
         absorbed: bool,
         reads: Tensor | None,
         on_covariances: OnCovariances | None,
+        limit: RowLimit,
     ) -> None:
         self._module, self._kept, self._absorbed, self._on_covariances = module, kept, absorbed, on_covariances
         self._matrix = _widen(to_matrix(module, module.weight.detach()))
@@ -186,7 +208,8 @@ class _Weights:
         if reads is not None:
             self._stays = reads.reshape(groups, -1).repeat_interleave(columns * groups // len(reads), 1)
             self._matrix = self._matrix * self._stays[:, :, None].to(self._matrix)
-        self._input_count, self._row_count = input_count, max(ROWS_PER_COLUMN * columns, LEAST_ROWS)
+        fitted = columns if self._stays is None else int(self._stays.sum(1).max())
+        self._input_count, self._row_count = input_count, limit.count(fitted)
         if columns > MOST_COLUMNS:
             self._row_count = min(MOST_ROWS, MOST_NUMBERS // (groups * columns))
         self._generator = torch.Generator().manual_seed(0)

@@ -22,7 +22,7 @@ from critical_neurons.removal.metrics import evaluating, in_evaluation_mode
 from critical_neurons.removal.refit.batches import HELD_OUT, LEAST_INPUTS, plan_batches, shuffle
 from critical_neurons.removal.refit.dry_run import DryRun, run_dry
 from critical_neurons.removal.refit.im2col import find_channel_axis
-from critical_neurons.removal.refit.least_squares import Refit, Refitting, begin_refit, is_refittable
+from critical_neurons.removal.refit.least_squares import Refit, Refitting, RowLimit, begin_refit, is_refittable
 from critical_neurons.removal.refit.passes import ForwardPass, close_all, pause_at
 from critical_neurons.removal.rows import Inputs, call_model, count_rows, is_whole, take_rows
 
@@ -49,6 +49,7 @@ def refit_modules(
     progress: Callable[[int, int], None] = lambda done, total: None,
     on_covariances: Callable[[str, Tensor, Tensor], None] | None = None,
     finish: OnOutputs | None = None,
+    limit: RowLimit | None = None,
 ) -> dict[str, int]:
     """Refit the modules of `smaller` at the stops, where their kind allows it.
 
@@ -56,6 +57,7 @@ def refit_modules(
     call only: refitting it again would change what was computed before. `progress` gets the number of modules done
     and the total. `on_covariances` is called with the name of every refitted module and the arguments of
     `OnCovariances`. With `finish` the passes of the smaller model run to their end, and it gets their outputs.
+    `limit`: of the rows that every module is refitted on, by default `least_squares.ROW_LIMIT`.
 
     Returns the number of inputs that each module was refitted on: fewer than all where memory does not suffice, and
     no entry for modules that no input reaches in both models.
@@ -67,7 +69,7 @@ def refit_modules(
         for setting in (torch.inference_mode(False), evaluating(original), in_evaluation_mode(smaller)):
             stack.enter_context(setting)
         return (
-            _RefitStream(original, smaller, chosen, inputs, method, on_covariances, finish).run(progress)
+            _RefitStream(original, smaller, chosen, inputs, method, on_covariances, finish, limit).run(progress)
             if chosen
             else {}
         )
@@ -112,10 +114,11 @@ class _RefitStream:
         method: Refit,
         on_covariances: Callable[[str, Tensor, Tensor], None] | None,
         finish: OnOutputs | None,
+        limit: RowLimit | None,
     ) -> None:
         self._original, self._smaller, self._stops = original, smaller, stops
         self._inputs, self._method, self._on_covariances, self._finish = inputs, method, on_covariances, finish
-        self._device = next((each.device for each in smaller.parameters()), None)
+        self._limit, self._device = limit, next((each.device for each in smaller.parameters()), None)
         self._modules = {name: smaller.get_submodule(name) for name in stops}
         self._batches: list[_Batch] = []
         self._served: set[str] = set()
@@ -183,6 +186,7 @@ class _RefitStream:
             absorbed=absorbed and module.bias is None,
             reads=stop.reads,
             on_covariances=None if self._on_covariances is None else partial(self._on_covariances, name),
+            limit=self._limit,
         )
 
     def _advance(self, batch: _Batch) -> None:
