@@ -141,10 +141,14 @@ class Search:
         )
 
     @cached_property
-    def traced(self) -> list[Elimination]:
+    def ordered(self) -> list[Elimination]:
         """The order of removal in every group, with all other groups whole, for all budgets."""
-        found = self.layers.order(self.layers.whole, self.report("ordering units"))
-        return self.layers.price(found, self.effort.passes, self.report("pricing layers"))
+        return self.layers.order(self.layers.whole, self.report("ordering units"))
+
+    @cached_property
+    def traced(self) -> list[Elimination]:
+        """The same, with errors scaled to what they cost the loss."""
+        return self.layers.price(self.ordered, self.effort.passes, self.report("pricing layers"))
 
     @cached_property
     def gates(self) -> GateSearch:

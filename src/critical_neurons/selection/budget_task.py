@@ -38,6 +38,9 @@ class Prepared(Protocol):
     def layers(self) -> LayerwiseSearch: ...
 
     @property
+    def ordered(self) -> list[Elimination]: ...
+
+    @property
     def traced(self) -> list[Elimination]: ...
 
     @property
@@ -72,9 +75,11 @@ class BudgetTask:
         if not rounds:
             report("measuring")
             loss = layers.measure(stays)
-            return Found(per_unit, loss, layers.describe(view, stays), (self._draft(loss),), costs=costs)
+            choices = layers.describe(view, stays, self.search.ordered)
+            return Found(per_unit, loss, choices, (self._draft(loss),), costs=costs)
         after = layers.carry_out(stays, report("refitting a draft"))
-        best, taken, drafts = (per_unit, view, after), 0, [self._draft(after.loss, after.miss)]
+        best, taken = (per_unit, view, self.search.ordered, after), 0
+        drafts = [self._draft(after.loss, after.miss)]
         try:
             for number in range(1, rounds + 1):
                 round_ = f"round {number} of {rounds}"
@@ -85,13 +90,13 @@ class BudgetTask:
                 carry_out = layers.judge if number == rounds else layers.carry_out
                 after = carry_out(self._keep_best(per_unit), report(f"{round_}, refitting a draft"))
                 drafts.append(self._draft(after.loss, after.miss))
-                if after.miss < best[2].miss:
-                    best, taken = (per_unit, view, after), number
+                if after.miss < best[-1].miss:
+                    best, taken = (per_unit, view, found, after), number
         except KeyboardInterrupt:
             self.search.on_progress(Progress("interrupted: the best so far is kept"))
-        per_unit, view, after = best
+        per_unit, view, found, after = best
         report("bounding choices")
-        return Found(per_unit, after.loss, layers.describe(view, after.stays), tuple(drafts), taken, costs)
+        return Found(per_unit, after.loss, layers.describe(view, after.stays, found), tuple(drafts), taken, costs)
 
     def _draft(self, loss: float, miss: float | None = None) -> Draft:
         """Where outputs are no classes, networks are judged by the loss itself."""

@@ -45,6 +45,13 @@ class Elimination:
     order: Tensor
     errors: Tensor
 
+    def find_error(self, stays: Tensor) -> float | None:
+        """The error with these units kept; None if the others are not the first in the order."""
+        gone = int((~stays).sum())
+        if stays[self.order[:gone]].any():
+            return None
+        return float(self.errors[gone - 1]) if gone else 0.0
+
 
 def eliminate(consumers: Sequence[Consumer], unit_count: int, blocks: int = 1) -> Elimination:
     """Greedy: always remove the unit that adds least to the error.

@@ -8,8 +8,7 @@ every consumer are those of the smaller network, and the choice in every group c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -31,11 +30,12 @@ from critical_neurons.selection.consumers import list_consumers, split_module
 from critical_neurons.selection.distance import Distance
 from critical_neurons.selection.elimination import Consumer, Elimination, eliminate, measure_error
 from critical_neurons.selection.factorisation import take_root
-from critical_neurons.selection.inverses import Inverses, invert
-from critical_neurons.selection.lower_bound import bound_error
+from critical_neurons.selection.inverses import Inverses
+from critical_neurons.selection.lower_bound import bound_error, is_bounded
 from critical_neurons.selection.statistics import ROW_LIMIT, gather_metrics, gather_moments
 from critical_neurons.selection.trial_weights import Fitted, put_weights
 from critical_neurons.selection.trials import Outputs, RemovalTrial, Sample, measure_trials
+from critical_neurons.selection.view import View
 
 LEAST_METRIC, MOST_METRIC = 64, 512
 """Limits on the number of inputs for Fisher matrices; each takes a forward and a backward pass."""
@@ -60,21 +60,6 @@ MOST_BATCH, BATCH_NUMBERS, NUMBERS_PER_OUTPUT = 64, 2**28, 3
 several times, since it is normalised and activated as well."""
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, eq=False)
-class View:
-    """The model or a draft of it, the units that stay (with a last entry for NO_UNIT), and for every part of every
-    consumer the covariance of its columns (`squares`) and that of the columns with the errors of its outputs
-    (`missing`). `loss` is the distance of the draft's outputs from the model's; for `miss` see `Distance.miss`."""
-
-    model: nn.Module
-    stays: Bools
-    squares: Mapping[str, Sequence[Tensor]]
-    missing: Mapping[str, Sequence[Tensor | None]]
-    inverses: Inverses
-    loss: float = 0.0
-    miss: float = 0.0
 
 
 class LayerwiseSearch:
@@ -221,15 +206,26 @@ class LayerwiseSearch:
         found, wanted = known.join(), take_outputs(self._outputs, self._inputs, known.rows)
         return float(self._distance.measure(found, wanted)), self._distance.miss(found, wanted)
 
-    def describe(self, view: View, stays: Bools) -> tuple[LayerChoice, ...]:
-        """The error of every group's choice, with the other groups as in the view, and a lower bound on it."""
+    def describe(
+        self, view: View, stays: Bools, found: Sequence[Elimination] | None = None
+    ) -> tuple[LayerChoice, ...]:
+        """The error of every group's choice, with the other groups as in the view, and a lower bound on it. `found`:
+        orders of removal in this view; they tell the errors of choices that follow them."""
         choices = []
-        for group in self._structure.groups:
-            maps, kept = self._find_maps(group, view), stays[group.units]
-            error = measure_error(maps, torch.from_numpy(kept))
-            bound = bound_error(maps, len(group), int(kept.sum()), group.blocks)
+        for place, group in enumerate(self._structure.groups):
+            kept = torch.from_numpy(stays[group.units])
+            error, bound = None if found is None else found[place].find_error(kept), None
+            if error is None or is_bounded(self._count_columns(group)):
+                maps = self._find_maps(group, view)
+                error = measure_error(maps, kept) if error is None else error
+                bound = bound_error(maps, len(group), int(kept.sum()), group.blocks)
             choices.append(LayerChoice(group.layers, error, bound))
         return tuple(choices)
+
+    def _count_columns(self, group: Group) -> int:
+        """How many columns read units of the group."""
+        parts = (part for wiring in self._list_readers(group) for part in self._parts[wiring.module])
+        return sum(int(np.isin(part.units, group.units).sum()) for part in parts)
 
     def _find_roots(self, view: View) -> dict[str, list[Tensor]]:
         """Roots of the Fisher matrix of every consumer, one per group of a convolution; computed once per view."""
@@ -267,25 +263,11 @@ class LayerwiseSearch:
                 units = torch.from_numpy(numbers[part.units])[inside]
                 free = (units >= 0).nonzero().flatten()
                 if len(free):
-                    inverse, weight = self._refit_view(view, name, number, inside)
+                    inverse, weight = view.refit(name, number, part, inside)
                     felt = weight[free] @ roots[name][part.group]
                     own = inverse if len(free) == len(units) else inverse[free[:, None], free]
                     maps.append(Consumer(own, felt, units[free]))
         return maps
-
-    def _refit_view(self, view: View, module: str, number: int, inside: Tensor) -> tuple[Tensor, Tensor]:
-        """H and weights of a part that reads these columns, refitted to what they are in the view."""
-        part, missing = self._parts[module][number], view.missing[module][number]
-        own, weight = view.squares[module][number], part.weight
-        if inside.all():
-            inverse = view.inverses.find(module, number)
-        else:
-            own, weight = own[inside][:, inside], weight[inside]
-            inverse = invert(own)
-        if missing is None:
-            return inverse, weight
-        gone = torch.from_numpy(~view.stays[part.units])[inside]
-        return inverse, weight + inverse @ (missing[inside] - own.double()[:, gone] @ weight[gone])
 
     @torch.no_grad()
     def _fit(self, wiring: Wiring, stays: Bools) -> Fitted:

@@ -36,9 +36,14 @@ ROUNDING = 1e-9
 """Safety margin for rounding: D is shrunk and the bound lowered by this share."""
 
 
+def is_bounded(column_count: int) -> bool:
+    """Whether there is a bound for so many columns of all consumers together."""
+    return column_count <= MOST_COLUMNS
+
+
 def bound_error(consumers: Sequence[Consumer], unit_count: int, count: int, blocks: int = 1) -> float | None:
     """A lower bound on the error of any choice of `count` units, equally many per block; None if too expensive."""
-    if sum(len(consumer.units) for consumer in consumers) > MOST_COLUMNS:
+    if not is_bounded(sum(len(consumer.units) for consumer in consumers)):
         return None
     if count == unit_count:
         return 0.0
