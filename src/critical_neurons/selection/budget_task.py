@@ -19,7 +19,6 @@ from critical_neurons.selection.budget_counts import Spending
 from critical_neurons.selection.effort import Effort
 from critical_neurons.selection.elimination import Elimination
 from critical_neurons.selection.gate_descent import GateSearch
-from critical_neurons.selection.inverses import MOST_KEPT
 from critical_neurons.selection.layerwise_search import LayerwiseSearch
 from critical_neurons.selection.plan_rules import keep_within
 
@@ -77,6 +76,7 @@ class BudgetTask:
             loss = layers.measure(stays)
             choices = layers.describe(view, stays, self.search.ordered)
             return Found(per_unit, loss, choices, (self._draft(loss),), costs=costs)
+        view.inverses.release()
         after = layers.carry_out(stays, report("refitting a draft"))
         best, taken = (per_unit, view, self.search.ordered, after), 0
         drafts = [self._draft(after.loss, after.miss)]
@@ -85,7 +85,6 @@ class BudgetTask:
                 round_ = f"round {number} of {rounds}"
                 view = after
                 found = layers.order(view, report(f"{round_}, ordering units"))
-                view.inverses.release(MOST_KEPT)
                 per_unit = self._grade(counts, found)
                 carry_out = layers.judge if number == rounds else layers.carry_out
                 after = carry_out(self._keep_best(per_unit), report(f"{round_}, refitting a draft"))

@@ -15,7 +15,7 @@ may be removed need be known of W and H, whatever else the consumer reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -53,10 +53,11 @@ class Elimination:
         return float(self.errors[gone - 1]) if gone else 0.0
 
 
-def eliminate(consumers: Sequence[Consumer], unit_count: int, blocks: int = 1) -> Elimination:
+def eliminate(consumers: Iterable[Consumer], unit_count: int, blocks: int = 1) -> Elimination:
     """Greedy: always remove the unit that adds least to the error.
 
-    The units form `blocks` blocks of equal size, which lose their units in turn.
+    The units form `blocks` blocks of equal size, which lose their units in turn. The consumers of an iterator are
+    freed as their units go.
     """
     systems = [_EliminationSystem(consumer) for consumer in consumers]
     block = torch.arange(unit_count) // (unit_count // blocks)

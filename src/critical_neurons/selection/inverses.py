@@ -18,14 +18,14 @@ MOST_HELD = 2**30
 """Memory for inverses, in bytes; those used last are kept."""
 
 MOST_KEPT = 2**29
-"""The same while a draft is refitted."""
+"""The same for drafts: most of theirs are used once, and lie beside what is needed to refit the next one."""
 
 
 class Inverses:
     """H of the parts of modules, in double precision."""
 
-    def __init__(self, covariances: Mapping[str, Sequence[Tensor]]) -> None:
-        self._covariances = covariances
+    def __init__(self, covariances: Mapping[str, Sequence[Tensor]], most: int = MOST_HELD) -> None:
+        self._covariances, self._most = covariances, most
         self._held: dict[tuple[str, int], Tensor] = {}  # in the order of their last use
 
     def find(self, module: str, part: int) -> Tensor:
@@ -34,7 +34,7 @@ class Inverses:
 
     def prepare(self, executor: Executor) -> None:
         """Invert on the workers as many as can be held."""
-        keys, left = list[tuple[str, int]](), MOST_HELD - sum(each.nbytes for each in self._held.values())
+        keys, left = list[tuple[str, int]](), self._most - sum(each.nbytes for each in self._held.values())
         for module, covariances in self._covariances.items():
             for part, covariance in enumerate(covariances):
                 size = covariance.numel() * torch.float64.itemsize
@@ -52,7 +52,7 @@ class Inverses:
 
     def _hold(self, module: str, part: int, inverse: Tensor) -> Tensor:
         self._held[module, part] = inverse
-        self.release(MOST_HELD)
+        self.release(self._most)
         return inverse
 
     def refit(self, module: str, part: int, weight: Tensor, gone: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from critical_neurons.selection.consumers import list_consumers, split_module
 from critical_neurons.selection.distance import Distance
 from critical_neurons.selection.elimination import Consumer, Elimination, eliminate, measure_error
 from critical_neurons.selection.factorisation import take_root
-from critical_neurons.selection.inverses import Inverses
+from critical_neurons.selection.inverses import MOST_KEPT, Inverses
 from critical_neurons.selection.lower_bound import bound_error, is_bounded
 from critical_neurons.selection.statistics import ROW_LIMIT, gather_metrics, gather_moments
 from critical_neurons.selection.trial_weights import Fitted, put_weights
@@ -99,7 +99,6 @@ class LayerwiseSearch:
 
     def carry_out(self, stays: Bools, progress: Progress = lambda done, total: None) -> View:
         """The draft with only these units; `stays` has a last entry for NO_UNIT."""
-        self.whole.inverses.release()
         draft = copy_viewing(self._model)
         stops = list_stops(self._structure, stays, masked=True)
         squares, missing = dict(self.whole.squares), dict(self.whole.missing)
@@ -114,7 +113,8 @@ class LayerwiseSearch:
         refit_modules(
             self._model, draft, stops, self._inputs, "least_squares", progress, learn, outputs.add, limit=ROW_LIMIT
         )
-        return View(draft, stays, squares, missing, Inverses(squares), *self._compare(draft, self._shuffled, outputs))
+        inverses, judged = Inverses(squares, MOST_KEPT), self._compare(draft, self._shuffled, outputs)
+        return View(draft, stays, squares, missing, inverses, *judged)
 
     def judge(self, stays: Bools, progress: Progress = lambda done, total: None) -> View:
         """As `carry_out`, but cheaper and without covariances, for the last choice. Every group keeps a unit."""
@@ -133,7 +133,8 @@ class LayerwiseSearch:
             view.inverses.prepare(self._executor)
         found, groups = list[Elimination](), self._structure.groups
         progress(0, len(groups))
-        calls = (partial(eliminate, self._find_maps(group, view), len(group), group.blocks) for group in groups)
+        maps = (iter(self._find_maps(group, view)) for group in groups)  # taken one by one, and then freed
+        calls = (partial(eliminate, each, len(group), group.blocks) for each, group in zip(maps, groups, strict=True))
         for each in run_in_order(self._executor, calls):
             found.append(each)
             progress(len(found), len(groups))
