@@ -10,6 +10,7 @@ from torch import nn
 
 from critical_neurons.core.batch import CALIBRATED_ON
 from critical_neurons.core.distillation import Distillation, split_compensation
+from critical_neurons.core.freed_memory import return_freed_memory
 from critical_neurons.core.plan import Plan, check_plan
 from critical_neurons.core.progress import Progress, Stage
 from critical_neurons.core.settings import Compensation, DistanceName, OutputDistance, check_seed
@@ -89,9 +90,11 @@ def prune(
     given = None if example is None else gather_inputs(example)
     inputs = given if calibration is None else gather_inputs(calibration)
     checked = inputs if given is None else given
+    return_freed_memory()
     if checked is not None:
         _check_alike(checked, inputs)
         _try_removal(source, plan, checked)
+    return_freed_memory()
     smaller = own_tensors(remove_units(source, plan.structure, plan.stays), source)
     seen = getattr(source, CALIBRATED_ON, frozenset()) | plan.seen
     if refitted != "none":

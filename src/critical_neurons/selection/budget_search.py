@@ -18,6 +18,7 @@ from critical_neurons.core.budget import Budget
 from critical_neurons.core.costs import halve_macs
 from critical_neurons.core.distillation import Distillation, split_compensation
 from critical_neurons.core.environment import describe_versions
+from critical_neurons.core.freed_memory import return_freed_memory
 from critical_neurons.core.progress import Progress, Stage
 from critical_neurons.core.scores import Scores, spread_scores
 from critical_neurons.core.search_history import SearchHistory, SearchStage
@@ -166,6 +167,7 @@ class Search:
 
     def report(self, stage: str) -> Stage:
         """Begin a stage. The returned object is called with its progress."""
+        return_freed_memory()
         self._stages.append((stage, time.monotonic()))
         self.on_progress(Progress(stage))
         return Stage(lambda progress: self.on_progress(progress), stage)
