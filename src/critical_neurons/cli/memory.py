@@ -8,8 +8,9 @@ from contextlib import suppress
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """The options' numbers in glibc's malloc.h."""
 
-KEPT = 2**30
-"""Bytes of freed memory that stay with the process, and the size from which an array gets memory of its own."""
+KEPT, ALONE = 2**30, 2**28
+"""Bytes of freed memory that stay with the process, and the size from which an array gets memory of its own. The
+weights of VGG-16's first linear layer have it; beside those, what was freed between smaller arrays fills up again."""
 
 
 def reuse_freed_memory() -> None:
@@ -19,9 +20,9 @@ def reuse_freed_memory() -> None:
     have arenas of their own. On feature maps that takes a tenth of the time of training and of searches, and a third
     of that of forward passes in threads of their own. The setting holds for the whole process and cannot be undone,
     so the library leaves it to the program. The same by environment variables: `MALLOC_ARENA_MAX=1`,
-    `MALLOC_MMAP_THRESHOLD_=1073741824` and `MALLOC_TRIM_THRESHOLD_=1073741824`.
+    `MALLOC_MMAP_THRESHOLD_=268435456` and `MALLOC_TRIM_THRESHOLD_=1073741824`.
     """
     with suppress(OSError, AttributeError):
         change = ctypes.CDLL("libc.so.6").mallopt
-        for option, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, KEPT), (M_TRIM_THRESHOLD, KEPT)):
+        for option, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, ALONE), (M_TRIM_THRESHOLD, KEPT)):
             change(option, value)
