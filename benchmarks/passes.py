@@ -9,7 +9,7 @@ measured as in ablation.py; the others have random images, 224x224, and untraine
 on a few of them, which suffices to measure cost. With thorough effort the smaller network is distilled, as by
 `cn.compress`. Every case runs in a separate process, on one thread, and is a line of benchmarks/results/passes.jsonl:
 processor seconds of a pass (the faster of two) and by part, and the peak memory. Memory is allocated as by the
-command line tool, which keeps what was freed.
+command line tool, which keeps what a stage frees.
 Cases that end in a number run the search in that many processes. Lines with a `commit` were measured at that commit,
 before later changes; docs/performance.md shows the others.
 """
@@ -134,10 +134,10 @@ def measure(name: str, data: Path, weights: Mapping[str, Path]) -> None:
         one_pass = min(clock(lambda: [model(some) for some in inputs.split(size)])[1] for _ in range(2))
     before, load = read_peak(), os.getloadavg()[0]
     compensate: Compensation = "distil" if effort == "thorough" else "least_squares"
-    _, inspecting = clock(lambda: cn.inspect(model, inputs))
     with follow() as parts:
         scores, searching = clock(lambda: cn.search(model, inputs, macs=0.5, effort=effort))
         smaller, refitting = clock(lambda: cn.prune(model, cn.plan(scores), inputs, compensate=compensate))
+    _, inspecting = clock(lambda: cn.inspect(model, inputs))
     found: dict[str, Any] = {
         "pass_seconds": round(one_pass, 2),
         "inspect_passes": round(inspecting / one_pass, 2),

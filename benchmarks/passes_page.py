@@ -58,7 +58,7 @@ The time of `cn.search(macs=0.5)` and `cn.prune(compensate="least_squares")` in 
 smaller network is distilled, as by `cn.compress(effort="thorough")`. ResNet-20 and VGG-16 run on 1 000 CIFAR-10
 images, and their accuracy is that on 2 500 validation images; the other networks run on random images of 224x224.
 *Load* is the load average on the two cores: a busy machine slows forward passes and the rest unevenly. Measured by
-`python benchmarks/passes.py run`, with memory allocated as in the command line tool, which keeps what was freed;
+`python benchmarks/passes.py run`, with memory allocated as in the command line tool, which keeps what a stage frees;
 elsewhere, set `MALLOC_ARENA_MAX=1`, `MALLOC_MMAP_THRESHOLD_=268435456` and `MALLOC_TRIM_THRESHOLD_=1073741824`.
 """
 

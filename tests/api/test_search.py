@@ -403,8 +403,27 @@ def test_wrong_settings_are_reported(settings, message):
 def test_too_few_inputs_and_nothing_to_score_are_reported():
     with pytest.raises(InvalidInputError, match=r"found 3 inputs\. Give 8 or more"):
         cn.search(build(), draw(3), units=0.5)
+    with pytest.raises(InvalidInputError, match=r"found 8 inputs\. Give 9 or more"):
+        cn.search(build(), draw(8), units=0.5, compensate="distil")
     with pytest.raises(InvalidInputError, match="nothing that could be removed"):
         cn.search(nn.Sequential(nn.Linear(4, 3)), draw(), units=0.5)
+
+
+class Switching(nn.Module):
+    """The last layer depends on the size of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.few, self.many = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, given):
+        hidden = torch.relu(self.first(given))
+        return self.few(hidden) if len(given) < 20 else self.many(hidden)
+
+
+def test_a_layer_that_no_batch_reaches_is_reported():
+    with pytest.raises(InvalidInputError, match="few: none of the batches of up to 64 inputs reaches this layer"):
+        quick(Switching(), torch.randn(128, 4), units=0.5)
 
 
 @pytest.mark.parametrize(

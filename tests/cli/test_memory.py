@@ -73,6 +73,25 @@ def test_freed_memory_is_reused() -> None:
     assert 10 * faults["reused"] < faults["fresh"]
 
 
+def test_older_versions_of_glibc_take_a_smaller_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They refuse more than 32 MB; the other thresholds must not be set alone."""
+    taken = []
+
+    class Older:
+        def __init__(self, name: str) -> None:
+            pass
+
+        def mallopt(self, option: int, value: int) -> int:
+            refused = option == memory.M_MMAP_THRESHOLD and value > 2**25
+            taken.extend([] if refused else [(option, value)])
+            return int(not refused)
+
+    monkeypatch.setattr(memory.ctypes, "CDLL", Older)
+    memory.reuse_freed_memory()
+    assert (memory.M_MMAP_THRESHOLD, memory.LESS_ALONE) in taken
+    assert (memory.M_TRIM_THRESHOLD, memory.KEPT) in taken
+
+
 def test_nothing_is_done_without_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str) -> None:
         raise OSError(name)

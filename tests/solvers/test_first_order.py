@@ -434,6 +434,6 @@ def test_auto_chooses_it_for_many_gates_and_for_a_steep_loss(monkeypatch, many):
     assert not used
     monkeypatch.setattr(auto, "MANY_GATES" if many else "SOME_GATES", program.gate_count)
     if not many:
-        monkeypatch.setattr(auto, "STEEP", 0.0)
+        monkeypatch.setattr(auto, "MOST_LOSS", 0.0)
     assert solve(program, "auto", limits).status is Status.OPTIMAL
     assert used == ["first-order"]

@@ -127,15 +127,15 @@ def prune(
 
 
 def _try_removal(model: nn.Module, plan: Plan, inputs: Inputs) -> None:
-    """Compare the smaller model with the masked one on a few rows. Only one of the two exists at a time, and the
-    masked one is made in place."""
+    """Compare the smaller model with the masked one on a few rows. Only one of the two exists at a time."""
     copied = copy_model(model)
     inputs = join_rows(copied, match_model(inputs, model))
     rows = take_rows(inputs, torch.arange(min(CHECKED_ROWS, count_rows(inputs))))
     exact, rows = convert_to_double(copied, rows)
     del copied
     found = run_smaller(remove_units(exact, plan.structure, plan.stays), rows)
-    require_same(run_evenly(zero_units(exact, plan.structure, plan.stays, copy=lambda values: values), rows), found)
+    masked = zero_units(exact, plan.structure, plan.stays, copy=lambda values: values)  # in the memory of the copy
+    require_same(run_evenly(masked, rows), found)
 
 
 def _check_alike(example: Any, calibration: Any) -> None:

@@ -106,13 +106,17 @@ class ScoreTask:
         """The scores, and whether the search was interrupted by the user."""
         network, formulation = self.network, self.formulation
         goal = self._set_goal()
+        bounds: Bounds | None
         try:
             with until(deadline):
-                program = self._encode(points, self._bound(points), goal)  # bounds need much memory: not kept
+                bounds = self._bound(points)
+                program = self._encode(points, bounds, goal)
         except TimeIsUp:
             return self._give_up(points, goal, started), False
         if self.proposal is not None:
             program = replace(program, given=_place(program, self.proposal.mask))
+        if not isinstance(formulation.loss_weight, Lagrangian):
+            bounds = None  # they need much memory
         assert program.unpruned is not None
         logit_error = float(np.abs(program.term.logits(program.unpruned) - points.passage.logits).max())
         limits = Limits(
@@ -123,17 +127,18 @@ class ScoreTask:
             self.solver.options,
         )
         dual = None
-        if not isinstance(formulation.loss_weight, Lagrangian):
+        if bounds is None:
             solution = self.backend.solve(program, limits, self.report)
         else:
             assert isinstance(goal, Objective)
+            assert isinstance(formulation.loss_weight, Lagrangian)
             increase = formulation.loss_weight.loss_increase
             losses = program.term.values(program.unpruned)
             level = goal.softmax_weight(len(losses)) * float(losses.sum() + len(losses) * increase)
-            weighted, bounds = partial(replace, goal), self._bound(points)
+            weighted, kept = partial(replace, goal), bounds
             solution, dual = maximise_dual(
                 self.backend,
-                lambda weight: self._encode(points, bounds, weighted(loss_weight=weight)),
+                lambda weight: self._encode(points, kept, weighted(loss_weight=weight)),
                 level,
                 limits,
                 self.report,

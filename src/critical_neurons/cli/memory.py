@@ -8,9 +8,10 @@ from contextlib import suppress
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """The options' numbers in glibc's malloc.h."""
 
-KEPT, ALONE = 2**30, 2**28
-"""Bytes of freed memory that stay with the process, and the size from which an array gets memory of its own. The
-weights of VGG-16's first linear layer have it; beside those, what was freed between smaller arrays fills up again."""
+KEPT, ALONE, LESS_ALONE = 2**30, 2**28, 2**25
+"""Bytes of freed memory that stay with the process within a stage of its work, and the size from which an array gets
+memory of its own; older versions of glibc take the smaller one only. The weights of VGG-16's first linear layer are
+larger; beside those, what was freed between smaller arrays fills up again."""
 
 
 def reuse_freed_memory() -> None:
@@ -24,5 +25,6 @@ def reuse_freed_memory() -> None:
     """
     with suppress(OSError, AttributeError):
         change = ctypes.CDLL("libc.so.6").mallopt
-        for option, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, ALONE), (M_TRIM_THRESHOLD, KEPT)):
-            change(option, value)
+        change(M_ARENA_MAX, 1)
+        if change(M_MMAP_THRESHOLD, ALONE) or change(M_MMAP_THRESHOLD, LESS_ALONE):
+            change(M_TRIM_THRESHOLD, KEPT)

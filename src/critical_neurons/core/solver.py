@@ -17,8 +17,9 @@ class Solver(Plain):
     """The solver and its limits. When a limit is reached, as after Ctrl-C, the best scores so far are returned.
 
     "auto" is "highs" or, without integer gates, "barrier", the library's own interior point method, for many inputs
-    or units, and "first-order" for very many undecided gates; "cvxpy:NAME" solves the paper's program as printed,
-    with every activation and gate, and checks the time only between its own steps, which are long in large programs.
+    or units, and "first-order" for very many undecided gates or a steep loss; "cvxpy:NAME" solves the paper's program
+    as printed, with every activation and gate, and checks the time only between its own steps, which are long in
+    large programs.
 
     >>> scores = cn.score(model, inputs[:3], labels[:3], solver=cn.Solver("highs", time_limit=60, gap=1e-3))
     >>> scores.gap <= 1e-3

@@ -102,9 +102,10 @@ class Search:
         executor: Executor = SERIAL,
     ) -> None:
         self._settings, self.on_progress, self._executor = settings, progress, executor
-        self._compensate, self.effort = split_compensation(settings.compensate)[0], choose_effort(settings.effort)
+        self._compensate, distillation = split_compensation(settings.compensate)
+        self.effort = choose_effort(settings.effort)
         source, rows = unwrap(model), gather_inputs(inputs)
-        check_inputs(rows)
+        check_inputs(rows, held_out=int(distillation is not None))
         found = find_structure(source, rows, ignore=settings.ignore) if structure is None else structure
         self.structure = select_span(found, settings.start, settings.stop)
         self._model = make_plain(copy_model(source).requires_grad_(False))

@@ -32,7 +32,7 @@ from critical_neurons.selection.elimination import Consumer, Elimination, elimin
 from critical_neurons.selection.factorisation import take_root
 from critical_neurons.selection.inverses import MOST_KEPT, Inverses
 from critical_neurons.selection.lower_bound import bound_error, is_bounded
-from critical_neurons.selection.statistics import ROW_LIMIT, gather_metrics, gather_moments
+from critical_neurons.selection.statistics import CHOICE_ROW_LIMIT, gather_metrics, gather_moments
 from critical_neurons.selection.trial_weights import Fitted, put_weights
 from critical_neurons.selection.trials import Outputs, RemovalTrial, Sample, measure_trials
 from critical_neurons.selection.view import View
@@ -111,7 +111,15 @@ class LayerwiseSearch:
 
         outputs = Outputs()
         refit_modules(
-            self._model, draft, stops, self._inputs, "least_squares", progress, learn, outputs.add, limit=ROW_LIMIT
+            self._model,
+            draft,
+            stops,
+            self._inputs,
+            "least_squares",
+            progress,
+            learn,
+            outputs.add,
+            limit=CHOICE_ROW_LIMIT,
         )
         inverses, judged = Inverses(squares, MOST_KEPT), self._compare(draft, self._shuffled, outputs)
         return View(draft, stays, squares, missing, inverses, *judged)
@@ -123,7 +131,7 @@ class LayerwiseSearch:
         model, structure, inputs, outputs = self._model, self._structure, self._inputs, Outputs()
         smaller, finish = remove_units(model, structure, stays), outputs.add
         fitted = refit_behind(
-            model, smaller, structure, stays, inputs, "least_squares", progress, finish=finish, limit=ROW_LIMIT
+            model, smaller, structure, stays, inputs, "least_squares", progress, finish=finish, limit=CHOICE_ROW_LIMIT
         )
         return View(fitted, stays, {}, {}, Inverses({}), *self._compare(fitted, self._shuffled, outputs))
 
@@ -215,7 +223,8 @@ class LayerwiseSearch:
         choices = []
         for place, group in enumerate(self._structure.groups):
             kept = torch.from_numpy(stays[group.units])
-            error, bound = None if found is None else found[place].find_error(kept), None
+            error = None if found is None else found[place].find_error(kept)
+            bound = None
             if error is None or is_bounded(self._count_columns(group)):
                 maps = self._find_maps(group, view)
                 error = measure_error(maps, kept) if error is None else error

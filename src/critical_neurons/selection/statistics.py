@@ -22,8 +22,9 @@ from critical_neurons.removal.rows import Inputs, call_model, count_rows, join_o
 from critical_neurons.selection.consumers import ColumnBlock
 from critical_neurons.selection.distance import Distance, list_outputs
 
-ROW_LIMIT = RowLimit(4, 10_000)
-"""Rows sampled of a feature map, by the columns of the widest part: fewer than for refitting."""
+CHOICE_ROW_LIMIT = RowLimit(4, 10_000)
+"""Rows sampled of a feature map to choose units, by the columns of the widest part, and to refit drafts: fewer than
+to refit the network that is returned."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,12 @@ def gather_moments(
         found.clear()  # or it would take memory beside the next batch's
         outputs.append(given)
         progress(len(outputs), len(batches))
+    for name, each in totals.items():
+        if any(total.count == 0 for total in each):
+            raise InvalidInputError(
+                f"{name}: none of the batches of up to {batch_size} inputs reaches this layer, so that nothing is "
+                "known of what it reads. Give other inputs, or leave its units out with ignore=."
+            )
     moments = {name: [total.finish() for total in totals.pop(name)] for name in list(totals)}
     joined = join_outputs(outputs)
     covariances = [each.covariance for some in moments.values() for each in some]
@@ -96,7 +103,7 @@ def _sum_batch(
         def add(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
             assert isinstance(module, Weighted)
             width = max(some.stop - some.start for _, some in columns[name])
-            rows = _sample_rows(module, args[0], output, -(-ROW_LIMIT.count(width) // input_count), generator)
+            rows = _sample_rows(module, args[0], output, -(-CHOICE_ROW_LIMIT.count(width) // input_count), generator)
             found.append((name, [_sum_rows(rows[group, :, some]) for group, some in columns[name]]))
 
         return add
@@ -123,20 +130,20 @@ class _Total:
     """Sums of batches are added in double precision."""
 
     def __init__(self) -> None:
-        self._count, self._mean, self._squares = 0, torch.zeros(()), torch.zeros(())
+        self.count, self._mean, self._squares = 0, torch.zeros(()), torch.zeros(())
 
     def add(self, sums: _Sums) -> None:
-        if self._count == 0:
-            self._count, self._mean, self._squares = sums.count, sums.mean.double(), sums.squares.double()
+        if self.count == 0:
+            self.count, self._mean, self._squares = sums.count, sums.mean.double(), sums.squares.double()
             return
-        moved, share = sums.mean.double() - self._mean, sums.count / (self._count + sums.count)
+        moved, share = sums.mean.double() - self._mean, sums.count / (self.count + sums.count)
         self._squares += sums.squares
-        self._squares.addr_(moved, moved, alpha=share * self._count)
+        self._squares.addr_(moved, moved, alpha=share * self.count)
         self._mean += share * moved
-        self._count += sums.count
+        self.count += sums.count
 
     def finish(self) -> Moments:
-        return Moments(self._mean.float(), mirror((self._squares / self._count).float()))
+        return Moments(self._mean.float(), mirror((self._squares / self.count).float()))
 
 
 def gather_metrics(

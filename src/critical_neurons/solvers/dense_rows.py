@@ -8,7 +8,7 @@ import numpy as np
 from scipy import linalg
 
 from critical_neurons.core.structure import Floats
-from critical_neurons.solvers.fronts import Root, add_at
+from critical_neurons.solvers.fronts import Root, add_at, add_squares
 
 FEW_COLUMNS = 500
 """Up to this many columns, rows are dense; sorting them takes longer than it saves."""
@@ -62,7 +62,5 @@ class DenseElimination:
         return solved
 
     def multiply(self, point: Floats) -> Floats:
-        total: Floats = self._diagonal * point + self._rows.gather(self._weights * self._rows.multiply(point))
-        for root in self._roots:
-            total[root.columns] += root.matrix.T @ (root.matrix @ point[root.columns])
-        return total
+        total = self._diagonal * point + self._rows.gather(self._weights * self._rows.multiply(point))
+        return add_squares(total, self._roots, point)

@@ -56,6 +56,13 @@ class Root:
         return spread
 
 
+def add_squares(total: Floats, roots: Sequence[Root], point: Floats) -> Floats:
+    """Add the sum of R'R times the point, in place."""
+    for root in roots:
+        total[root.columns] += root.matrix.T @ (root.matrix @ point[root.columns])
+    return total
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Some rows, by number, restricted to their nonzero columns."""

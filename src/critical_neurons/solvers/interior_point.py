@@ -23,10 +23,9 @@ from critical_neurons.core.solution import Solution, Status, relative_gap
 from critical_neurons.core.structure import Floats, Ints
 from critical_neurons.errors import InvalidSettingError
 from critical_neurons.solvers.base import Capability, Limits, Report, refuse_options
-from critical_neurons.solvers.dense_rows import FEW_COLUMNS
 from critical_neurons.solvers.implied_bounds import find_least, find_least_cost, imply_bounds
 from critical_neurons.solvers.loss_derivatives import Loss
-from critical_neurons.solvers.newton_steps import NewtonState
+from critical_neurons.solvers.newton_steps import NewtonState, keeps_sparse
 from critical_neurons.solvers.search_record import FEASIBILITY_TOLERANCE, TIE_BREAK_SHARE, SearchRecord
 from critical_neurons.solvers.working_set import IdleSides, choose_rows
 
@@ -114,7 +113,7 @@ class _BarrierSearch(SearchRecord):
             return
         origins = self._find_origins()
         self._has_values = bool(np.any(origins.points != SHARED))
-        self._is_sparse = self._has_values or len(self._columns) > FEW_COLUMNS
+        self._is_sparse = keeps_sparse(origins)
         loss = Loss(self.program, self._base, self._columns, origins.points)
         first = [self.program.rows, *(self._build_defining() if self._has_values else ())]
         self.remaining()

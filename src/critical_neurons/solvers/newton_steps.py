@@ -145,7 +145,7 @@ class _NewtonSystem:
             self._matrix = FrontElimination(rows, own, weights, roots, check)
         elif FEW_ROWS * height < columns:
             scaled = np.sqrt(weights)[:, None] * rows.write_out()
-            self._matrix = LowRank(own, np.concatenate([scaled, *(root.matrix for root in roots)]))
+            self._matrix = LowRank(own, np.concatenate([scaled, *(root.spread(columns) for root in roots)]))
         elif isinstance(rows, WideRows):
             check()
             self._matrix = WideElimination(rows, own, weights, roots)
@@ -170,11 +170,15 @@ class _NewtonSystem:
         return moved, pull - self._duals / self._gaps * moved
 
 
+def keeps_sparse(origins: Origins) -> bool:
+    """Whether rows over these columns are kept as sparse matrices."""
+    return bool(np.any(origins.points != SHARED)) or len(origins.points) > FEW_COLUMNS
+
+
 def _choose_rows(origins: Origins, pattern: sparse.csr_array) -> AnyRows:
-    if np.any(origins.points != SHARED):
-        return Tree(origins, pattern)
-    count = len(origins.points)
-    return DenseRows(count) if count <= FEW_COLUMNS else WideRows(count)
+    if not keeps_sparse(origins):
+        return DenseRows(len(origins.points))
+    return Tree(origins, pattern) if np.any(origins.points != SHARED) else WideRows(len(origins.points))
 
 
 def _reach(values: Floats, change: Floats) -> float:

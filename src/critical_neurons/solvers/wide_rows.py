@@ -13,7 +13,7 @@ import numpy as np
 from scipy import linalg, sparse
 
 from critical_neurons.core.structure import Floats, Ints
-from critical_neurons.solvers.fronts import Root
+from critical_neurons.solvers.fronts import Root, add_squares
 from critical_neurons.solvers.low_rank import LowRank
 from critical_neurons.solvers.row_groups import SortedRows, sort_rows
 
@@ -107,10 +107,8 @@ class WideElimination:
         return solved
 
     def multiply(self, point: Floats) -> Floats:
-        total: Floats = self._diagonal * point + self._rows.gather(self._weights * self._rows.multiply(point))
-        for root in self._roots:
-            total[root.columns] += root.matrix.T @ (root.matrix @ point[root.columns])
-        return total
+        total = self._diagonal * point + self._rows.gather(self._weights * self._rows.multiply(point))
+        return add_squares(total, self._roots, point)
 
 
 def _add_up(found: SortedRows, weights: Floats, reduced: Floats, late: Ints) -> tuple[Floats, Floats]:
