@@ -85,6 +85,7 @@ class BudgetTask:
                 round_ = f"round {number} of {rounds}"
                 view = after
                 found = layers.order(view, report(f"{round_}, ordering units"))
+                view.inverses.release()
                 per_unit = self._grade(counts, found)
                 carry_out = layers.judge if number == rounds else layers.carry_out
                 after = carry_out(self._keep_best(per_unit), report(f"{round_}, refitting a draft"))

@@ -18,7 +18,7 @@ HELD_OUT = 4
 LEAST_INPUTS = 2 * HELD_OUT
 """With fewer inputs at most one would be held out."""
 
-HELD_BYTES = 2**30
+HELD_BYTES = 2**29
 """Memory for all paused passes together."""
 
 
