@@ -106,17 +106,14 @@ class ScoreTask:
         """The scores, and whether the search was interrupted by the user."""
         network, formulation = self.network, self.formulation
         goal = self._set_goal()
-        bounds: Bounds | None
         try:
             with until(deadline):
-                bounds = self._bound(points)
-                program = self._encode(points, bounds, goal)
+                encode = partial(self._encode, points, self._bound(points))
+                program = encode(goal)
         except TimeIsUp:
             return self._give_up(points, goal, started), False
         if self.proposal is not None:
             program = replace(program, given=_place(program, self.proposal.mask))
-        if not isinstance(formulation.loss_weight, Lagrangian):
-            bounds = None  # they need much memory
         assert program.unpruned is not None
         logit_error = float(np.abs(program.term.logits(program.unpruned) - points.passage.logits).max())
         limits = Limits(
@@ -127,21 +124,17 @@ class ScoreTask:
             self.solver.options,
         )
         dual = None
-        if bounds is None:
+        if not isinstance(formulation.loss_weight, Lagrangian):
+            del encode  # the bounds need much memory
             solution = self.backend.solve(program, limits, self.report)
         else:
             assert isinstance(goal, Objective)
-            assert isinstance(formulation.loss_weight, Lagrangian)
             increase = formulation.loss_weight.loss_increase
             losses = program.term.values(program.unpruned)
             level = goal.softmax_weight(len(losses)) * float(losses.sum() + len(losses) * increase)
-            weighted, kept = partial(replace, goal), bounds
+            weighted = partial(replace, goal)
             solution, dual = maximise_dual(
-                self.backend,
-                lambda weight: self._encode(points, kept, weighted(loss_weight=weight)),
-                level,
-                limits,
-                self.report,
+                self.backend, lambda weight: encode(weighted(loss_weight=weight)), level, limits, self.report
             )
             goal = weighted(loss_weight=dual.loss_weight)
         if solution.status is Status.INFEASIBLE:
