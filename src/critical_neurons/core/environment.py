@@ -25,8 +25,8 @@ def describe_versions(*packages: str) -> dict[str, str]:
 
 @cache
 def _find_version(package: str) -> str:
-    """As `importlib.metadata.version`, which reads the whole description of a package for it: that takes as long as
-    solving a small program."""
+    """As `importlib.metadata.version`, which parses all metadata of a package, its description included: that takes
+    as long as solving a small program."""
     found = distribution(package)
     line = re.search(r"^Version: *(\S+)", found.read_text("METADATA") or "", re.MULTILINE)
     return found.version if line is None else line[1]
